@@ -68,7 +68,7 @@ from kinetod.wiring.dynolog_wiring import make_dynolog_door
 from kinetod.wiring.kineto_wiring import make_recorder, start_poll_door
 from kinetod.wiring.kubernetes_wiring import make_kubernetes
 from kinetod.wiring.lifecycle_wiring import start_keeping
-from kinetod.wiring.metrics_wiring import start_metrics
+from kinetod.wiring.metrics_wiring import json_log_findings, open_json_log, start_metrics
 
 log = logging.getLogger(__name__)
 
@@ -270,7 +270,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
     access = await make_access(settings, stack, kubernetes.users)
     plugins = await load_plugins(config.plugins)
     hub = AgentHub(plugins.parcel)
-    gpus = GpuReader()
+    gpus = GpuReader(activity=config.gpu_activity)
     stack.push_async_callback(asyncio.to_thread, gpus.close)
     poll_door = await start_poll_door(config, helper, stack)
     registry = Registry(
@@ -297,7 +297,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
     link = LinkServer(config.agent_socket, hub, mode=0o666 if serves_everybody(config) else 0o600)
     attacher = await _start_attacher(settings, helpers, link, hub, workers, gpus, stack) if config.attach else None
     keeping = await start_keeping(settings, store, stack)
-    recorder = make_recorder(poll_door, stack)
+    recorder = make_recorder(poll_door, helper, stack)
     captures = CaptureManager(settings, registry, store, services, keeping, attacher, recorder)
     gate = access.gate(captures.thing, no_such_capture)
     hooks = HookRunner(settings, store.capture_dir)
@@ -325,6 +325,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
         hooks.capture_ended(capture)
 
     captures.on_end = ended
+    json_log = open_json_log(config)
     host = HostInfo(settings, store, hostname, gpus, plugins)
     watcher = HostWatcher(
         hub=hub,
@@ -346,7 +347,15 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
         watcher=watcher,
         diagnoser=diagnoser,
         host_diagnoser=HostDiagnoser(
-            settings, registry, gpus, hostname, helper=helper, plugins=plugins, polls=polls, doors=door.findings
+            settings,
+            registry,
+            gpus,
+            hostname,
+            helper=helper,
+            plugins=plugins,
+            polls=polls,
+            doors=door.findings,
+            metrics=lambda: json_log_findings(json_log),
         ),
         counters=CounterWatcher(make_counters(config, stack), registry, gpus, settings),
         gate=gate,
@@ -356,10 +365,12 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
     rpc = RpcServer(service, access.front, access.folder, access.certificates, access.doorkeeper)
     await captures.recover()
     await rpc.start()
+    stack.push_async_callback(rpc.stop, 0.0)  # also where what follows refuses: gRPC complains once the loop has gone
     link.start()
     await door.start(captures)
     start_metrics(
         config,
+        json_log=json_log,
         hub=hub,
         captures_running=lambda: captures.running,
         gpus=gpus,

@@ -4,8 +4,8 @@
 
 PYTHON runs the programs, so that another version of torch can be tried; it needs torch and nothing of kinetod. By turns
 a duration, iterations, shapes and every call are asked for. Each trace must be whole, repeat its own number and hold
-operators, on a GPU kernels too; by iteration, exactly the steps that were asked for. Prints figures, and each verdict that is not DONE; the
-exit status is 1 if there is one.
+operators, on a GPU kernels too; by iteration, exactly the steps that were asked for. Prints figures, and each verdict
+that is not DONE; the exit status is 1 if there is one.
 """
 
 import argparse

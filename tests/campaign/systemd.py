@@ -15,6 +15,7 @@ import tempfile
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / part) for part in ("tests", "agent", "daemon", "protos", "deploy/supply")]
@@ -28,6 +29,16 @@ UNITS = ("kinetod.service", "kinetod-attach.socket")
 LOOP = "import time\ndef spin():\n    while True: time.sleep(0.001)\nspin()"
 MAPS = f"import mmap\nfile = open(%r, 'rb')\nkept = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)\n{LOOP}"
 USERS = range(1234, 1238)
+TRACES = "/srv/traces"
+REQUEST = """
+import socket, struct, sys
+text = sys.argv[1].encode()
+with socket.create_connection(("127.0.0.1", 1778)) as sock:
+    sock.sendall(struct.pack("=i", len(text)) + text)
+    with sock.makefile("rb") as answer:
+        print(answer.read(struct.unpack("=i", answer.read(4))[0]).decode())
+"""
+WRITERS_CAPABILITIES = sum(1 << number for number in (6, 7))
 HELPERS_CAPABILITIES = sum(1 << number for number in (2, 19, 21))
 IN_A_CONTAINER = ("--property=SystemCallFilter=@system-service", "--property=SystemCallErrorNumber=EPERM")
 PACKAGED_AGENT = "/opt/kinetod/lib/python3.11/site-packages"
@@ -69,6 +80,10 @@ class Campaign:
         self.check("decoders are confined under the unit's own filter", self.sandbox)
         self.check("other profilers in other users' processes are seen through it", self.profilers)
         self.check("each use is in the journal", self.journal)
+        self.check("dyno --log-file without the writer: the answer says what enables it", self.no_writer)
+        self.check("... with it, read-only: the answer says which line is missing", self.writer_without_a_folder)
+        self.check("... with that line: the trace is the user's, and doctor is content", self.writer)
+        self.check("the writer has two capabilities, a filter, and its own user", self.writer_rights)
         self.check("reload", self.reload)
         self.check("restart: captures are still there, agents come back", self.restart)
         self.check("kill -9: systemd starts it again", self.killed)
@@ -194,6 +209,56 @@ class Campaign:
         ):
             assert word in text, text
 
+    def asked(self) -> dict[str, Any]:
+        """The answer to a request of user 1234, as dyno makes it, for a trace of that user's process."""
+        pid = self.main_pid("train")
+        config = f"ACTIVITIES_LOG_FILE={TRACES}/t.json\nACTIVITIES_DURATION_MSECS=200"
+        request = {"fn": "setKinetOnDemandRequest", "config": config, "pids": [pid], "job_id": 0, "process_limit": 3}
+        user = ("setpriv", "--reuid=1234", "--regid=1234", "--clear-groups")
+
+        def started() -> dict[str, Any]:  # once the capture before has ended
+            done = self.inside.run(*user, "/usr/bin/python3", "-c", REQUEST, json.dumps(request))
+            told: dict[str, Any] = json.loads(done.stdout)
+            return told["kinetod"] if told["processesMatched"] == [pid] else {}
+
+        found: dict[str, Any] = until(started, "the process is traced")
+        return found
+
+    def no_writer(self) -> None:
+        assert self.inside.show("kinetod-writer.socket", "UnitFileState") == "disabled"
+        self.inside.run("mkdir", "--mode=1777", TRACES)
+        text = f'[dynolog]\nrpc = "loopback"\nlog_roots = ["{TRACES}"]\n'
+        self.inside.run("sh", "-c", f"printf '%s' '{text}' > /etc/kinetod/config.toml")
+        self.inside.run("systemctl", "restart", "kinetod")
+        said = self.asked()["log_file"]
+        assert "enable it with `systemctl enable --now kinetod-writer.socket`" in said, said
+
+    def writer_without_a_folder(self) -> None:
+        self.inside.run("sh", "-c", f"printf 'roots = [\"{TRACES}\"]\n' > /etc/kinetod/writer.toml")
+        self.inside.run("systemctl", "enable", "--now", "kinetod-writer.socket")
+        said = self.asked()["log_file"]
+        assert f"add the line ReadWritePaths={TRACES} below [Service]" in said, said
+
+    def writer(self) -> None:
+        folder = "/etc/systemd/system/kinetod-writer.service.d"
+        self.inside.run("sh", "-c", f"mkdir {folder}; printf '[Service]\nReadWritePaths={TRACES}\n' > {folder}/a.conf")
+        self.inside.run("systemctl", "daemon-reload")
+        self.inside.run("systemctl", "restart", "kinetod-writer.service")
+        answer = self.asked()
+        assert "log_file" not in answer, answer
+        path = f"{TRACES}/t_{self.main_pid('train')}.json"
+        until(lambda: self.inside.said("stat", "--format=%u %a", path) == "1234 644", "the trace is there")
+        checks = json.loads(self.kinetoctl("doctor", "-o", "json").stdout)["checks"]
+        (found,) = (each for each in checks if each["name"] == "dynolog_files")
+        assert found["status"].endswith("OK"), found
+        assert "1 of 1 written" in self.inside.said("journalctl", "--unit=kinetod-writer", "--output=cat")
+
+    def writer_rights(self) -> None:
+        status = self.status("kinetod-writer.service")
+        assert set(status["Uid"].split()) == {self.inside.said("id", "-u", "kineto-writer")}, status["Uid"]
+        assert all(int(status[name], 16) == WRITERS_CAPABILITIES for name in ("CapEff", "CapPrm", "CapBnd")), status
+        assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2"), status
+
     def reload(self) -> None:
         before = self.main_pid("kinetod.service")
         self.inside.run("systemctl", "reload", "kinetod")
@@ -247,7 +312,7 @@ class Campaign:
 
     def exposure(self) -> str:
         found = []
-        for unit in ("kinetod.service", "kinetod-attach.service"):
+        for unit in ("kinetod.service", "kinetod-attach.service", "kinetod-writer.service"):
             text = self.inside.said("systemd-analyze", "security", "--no-pager", unit)
             found.append(text.rpartition(": ")[2].split()[0])
         assert float(found[0]) <= 3.0
@@ -255,7 +320,7 @@ class Campaign:
 
     def remove(self) -> None:
         self.inside.run("dpkg", "--remove", "kinetod")
-        for unit in (*UNITS, "kinetod-attach.service"):
+        for unit in (*UNITS, "kinetod-attach.service", "kinetod-writer.service", "kinetod-writer.socket"):
             assert self.inside.show(unit, "LoadState") == "not-found", unit
         assert self.inside.said("ls", "/var/lib/kineto/captures")
         assert "max_captures" in self.inside.said("cat", "/etc/kinetod/config.toml")
@@ -283,7 +348,6 @@ def listed(package: Path) -> int:
             assert each["licenses"]
         own = {part["name"]: part["hashes"][0]["content"] for part in bill["metadata"]["component"]["components"]}
         assert own == {path.name: digest_of(path) for path in prefix.glob("lib/*/site-packages/kineto_*/_native/*.so")}
-        assert len(own) == 2
         found = {path.name.partition("-")[0] for path in prefix.glob("lib/*/site-packages/*.dist-info")}
         assert {normal(name) for name in found} == {normal(each["name"]) for each in bill["components"]} | {"kinetod"}
         return len(found)
@@ -307,7 +371,16 @@ def main() -> int:
             campaign = Campaign(inside, package)
             campaign.run()
             if campaign.failed:
-                print(inside.said("journalctl", "--no-pager", "--unit=kinetod", "--unit=kinetod-attach", "--lines=80"))
+                print(
+                    inside.said(
+                        "journalctl",
+                        "--no-pager",
+                        "--unit=kinetod",
+                        "--unit=kinetod-attach",
+                        "--unit=kinetod-writer",
+                        "--lines=80",
+                    )
+                )
     except CannotBoot as exc:
         print(f"no systemd can be booted here: {exc}", file=sys.stderr)
         return 3

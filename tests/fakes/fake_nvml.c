@@ -8,13 +8,29 @@
 //   crash 1         nvmlDeviceGetMemoryInfo kills the process
 //   xid NUMBER      is reported once for GPU 0 each time an event set is made
 //   process GPU PID MIB PERCENT
+//   gpm 0           no GPU has GPM
+//   gpm_error CODE  what nvmlGpmSampleGet answers
+//   gpm_get_error CODE  what nvmlGpmMetricsGet answers
+//   mig INDEX       this GPU is in MIG mode
+//   metric ID VALUE the value of a metric of GPM (default: its number)
+//   no_metric ID    a metric of GPM that the GPUs do not have
+// "alloc" and "free" of GPM's buffers, and each call out of order, are a line in the file $FAKE_NVML.gpm.
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { OK = 0, NOT_SUPPORTED = 3, INSUFFICIENT = 7, TIMEOUT = 10, LOST = 15, VERSION_MISMATCH = 25, MAX_GPUS = 16 };
+enum {
+    OK = 0,
+    INVALID_ARGUMENT = 2,
+    NOT_SUPPORTED = 3,
+    INSUFFICIENT = 7,
+    TIMEOUT = 10,
+    LOST = 15,
+    VERSION_MISMATCH = 25,
+    MAX_GPUS = 16
+};
 typedef int Result;
 typedef struct Gpu {
     unsigned index;
@@ -103,6 +119,27 @@ static int processes(unsigned gpu, Process *list, Sample *samples, unsigned room
         fclose(file);
     }
     return (int)count;
+}
+
+// Whether the file has a line "key number" with this number, and the value behind it, if there is one.
+static int of_number(const char *key, unsigned number, double *value) {
+    char line[256], name[64];
+    unsigned at;
+    double behind;
+    int found = 0;
+    const char *path = getenv("FAKE_NVML");
+    FILE *file = path ? fopen(path, "r") : NULL;
+    while (file && !found && fgets(line, sizeof line, file)) {
+        int fields = sscanf(line, "%63s %u %lf", name, &at, &behind);
+        found = fields >= 2 && strcmp(name, key) == 0 && at == number;
+        if (found && fields == 3) {
+            *value = behind;
+        }
+    }
+    if (file) {
+        fclose(file);
+    }
+    return found;
 }
 
 static Result usable(Device device) { return set("lost", -1) == (long)device->index ? LOST : OK; }
@@ -264,5 +301,106 @@ Result nvmlEventSetWait_v2(void *events, Event *event, unsigned timeout_ms) {
     }
     *event = (Event){&gpus[0], 8, (unsigned long long)pending_xid, ~0u, ~0u};
     pending_xid = 0;
+    return OK;
+}
+
+// ---------------------------------------------------------------- GPM
+
+typedef struct GpmSample {
+    int alive, filled;
+    unsigned gpu;
+    unsigned long long number;
+} *GpmSample;
+typedef struct {
+    unsigned version, supported;
+} GpmSupport;
+typedef struct {
+    unsigned id;
+    Result result;
+    double value;
+    char *short_name, *long_name, *unit;
+} GpmMetric;
+typedef struct {
+    unsigned version, count;
+    GpmSample first, second;
+    GpmMetric metrics[]; // as many as the header knows; the driver reads `count` of them
+} GpmMetricsGet;
+
+static unsigned long long gpm_samples;
+
+static void gpm_log(const char *what) {
+    char path[4096];
+    const char *base = getenv("FAKE_NVML");
+    snprintf(path, sizeof path, "%s.gpm", base ? base : "fake-nvml");
+    FILE *file = fopen(path, "a");
+    if (file) {
+        fprintf(file, "%s\n", what);
+        fclose(file);
+    }
+}
+static Result gpm_wrong(const char *what) {
+    gpm_log(what);
+    return INVALID_ARGUMENT;
+}
+
+Result nvmlDeviceGetMigMode(Device device, unsigned *current, unsigned *pending) {
+    *current = *pending = set("mig", -1) == (long)device->index;
+    return newer(device);
+}
+Result nvmlGpmQueryDeviceSupport(Device device, GpmSupport *support) {
+    if (support->version != 1) {
+        return VERSION_MISMATCH;
+    }
+    support->supported = set("gpm", 1) != 0;
+    return newer(device);
+}
+Result nvmlGpmSampleAlloc(GpmSample *sample) {
+    gpm_log("alloc");
+    *sample = calloc(1, sizeof **sample);
+    (*sample)->alive = 1;
+    return OK;
+}
+Result nvmlGpmSampleFree(GpmSample sample) {
+    if (!sample || !sample->alive) {
+        return gpm_wrong("freed what is no buffer");
+    }
+    gpm_log("free");
+    sample->alive = 0; // the memory stays, so that a later use can be told
+    return OK;
+}
+Result nvmlGpmSampleGet(Device device, GpmSample sample) {
+    if (!sample || !sample->alive) {
+        return gpm_wrong("sampled into what is no buffer");
+    }
+    if (set("mig", -1) == (long)device->index) {
+        return gpm_wrong("sampled a GPU in MIG mode as a whole");
+    }
+    if (set("gpm_error", OK)) {
+        return (Result)set("gpm_error", OK);
+    }
+    *sample = (struct GpmSample){1, 1, device->index, ++gpm_samples};
+    return newer(device);
+}
+Result nvmlGpmMetricsGet(GpmMetricsGet *get) {
+    if (get->version != 1) {
+        return VERSION_MISMATCH;
+    }
+    GpmSample first = get->first, second = get->second;
+    if (!first || !second || !first->filled || !second->filled || first->number >= second->number) {
+        return gpm_wrong("compared what are no two samples in order");
+    }
+    if (first->gpu != second->gpu) {
+        return gpm_wrong("compared samples of two GPUs");
+    }
+    if (set("gpm_get_error", OK)) {
+        return (Result)set("gpm_get_error", OK);
+    }
+    for (unsigned i = 0; i < get->count; i++) {
+        GpmMetric *metric = &get->metrics[i];
+        metric->value = metric->id;
+        metric->result = of_number("no_metric", metric->id, &metric->value) ? NOT_SUPPORTED : OK;
+        of_number("metric", metric->id, &metric->value);
+        metric->short_name = metric->long_name = metric->unit = NULL;
+    }
     return OK;
 }

@@ -130,6 +130,8 @@ PYTHON_TARGETS = (
                  packages=("kinetod", "kinetoctl")),
     PythonTarget(name="polls", door="datagrams of processes that poll as libkineto does", packages=_SERVICE,
                  folder="other_tools"),
+    PythonTarget(name="writer", door="messages between front end and writer service, both ways, and writer.toml",
+                 packages=_SERVICE, folder="other_tools"),
     PythonTarget(name="receiver", door="answers of webhooks' receivers, as HTTP", packages=_SERVICE),
     PythonTarget(
         name="daemon_answer", door="what a daemon of another host says, as kinetoctl shows it", packages=("kinetoctl",),

@@ -215,8 +215,8 @@ def test_every_activity_type_that_is_offered_for_completion_is_documented() -> N
 def test_documents_show_only_options_that_exist() -> None:
     known = {option for command in COMMANDS.values() for option in options(command)} | COMMON
     known |= options(kinetod_command)
-    # of python, ssh, head, journalctl and training scripts
-    foreign = {"-m", "-c", "-L", "-1", "-u", "--epochs", "--nproc-per-node"}
+    # of python, ssh, head, journalctl, systemctl and training scripts
+    foreign = {"-m", "-c", "-L", "-1", "-u", "--now", "--epochs", "--nproc-per-node"}
     for path in (ROOT / "README.md", *sorted(DOCS.glob("*.md"))):
         code = re.findall(r"`[^`\n]+`|^(?:kinetoctl|kinetod) .*$", path.read_text(), re.MULTILINE)
         used = {option for text in code if "kineto" in text for option in _OPTION.findall(text)}

@@ -32,18 +32,25 @@ from kinetoctl.installation.steps import (
     Write,
 )
 
-USER, HELPER_USER, COUNTERS_USER = "kineto", "kineto-attach", "kineto-counters"
+USER, HELPER_USER, WRITER_USER, COUNTERS_USER = "kineto", "kineto-attach", "kineto-writer", "kineto-counters"
+USERS = (USER, HELPER_USER, WRITER_USER, COUNTERS_USER)
 SERVICE, HELPER, HELPER_SOCKET = "kinetod.service", "kinetod-attach.service", "kinetod-attach.socket"
 COUNTERS, COUNTERS_SOCKET = "kinetod-counters.service", "kinetod-counters.socket"
-WEB = "kinetod-web.service"  # laid down, and started by whoever has configured it
-UNITS = (SERVICE, HELPER_SOCKET, HELPER, COUNTERS_SOCKET, COUNTERS, WEB)
+# Laid down, and started by whoever has configured them.
+WEB, WRITER, WRITER_SOCKET = "kinetod-web.service", "kinetod-writer.service", "kinetod-writer.socket"
+UNITS = (SERVICE, HELPER_SOCKET, HELPER, COUNTERS_SOCKET, COUNTERS, WRITER_SOCKET, WRITER, WEB)
 ENABLED = (SERVICE, HELPER_SOCKET, COUNTERS_SOCKET)
-USERS = (USER, HELPER_USER, COUNTERS_USER)
-PROGRAMS = ("kinetod", "kinetod-attach", "kinetod-counters")
+PROGRAMS = ("kinetod", "kinetod-attach", "kinetod-counters", "kinetod-writer")
 INTERPRETER = "python3"  # beside them
-CONFIGURATION = ("config.toml", "attach.toml")
+POLICIES = ("attach.toml", "writer.toml")
+CONFIGURATION = ("config.toml", *POLICIES)
 CONFIG_DIR, STATE_DIR, CREDENTIALS_DIR = Path("/etc/kinetod"), Path("/var/lib/kineto"), Path("/etc/credstore")
-RUN_DIRS = (Path("/run/kineto"), Path("/run/kinetod-attach"), Path("/run/kinetod-counters"))
+RUN_DIRS = (
+    Path("/run/kineto"),
+    Path("/run/kinetod-attach"),
+    Path("/run/kinetod-counters"),
+    Path("/run/kinetod-writer"),
+)
 DEFAULT_PROGRAMS = Path("/opt/kinetod/bin")
 _HOMES = ("/home", "/root", "/run/user")
 _DATA = Path(__file__).parent / "data"
@@ -110,7 +117,7 @@ def install(layout: FileLayout, parts: InstallPart, *, programs: Path, start: bo
             OwnedFolder(CREDENTIALS_DIR, Owned(mode=0o700)),
             OwnedFolder(STATE_DIR, Owned(user=USER, group=USER, mode=0o700)),
             Write(CONFIG_DIR / "config.toml", data("config/config.toml"), Owned(group=USER, mode=0o640), keep=True),
-            Write(CONFIG_DIR / "attach.toml", data("config/attach.toml"), keep=True),
+            *(Write(CONFIG_DIR / name, data(f"config/{name}"), keep=True) for name in POLICIES),
             Control(("daemon-reload",), if_changed=True),
             EnabledUnits(ENABLED),
         ]
@@ -124,8 +131,8 @@ def _started(*, always: bool) -> list[Step]:
     sockets = {HELPER_SOCKET: HELPER, COUNTERS_SOCKET: COUNTERS}
     return [
         *(Control(("start", socket), unless_active="" if always else socket) for socket in sockets),
-        # The next request starts the new ones.
-        *(Control(("stop", service), if_active=service, if_changed=not always) for service in sockets.values()),
+        # The next requests start the new ones.
+        *(Control(("stop", each), if_active=each, if_changed=not always) for each in (*sockets.values(), WRITER)),
         Control(("restart", SERVICE), unless_active="" if always else SERVICE, says=f"start {SERVICE}"),
     ]
 
@@ -136,7 +143,7 @@ def uninstall(layout: FileLayout, parts: InstallPart, *, purge: bool) -> list[St
     if InstallPart.SETUP in parts:
         steps += [
             *(Control(("stop", name), if_active=name) for name in UNITS),
-            EnabledUnits(ENABLED, wanted=False),
+            EnabledUnits((*ENABLED, WRITER_SOCKET), wanted=False),
         ]
     if InstallPart.FILES in parts:
         steps += [Remove(layout.units / name) for name in UNITS]

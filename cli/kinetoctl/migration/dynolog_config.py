@@ -24,8 +24,10 @@ kinetod's configuration, made of Dynolog's by `kinetoctl migrate dynolog`. What 
 """
 _DOORS = """\
 dynolog.log_roots names the folders below which `dyno --log-file` may have traces written; without it they are in the \
-store only, where `kinetoctl captures fetch` finds them. dynolog.tracing says who records: kinetod's agent, or the \
-process's own libkineto ("kineto"). Both daemons on one host: docs/dynolog.md.
+store only, where `kinetoctl captures fetch` finds them. The installed service also needs these folders in `roots` of \
+/etc/kinetod/writer.toml and in ReadWritePaths= (`systemctl edit kinetod-writer.service`), and its writer enabled: \
+`systemctl enable --now kinetod-writer.socket` (docs/dyno.md). dynolog.tracing says who records: kinetod's agent, or \
+the process's own libkineto ("kineto"). Both daemons on one host: docs/dynolog.md.
 """
 
 

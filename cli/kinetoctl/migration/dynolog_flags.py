@@ -47,6 +47,7 @@ class DynologFlag:
 _SCRAPE = "nothing is pushed; let an OpenTelemetry collector or a Prometheus agent scrape metrics.listen"
 _META = "of an endpoint inside Meta; scrape metrics.listen instead"
 _DCGM = "DCGM is not asked; NVML and the kernel's drivers give what docs/metrics.md lists"
+_FIELDS = "the lines have all that is known of a GPU, its profiling fields (1001 to 1012) from Hopper on"
 _TPU = "kinetod knows no TPUs"
 _PERF = "the counters of the CPUs are not read: mips and mega_cycles_per_second are missing"
 _LIBRARY = "of the libraries that Dynolog is built with"
@@ -90,12 +91,13 @@ def _flags() -> Iterator[DynologFlag]:
                "every resource whose devices are GPUs counts", needs="enable_pod_resources_attribution")
     yield flag("pod_resources_tpu_resource", text, "google.com/tpu", none, _TPU, needs="enable_tpu_monitor")
     yield flag("enable_env_var_attribution", switch, "true", close,
-               "user and job come from the kernel and metrics.gpu_jobs_dir, not from what a process says",
+               "user and job come from the kernel and metrics.gpu_jobs_dir, Slurm's account and partition from the "
+               "environment where kinetod may read it",
                needs="enable_gpu_monitor")
     yield flag("env_attribution_mappings_file", text, "", none,
-               "environments are not read for it; metrics.gpu_jobs_dir names the jobs", needs="enable_gpu_monitor")
+               "no other variables are read; metrics.gpu_jobs_dir names the jobs", needs="enable_gpu_monitor")
     yield flag("dcgm_fields", text, "50,100,155,204,1001,1002,1003,1004,1005,1006,1007,1008,1009,1010,1011,1012", none,
-               "the lines have all that is known of a GPU; " + _DCGM, needs="enable_gpu_monitor")
+               _FIELDS, needs="enable_gpu_monitor")
     for name, kind, default in (
         ("dcgm_lib_path", text, "/lib64/libdcgm.so"), ("dcgm_major_version", number, "2"),
         ("dcgm_standalone_address", text, ""),

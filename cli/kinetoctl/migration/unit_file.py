@@ -3,8 +3,9 @@
 Theory of operation
     systemd reads the first NAME.service of its folders, then every NAME.service.d/*.conf of all of them, sorted by name
     (of two with the same name, that of the earlier folder). A later value replaces an earlier one; lists (ExecStart,
-    Environment, EnvironmentFile) are appended to, and emptied by an empty value. A line that ends with a backslash goes
-    on with the next one. In ExecStart the unit's own variables are `${NAME}`, anywhere, and `$NAME` as a word of its
+    Environment, EnvironmentFile) are appended to, and emptied by an empty value. A drop-in that is a link to /dev/null
+    turns off those of its name in later folders. A line that ends with a backslash goes on with the next one, also in a
+    file of variables. In ExecStart the unit's own variables are `${NAME}`, anywhere, and `$NAME` as a word of its
     own, which becomes several; in a shell's -c the shell does the same with `$NAME` in a word, too. `$$` and `%%` are
     one of each; the specifiers of the unit's name are known, others (`%H`) are kept.
 """
@@ -38,6 +39,8 @@ _SPECIFIER = re.compile(r"%([%nNpiI])")
 _SHELLS = ("sh", "bash", "dash", "ksh", "zsh")
 _COMMAND_ENDS = frozenset({";", "&&", "||", "|", "&"})
 _MAX_DROP_INS = 1000
+_NO_FILE = Path("/dev/null")
+_CONTINUED = re.compile(r"(?<!\\)((?:\\\\)*)\\\n")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +85,7 @@ def _drop_ins(path: Path, root: Path) -> list[Path]:
     for place in places:
         for file in sorted((place / f"{path.name}.d").glob("*.conf"))[:_MAX_DROP_INS]:
             found.setdefault(file.name, file)
-    return [found[name] for name in sorted(found)]
+    return [found[name] for name in sorted(found) if found[name].resolve() != _NO_FILE]
 
 
 def _values(text: str) -> list[tuple[str, str]]:
@@ -114,7 +117,8 @@ def _environ(files: Sequence[str], given: Sequence[str], unit: Path, root: Path)
         path = root / text.removeprefix("-").removeprefix("/")
         if text.startswith("-") and not path.exists():
             continue
-        lines = (line.strip() for line in read_file(path).split("\n"))
+        text_of_file = _CONTINUED.sub(r"\1", read_file(path).replace("\r\n", "\n"))
+        lines = (line.strip() for line in text_of_file.split("\n"))
         for name, _, value in (line.partition("=") for line in lines if line and line[0] not in "#;"):
             environ[name.strip()] = _unquoted(value)
     return environ

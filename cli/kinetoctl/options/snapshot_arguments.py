@@ -4,7 +4,6 @@ The trace library is imported in functions only, so that commands which do not n
 """
 
 import glob
-import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 from kineto_trace.store.output_formats import ATTACHMENTS
 
 from kinetoctl.base.common_options import CommonOptions
+from kinetoctl.base.temporary_folders import removable_folder
 from kinetoctl.errors import NoSuchTrace, NotFound
 from kinetoctl.options.trace_arguments import CAPTURE_ID, fetch_format
 
@@ -67,5 +67,5 @@ def _of_capture(capture_id: str, settings: CommonOptions, stack: ExitStack) -> l
 
     with Client(settings.address, timeout_s=settings.timeout_s) as client:
         capture = client.capture(capture_id)
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=_FOLDER_PREFIX)))
+        folder = stack.enter_context(removable_folder(_FOLDER_PREFIX))
         return fetch_snapshots(client, capture, settings, folder)

@@ -11,7 +11,6 @@ Theory of operation
 
 import glob
 import re
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -22,6 +21,7 @@ import click
 from kineto_trace.store.output_formats import ATTACHMENTS
 
 from kinetoctl.base.common_options import CommonOptions
+from kinetoctl.base.temporary_folders import removable_folder
 from kinetoctl.client.file_errors import trace_errors
 from kinetoctl.errors import NoSuchTrace, NotFound
 from kinetoctl.output.console import say
@@ -115,13 +115,15 @@ def _copied(sources: list["Source"], settings: CommonOptions, stack: ExitStack) 
         return sources
     from kineto_trace.open.remote_traces import fetch
 
-    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=_FOLDER_PREFIX)))
+    folder = stack.enter_context(removable_folder(_FOLDER_PREFIX))
     copied = []
     for number, source in enumerate(sources):
         if source.remote is not None:
             if not settings.quiet:
                 say(f"fetching {source.place}", err=True)
-            source = replace(source, path=fetch(source.remote, folder / str(number)), remote=None)  # noqa: PLW2901
+            own = folder / str(number)
+            own.mkdir()
+            source = replace(source, path=fetch(source.remote, own), remote=None)  # noqa: PLW2901
         copied.append(source)
     return copied
 
@@ -152,7 +154,7 @@ def _capture(capture_id: str, settings: CommonOptions, stack: ExitStack) -> list
         stored = _stored(folder)
         if stored:
             return stored
-        fetched = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=_FOLDER_PREFIX)))
+        fetched = stack.enter_context(removable_folder(_FOLDER_PREFIX))
         return fetch_trace(client, capture, settings, fetched)
 
 

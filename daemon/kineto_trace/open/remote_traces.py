@@ -230,7 +230,10 @@ def open_remote(trace: RemoteTrace) -> Iterator[Trace]:
 
 
 def fetch(trace: RemoteTrace, folder: Path) -> Path:
-    """Fetches everything needed to open a trace into a folder. Returns the path to open. Raises FileError, OSError."""
+    """Fetches everything needed to open a trace into an existing folder. Returns the path to open.
+
+    A folder that is removed meanwhile is not made anew. Raises FileError, OSError.
+    """
     if trace.problem:
         raise FileError(f"{trace.url}: {trace.problem}")
     wanted = _needed(trace.files)
@@ -238,7 +241,7 @@ def fetch(trace: RemoteTrace, folder: Path) -> Path:
     if not is_below(name):
         raise FileError(f"{trace.url!r:.200}: its last part is not a valid folder name")
     place = folder / name if wanted[0].name else folder
-    place.mkdir(parents=True, exist_ok=True)
+    place.mkdir(exist_ok=True)
     return _Fetcher(trace, place).get_all(wanted)
 
 
@@ -293,7 +296,8 @@ class _Fetcher:
         if path.exists():
             return path
         remote = f"{self._root}/{name}".rstrip("/")
-        path.parent.mkdir(parents=True, exist_ok=True)
+        for parent in reversed(PurePosixPath(name).parents):
+            (self._folder / parent).mkdir(exist_ok=True)
         part = path.with_name(path.name + ".part")
         try:
             self._copy(remote, file, part)

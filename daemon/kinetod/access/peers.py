@@ -2,8 +2,9 @@
 
 Unix sockets have SO_PEERCRED and SO_PEERGROUPS. The other end of a TCP connection over loopback is on this host too,
 and the kernel's table of connections shows whose socket it is; only an open socket of a living process counts, because
-the kernel shows uid 0 for sockets that nobody holds any more. `of_loopback` reads the table as /proc/net/tcp has it,
-`of_local` asks for the one row (`socket_owner`), which takes the same time however many connections there are.
+the kernel shows uid 0 for sockets that nobody holds any more. The kernel is asked for the one row (`socket_owner`),
+which takes the same time however many connections there are. Where it cannot be asked, as without AF_NETLINK sockets,
+the whole table is read (/proc/net/tcp).
 
 In a user namespace, the kernel shows all users that the namespace does not map as one uid. A peer with that uid could
 be anybody and is not identified.
@@ -22,13 +23,12 @@ from pathlib import Path
 
 from kineto_protos import unix_peer
 
-from kinetod.access.socket_owner import owner_of
+from kinetod.access.socket_owner import CONNECTED, owner_of
 from kinetod.base.libc import LIBC
 from kinetod.permissions.role_policy import Via
 
 _SO_PEERGROUPS = 59  # Linux 4.13
 _USUAL_GROUPS, _MAX_GROUPS = 64, 65536
-_ESTABLISHED = "01"
 _LOCAL, _REMOTE, _STATE, _UID, _INODE = 1, 2, 3, 7, 9  # columns of /proc/net/tcp
 PROC = Path("/proc")
 _ALL_MAPPED = ["0", "0", "4294967295"]  # uid_map outside of all user namespaces
@@ -92,8 +92,35 @@ def _groups(sock: socket.socket) -> list[int]:
     return []  # a kernel without it: they are not known, and give no rights
 
 
-def of_loopback(near: tuple[str, int], far: tuple[str, int], proc: Path = PROC) -> Peer:
-    """The user whose socket is at the `far` end of a connection to `near`. Blocks. Raises UnknownPeer."""
+def of_local(near: tuple[str, int], far: tuple[str, int], proc: Path = PROC) -> Peer:
+    """The user whose socket is at the `far` end of a TCP connection to `near`. Raises UnknownPeer.
+
+    Blocks where the kernel's whole table has to be read; an event loop tries `of_local_at_once` first.
+    """
+    return of_local_at_once(near, far) or _local(far, _uid_in_tables(near, far, proc))
+
+
+def of_local_at_once(near: tuple[str, int], far: tuple[str, int]) -> Peer | None:
+    """As `of_local`, without blocking; None if the kernel's whole table has to be read. Raises UnknownPeer."""
+    try:
+        owner = owner_of(far, near)
+    except (OSError, ValueError):
+        return None
+    return _local(far, None if owner is None else owner.uid)
+
+
+def _local(far: tuple[str, int], uid: int | None) -> Peer:
+    """The peer at `far`. uid: None if nobody has that socket. Raises UnknownPeer."""
+    if uid is None:
+        raise UnknownPeer("the client has disconnected, or is in another network namespace")
+    try:
+        return Peer(via=Via.LOOPBACK, uid=_known(uid), address=f"{far[0]}:{far[1]}")
+    except OSError as exc:
+        raise UnknownPeer(f"the daemon's user namespace cannot be read: {exc}") from exc
+
+
+def _uid_in_tables(near: tuple[str, int], far: tuple[str, int], proc: Path) -> int | None:
+    """Whose socket is at the `far` end, by the whole table; None if it is nobody's. Raises UnknownPeer."""
     tables = [("tcp6", (far, near))]
     if ":" not in far[0]:  # an IPv6 socket, as gRPC's are, may have connected too
         mapped = (f"::ffff:{far[0]}", far[1]), (f"::ffff:{near[0]}", near[1])
@@ -102,25 +129,17 @@ def of_loopback(near: tuple[str, int], far: tuple[str, int], proc: Path = PROC) 
         for name, (theirs, ours) in tables:
             uid = _uid_in(proc / "self/net" / name, _hexed(theirs), _hexed(ours))
             if uid is not None:
-                return Peer(via=Via.LOOPBACK, uid=_known(uid), address=f"{far[0]}:{far[1]}")
+                return uid
     except (OSError, ValueError, IndexError) as exc:
         raise UnknownPeer(f"the kernel's table of connections cannot be read: {exc}") from exc
-    raise UnknownPeer("the client has disconnected, or is in another network namespace")
-
-
-def of_local(near: tuple[str, int], far: tuple[str, int]) -> Peer:
-    """The same as `of_loopback` without blocking. Raises UnknownPeer, and OSError if the kernel cannot be asked."""
-    owner = owner_of(far, near)
-    if owner is None:
-        raise UnknownPeer("the client has disconnected, or is in another network namespace")
-    return Peer(via=Via.LOOPBACK, uid=_known(owner.uid), address=f"{far[0]}:{far[1]}")
+    return None
 
 
 def _uid_in(path: Path, theirs: str, ours: str) -> int | None:
     with contextlib.suppress(FileNotFoundError), path.open() as table:  # no IPv6: no table
         for line in table:
             fields = line.split()
-            if fields[_LOCAL] == theirs and fields[_REMOTE] == ours and fields[_STATE] == _ESTABLISHED:
+            if fields[_LOCAL] == theirs and fields[_REMOTE] == ours and int(fields[_STATE], 16) in CONNECTED:
                 return int(fields[_UID]) if fields[_INODE] != "0" else None
     return None
 

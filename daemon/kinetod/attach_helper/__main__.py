@@ -1,10 +1,7 @@
 """`kinetod-attach`: the attach helper as a service, started by its socket (LISTEN_FDS) or with --socket."""
 
 import asyncio
-import contextlib
 import logging
-import signal
-import socket
 import sys
 from pathlib import Path
 
@@ -17,15 +14,13 @@ from kinetod.attach_helper import allow_list as policies
 from kinetod.attach_helper.helper_server import AttachService
 from kinetod.base import logs
 from kinetod.base.errors import StartError
-from kinetod.base.notify import notify, watchdog_s
-from kinetod.base.service_sockets import own_socket, passed_socket
+from kinetod.base.policy_file import PolicyError
 from kinetod.config.addresses import checked_socket_path
+from kinetod.supervise.helper_service import own_socket, passed_socket, serve
 
 log = logging.getLogger(__name__)
 
 EXIT_CANNOT_START = 1
-ACCEPT_BUDGET = 16
-_LOOK_ROUND_S = 10.0
 
 
 @click.command(context_settings={"max_content_width": 100})
@@ -64,7 +59,9 @@ def command(path: Path | None, for_group: bool, policy: Path, idle_exit: int, lo
         if listener is None:
             raise StartError("no socket was passed (LISTEN_FDS); start kinetod-attach.socket, or give --socket")
         _say_policy(policy)
-        asyncio.run(_serve(listener, policy, 0 if path is not None else idle_exit / 1e9))
+        service = AttachService(lambda: policies.load(policy))
+        greeting = f"kinetod-attach {__version__} serves"
+        asyncio.run(serve(listener, service, greeting, idle_exit_s=0 if path is not None else idle_exit / 1e9))
     except StartError as exc:
         log.error("%s", exc)
         return EXIT_CANNOT_START
@@ -75,55 +72,8 @@ def _say_policy(path: Path) -> None:
     """Logs a mistake in the policy, which is read for every caller, when the service starts."""
     try:
         policies.load(path)
-    except policies.PolicyError as exc:
+    except PolicyError as exc:
         log.error("no caller is served until this is fixed: %s", exc)
-
-
-async def _serve(listener: socket.socket, policy: Path, idle_exit_s: float) -> None:
-    service = AttachService(lambda: policies.load(policy))
-    loop = asyncio.get_running_loop()
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    try:
-        await service.start()
-    except OSError as exc:
-        raise StartError(f"no helper process can be started: {exc}") from exc
-    listener.setblocking(False)
-    loop.add_reader(listener, lambda: _accept(listener, service))
-    notify("READY=1")
-    log.info("kinetod-attach %s serves", __version__)
-    try:
-        await _until_done(service, stop, idle_exit_s)
-    finally:
-        loop.remove_reader(listener)
-        notify("STOPPING=1")
-        await service.stop()
-
-
-def _accept(listener: socket.socket, service: AttachService) -> None:
-    for _ in range(ACCEPT_BUDGET):
-        try:
-            sock, _ = listener.accept()
-        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-            return
-        except OSError as exc:
-            log.error("cannot accept a caller: %s", exc.strerror)
-            return
-        service.accepted(sock)
-
-
-async def _until_done(service: AttachService, stop: asyncio.Event, idle_exit_s: float) -> None:
-    """Pings the watchdog from this loop; ends when told to, or when nobody has come for long."""
-    period_s = min((watchdog_s() or _LOOK_ROUND_S) / 2, _LOOK_ROUND_S)
-    while not stop.is_set():
-        notify("WATCHDOG=1")
-        if idle_exit_s and service.idle_s() >= idle_exit_s:
-            log.info("no caller for %.0f s: exiting; the next caller starts the service again", service.idle_s())
-            return
-        wait_s = min(period_s, max(idle_exit_s - service.idle_s(), 0.05)) if idle_exit_s else period_s
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stop.wait(), wait_s)
 
 
 def main() -> int:

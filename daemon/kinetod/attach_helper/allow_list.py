@@ -18,48 +18,23 @@ Theory of operation
 import contextlib
 import fcntl
 import os
-import pwd
-import stat
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
-
+from kinetod.base.policy_file import CallersAndUsers, PolicyError, Uids, read_policy, users_of
 from kinetod.processes.credentials import Credentials
 
 DEFAULT_FILE = Path("/etc/kinetod/attach.toml")
-MAX_FILE_BYTES = 64 << 10
-ANYBODY = "*"
-ORDINARY_USERS = "1000-4294967294"  # below are the accounts of the host's services
 NEVER, IN_CONTAINERS, ADMINISTRATORS, ALWAYS = "never", "containers", "administrators", "always"
-_MAX_UID = 2**32 - 2
 _NS_GET_OWNER_UID = 0xB704  # ioctl_ns(2), Linux 4.11
 
 
-class PolicyError(Exception):
-    """The policy file cannot be used, so no caller is served. The text names it and says what to do."""
-
-
-class _File(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    callers: list[str | int] = msgspec.field(default_factory=lambda: ["kineto"])
-    users: list[str | int] = msgspec.field(default_factory=lambda: [ORDINARY_USERS])
-    denied_users: list[str | int] = []
+class _File(CallersAndUsers, forbid_unknown_fields=True, kw_only=True):
     root: str = IN_CONTAINERS
     protected: str = ADMINISTRATORS
     kubelet_socket: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Uids:
-    """Some users: ranges of numbers, both ends included; `everybody` is everybody but root."""
-
-    everybody: bool = False
-    ranges: tuple[tuple[int, int], ...] = ()
-
-    def __contains__(self, uid: int) -> bool:
-        return (self.everybody and uid != 0) or any(low <= uid <= high for low, high in self.ranges)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,75 +96,18 @@ class Policy:
 
 def load(path: Path = DEFAULT_FILE, *, uid_of: Callable[[str], int] | None = None) -> Policy:
     """Reads the policy file. Raises PolicyError."""
-    text = _read(path)
-    try:
-        file = msgspec.toml.decode(text, type=_File)
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-        raise PolicyError(f"{path}: {exc}") from exc
+    file = read_policy(path, _File)
     if file.root not in (NEVER, IN_CONTAINERS, ALWAYS):
         raise PolicyError(f"{path}: root: must be {NEVER!r}, {IN_CONTAINERS!r} or {ALWAYS!r}, not {file.root!r}")
     if file.protected not in (NEVER, ADMINISTRATORS, ALWAYS):
         raise PolicyError(
             f"{path}: protected: must be {NEVER!r}, {ADMINISTRATORS!r} or {ALWAYS!r}, not {file.protected!r}"
         )
-    look_up = uid_of or (lambda name: pwd.getpwnam(name).pw_uid)
-    lists = {}
-    for name in ("callers", "users", "denied_users"):
-        try:
-            lists[name] = _uids(getattr(file, name), look_up)
-        except ValueError as exc:
-            raise PolicyError(f"{path}: {name}: {exc}") from exc
-    if lists["callers"].everybody:
-        raise PolicyError(f"{path}: callers: must name individual users: a range of all users includes root")
+    named = users_of(file, path, uid_of)
     socket = Path(file.kubelet_socket) if file.kubelet_socket else None
     if socket is not None and not socket.is_absolute():
         raise PolicyError(f"{path}: kubelet_socket: must be an absolute path, not {file.kubelet_socket!r}")
-    return Policy(lists["callers"], lists["users"], lists["denied_users"], file.root, path, socket, file.protected)
-
-
-def _read(path: Path) -> bytes:
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError as exc:
-        raise PolicyError(f"{path}: {exc.strerror}; without it no caller is served") from exc
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise PolicyError(f"{path} is not a regular file")
-        if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
-            raise PolicyError(f"{path} is writable by users other than root; chown root {path}; chmod 0644 {path}")
-        text = os.read(descriptor, MAX_FILE_BYTES + 1)
-    except OSError as exc:
-        raise PolicyError(f"{path}: {exc.strerror}; without it no caller is served") from exc
-    finally:
-        os.close(descriptor)
-    if len(text) > MAX_FILE_BYTES:
-        raise PolicyError(f"{path} is longer than {MAX_FILE_BYTES} bytes")
-    return text
-
-
-def _uids(entries: list[str | int], look_up: Callable[[str], int]) -> Uids:
-    """Names, numbers, ranges "1000-60000", and "*". Raises ValueError."""
-    ranges = []
-    for entry in entries:
-        if entry == ANYBODY:
-            continue
-        ranges.append(_range(str(entry), look_up))
-    return Uids(everybody=ANYBODY in entries, ranges=tuple(ranges))
-
-
-def _range(entry: str, look_up: Callable[[str], int]) -> tuple[int, int]:
-    low, dash, high = entry.partition("-")
-    if low.isascii() and low.isdecimal() and (not dash or (high.isascii() and high.isdecimal())):
-        first, last = int(low), int(high or low)
-        if not first <= last <= _MAX_UID:
-            raise ValueError(f"{entry!r} is not a range of user ids")
-        return first, last
-    try:
-        uid = look_up(entry)
-    except KeyError:
-        raise ValueError(f"there is no user {entry!r}") from None
-    return uid, uid
+    return Policy(named.callers, named.users, named.denied, file.root, path, socket, file.protected)
 
 
 def owner(pid: int, rights: Credentials, proc: Path = Path("/proc")) -> ProcessOwner:

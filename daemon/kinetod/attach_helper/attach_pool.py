@@ -68,10 +68,14 @@ class _Helper(WarmChild):
         ours.setblocking(False)
         return cls(process, ours)
 
-    async def ask(self, request: Mapping[str, Any]) -> tuple[dict[str, Any], int | None]:
-        """One request, one answer and its descriptor, which the caller owns. Raises Crashed, DeadBefore."""
+    async def ask(self, request: Mapping[str, Any], descriptor: int | None = None) -> tuple[dict[str, Any], int | None]:
+        """One request, with a descriptor if any; its answer and descriptor, which the caller owns.
+
+        Raises Crashed, DeadBefore.
+        """
         try:
-            self._sock.send(json.dumps(request).encode(), socket.MSG_NOSIGNAL)
+            sent = [] if descriptor is None else [descriptor]
+            socket.send_fds(self._sock, [json.dumps(request).encode()], sent, socket.MSG_NOSIGNAL)
         except OSError as exc:
             raise DeadBefore(str(exc)) from exc
         try:
@@ -158,11 +162,17 @@ class AttachHelpers:
 
     async def ask(self, question: Mapping[str, Any], *, deadline_s: float) -> dict[str, Any]:
         """Asks a question other than an attach (`worker_queries.py`). Raises OSError, TooLate, Crashed."""
-        async with self._slots:
-            answer, fd = await self._answer({"id": self._number(), **question}, deadline_s)
+        answer, fd = await self.ask_with(question, None, deadline_s=deadline_s)
         if fd is not None:
             os.close(fd)
         return answer
+
+    async def ask_with(
+        self, question: Mapping[str, Any], descriptor: int | None, *, deadline_s: float
+    ) -> tuple[dict[str, Any], int | None]:
+        """Likewise, with a descriptor that stays the caller's; the answer's becomes the caller's."""
+        async with self._slots:
+            return await self._answer({"id": self._number(), **question}, deadline_s, descriptor)
 
     async def device_graphs(self, key: ProcessKey) -> str:
         """The file of a process whose device code launches CUDA graphs; "" if none is seen. Raises OSError."""
@@ -174,12 +184,14 @@ class AttachHelpers:
         except Crashed as exc:
             raise OSError(f"reading its files failed: {exc}") from exc
 
-    async def _answer(self, request: Mapping[str, Any], deadline_s: float) -> tuple[dict[str, Any], int | None]:
+    async def _answer(
+        self, request: Mapping[str, Any], deadline_s: float, descriptor: int | None = None
+    ) -> tuple[dict[str, Any], int | None]:
         """Has a helper answer, which is killed at the deadline. Raises OSError, TooLate, Crashed."""
         while helper := await self._warm():  # it may have ended meanwhile
             with contextlib.suppress(DeadBefore):
-                return await self._answer_by(helper, request, deadline_s)
-        return await self._answer_by(await _Helper.start(self._command), request, deadline_s)
+                return await self._answer_by(helper, request, deadline_s, descriptor)
+        return await self._answer_by(await _Helper.start(self._command), request, deadline_s, descriptor)
 
     async def _warm(self) -> _Helper | None:
         """An idle helper, or one that becomes idle soon."""
@@ -192,11 +204,11 @@ class AttachHelpers:
         return self._idle.pop() if self._idle else None
 
     async def _answer_by(
-        self, helper: _Helper, request: Mapping[str, Any], deadline_s: float
+        self, helper: _Helper, request: Mapping[str, Any], deadline_s: float, descriptor: int | None
     ) -> tuple[dict[str, Any], int | None]:
         self._busy.add(helper)
         try:
-            answer = await helper.within(deadline_s, helper.ask(request))
+            answer = await helper.within(deadline_s, helper.ask(request, descriptor))
             self._give_back(helper)
             return answer
         finally:

@@ -7,7 +7,8 @@ Theory of operation
         {"id", "ok": true, "method", "stopped_ns", "latency_ns"} and the channel's descriptor (SCM_RIGHTS)
         {"id", "ok": false, "code", "reason"}
     With "do" it is something else than an attach, which the attach service lets a helper do because reading a hostile
-    process can block (`worker_queries.py`); the answer is {"id", "ok": true, …}.
+    process can block (`worker_queries.py`, `folder_queries.py`); the answer is {"id", "ok": true, …}. A question may
+    come with a descriptor, and so may its answer.
     The process ends when the socket is closed. It may be killed at any moment: the target goes on.
 
     All that an attach needs is imported before the first request, and the agent that travels is packed.
@@ -26,7 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from kinetod.attach.attach_types import AttachCode, Attached, AttachError, AttachRequest, Deadline
-from kinetod.attach_helper import worker_queries
+from kinetod.attach_helper import folder_queries, worker_queries
+from kinetod.base.unix_sockets import DESCRIPTORS_SPACE, descriptors
 from kinetod.processes.credentials import Credentials
 from kinetod.processes.identity import BOOT_TIME_NS, ProcessKey
 
@@ -58,9 +60,12 @@ def parse(data: bytes) -> tuple[int, AttachRequest]:
         raise ValueError(f"not a request: {exc!r}") from exc
 
 
-def answer(data: bytes, attempt: Attempt) -> tuple[dict[str, Any], socket.socket | None]:
-    """Carries one request out."""
+def answer(data: bytes, attempt: Attempt, descriptor: int | None = None) -> tuple[dict[str, Any], int | None]:
+    """Carries one request out. descriptor: what came with it. The answer's is the caller's."""
     fields = json.loads(data)
+    if fields.get("do") == folder_queries.FOLDER:
+        said, found = folder_queries.answer(fields, descriptor)
+        return {"id": int(fields["id"]), "ok": True, **said}, found
     if "do" in fields:
         return {"id": int(fields["id"]), "ok": True, **worker_queries.answer(fields)}, None
     number, request = parse(data)
@@ -83,22 +88,27 @@ def answer(data: bytes, attempt: Attempt) -> tuple[dict[str, Any], socket.socket
         )
         return {"id": number, "ok": False, "code": AttachCode.FAILED, "reason": reason}, None
     said = {"method": attached.method, "stopped_ns": attached.stopped_ns, "latency_ns": attached.latency_ns}
-    return {"id": number, "ok": True, **said}, channel
+    return {"id": number, "ok": True, **said}, channel.detach()
 
 
 def serve(sock: socket.socket, attempt: Attempt) -> None:
     """Answers requests until the socket is closed. Raises ValueError on a packet that is not a request."""
     while True:
         try:
-            data = sock.recv(MAX_REQUEST_BYTES)
+            data, ancillary, _, _ = sock.recvmsg(MAX_REQUEST_BYTES, DESCRIPTORS_SPACE, socket.MSG_CMSG_CLOEXEC)
         except ConnectionError:
             return
         if not data:
             return
-        fields, channel = answer(data, attempt)
-        with channel or contextlib.nullcontext():
+        with contextlib.ExitStack() as open_ones:
+            came = descriptors(ancillary)
+            for each in came:
+                open_ones.callback(os.close, each)
+            fields, descriptor = answer(data, attempt, came[0] if came else None)
+            if descriptor is not None:
+                open_ones.callback(os.close, descriptor)
             try:
-                socket.send_fds(sock, [json.dumps(fields).encode()], [channel.fileno()] if channel else [])
+                socket.send_fds(sock, [json.dumps(fields).encode()], [] if descriptor is None else [descriptor])
             except (BrokenPipeError, ConnectionError):
                 return  # the daemon is gone; the agent leaves when its channel is closed
 

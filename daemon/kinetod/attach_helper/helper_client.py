@@ -44,6 +44,8 @@ DIAGNOSE_DEADLINE_S = 15.0
 KUBELET_DEADLINE_S = 5.0
 NAMESPACES_DEADLINE_S = 60.0  # each new one takes as long as a Python takes to start
 DEVICE_CODE_DEADLINE_S = 2.0  # some 10 ms are usual; a capture waits for it
+_QUEUE_PAUSE_S = 0.02
+_BRINGERS = messages.AttachReply | messages.Connected | messages.PollSockets | messages.TraceFileReply
 Said = TypeVar("Said", messages.Seen, messages.Found)
 
 
@@ -74,7 +76,7 @@ class HelperService:
         """Brings the agent into a process. The channel is the caller's. Raises AttachError."""
         deadline_ms = min(max(1, round(deadline_s * 1000)), messages.MAX_DEADLINE_MS)
         asked = messages.Attach(
-            target=_target(key),
+            target=target_of(key),
             approved=msgspec.convert(approval.credentials.to_dict(), messages.Approved),
             administrator=approval.administrator,
             boot_time_ns=BOOT_TIME_NS,
@@ -89,7 +91,7 @@ class HelperService:
             attached = Attached(method=clean(said.method, 40), stopped_ns=said.stopped_ns, latency_ns=said.latency_ns)
             return attached, socket.socket(fileno=descriptor)
         _close(descriptor)
-        raise _refusal(said, key.pid)
+        raise refusal(said, key.pid)
 
     async def diagnose(self, pid: int, agent: KnownAgent) -> Diagnosis:
         """Inspects a process. Raises ProcessLookupError if it does not exist."""
@@ -104,7 +106,7 @@ class HelperService:
             capture_id=clean(agent.capture_id, 128),
             attaching=agent.attaching,
         )
-        asked = messages.Diagnose(target=_target(key), boot_time_ns=BOOT_TIME_NS, agent=known)
+        asked = messages.Diagnose(target=target_of(key), boot_time_ns=BOOT_TIME_NS, agent=known)
         try:
             async with _Conversation(self._path, DIAGNOSE_DEADLINE_S + self._start_grace_s) as service:
                 said, _ = await service.ask(asked)
@@ -115,7 +117,7 @@ class HelperService:
                 return diagnosis.decode(msgspec.json.encode(said.diagnosis))
             except ValueError as exc:
                 return _no_diagnosis("attach_helper", f"its answer cannot be decoded: {exc}")
-        error = _refusal(said, pid)
+        error = refusal(said, pid)
         if error.code is AttachCode.GONE:
             raise ProcessLookupError(error.reason)
         return _no_diagnosis("attach_helper", error.reason, error.code)
@@ -155,19 +157,19 @@ class HelperService:
         try:
             async with _Conversation(self._path, LOOK_DEADLINE_S + self._start_grace_s) as service:
                 for batch in _batches(asked, messages.MAX_PROCESSES):
-                    targets = tuple(map(_target, batch))
+                    targets = tuple(map(target_of, batch))
                     said, _ = await service.ask(question(targets=targets, boot_time_ns=BOOT_TIME_NS))
                     if isinstance(said, wanted):
                         answers.append(said)
                     else:
-                        log.warning("%s some processes are not known: %s", what, _refusal(said, 0).reason)
+                        log.warning("%s some processes are not known: %s", what, refusal(said, 0).reason)
         except HelperUnreachable as exc:
             log.warning("%s other users' processes are not known: %s", what, self._unreachable(str(exc)))
         return answers
 
     async def device_graphs(self, key: ProcessKey) -> str:
         """The file of a process whose device code launches CUDA graphs; "" if none is seen. Raises OSError."""
-        asked = messages.DeviceCode(target=_target(key), boot_time_ns=BOOT_TIME_NS)
+        asked = messages.DeviceCode(target=target_of(key), boot_time_ns=BOOT_TIME_NS)
         try:
             async with _Conversation(self._path, DEVICE_CODE_DEADLINE_S) as service:
                 said, _ = await service.ask(asked)
@@ -175,7 +177,7 @@ class HelperService:
             raise OSError(self._unreachable(str(exc))) from exc
         if isinstance(said, messages.LaunchesReply):
             return said.file
-        raise OSError(_refusal(said, key.pid).reason)
+        raise OSError(refusal(said, key.pid).reason)
 
     async def kubelet(self) -> socket.socket:
         """A connection to the kubelet, which is the caller's. Raises HelperUnreachable."""
@@ -184,7 +186,7 @@ class HelperService:
         if isinstance(said, messages.Connected) and descriptor is not None:
             return socket.socket(fileno=descriptor)
         _close(descriptor)
-        raise HelperUnreachable(_refusal(said, 0).reason)
+        raise HelperUnreachable(refusal(said, 0).reason)
 
     async def poll_sockets(self, served: Collection[int]) -> NamespacesSeen | None:
         """Sockets in the network namespaces that are not served; None, and logged, if the service is unreachable."""
@@ -195,7 +197,7 @@ class HelperService:
                     known = tuple({*served, *opened, *problems})[: messages.MAX_SERVED]
                     said, descriptor = await service.ask(messages.OpenPollSocket(served=known))
                     if not isinstance(said, messages.PollSockets):
-                        raise HelperUnreachable(_refusal(said, 0).reason)
+                        raise HelperUnreachable(refusal(said, 0).reason)
                     if not said.namespace or said.namespace in known:
                         _close(descriptor)
                         return NamespacesSeen(frozenset(said.inhabited), opened, problems)
@@ -209,15 +211,26 @@ class HelperService:
                 sock.close()
             return None
 
+    async def ask(self, asked: messages.Request, *, deadline_s: float) -> tuple[messages.Answer, int | None]:
+        """One question, its answer and the descriptor that came with it, which is the caller's.
+
+        Raises HelperUnreachable.
+        """
+        try:
+            async with _Conversation(self._path, deadline_s + self._start_grace_s) as service:
+                return await service.ask(asked)
+        except HelperUnreachable as exc:
+            raise HelperUnreachable(self._unreachable(str(exc))) from exc
+
     async def problem(self) -> str:
         """Why the service cannot be asked; empty if it answers. We ask about ourselves, on whom it says nothing."""
-        targets = (_target(ProcessKey(os.getpid(), start_time_ns(os.getpid()))),)
+        targets = (target_of(ProcessKey(os.getpid(), start_time_ns(os.getpid()))),)
         try:
             async with _Conversation(self._path, LOOK_DEADLINE_S + self._start_grace_s) as service:
                 said, _ = await service.ask(messages.Look(targets=targets, boot_time_ns=BOOT_TIME_NS))
         except HelperUnreachable as exc:
             return self._unreachable(str(exc))
-        return "" if isinstance(said, messages.Seen) else _refusal(said, os.getpid()).reason
+        return "" if isinstance(said, messages.Seen) else refusal(said, os.getpid()).reason
 
     def _unreachable(self, why: str) -> str:
         return (
@@ -231,13 +244,13 @@ def toolkit(path: Path, key: ProcessKey, *, boot_time_ns: int, deadline_s: float
 
     async def ask() -> messages.Answer:
         async with _Conversation(path, deadline_s) as service:
-            said, _ = await service.ask(messages.Toolkit(target=_target(key), boot_time_ns=boot_time_ns))
+            said, _ = await service.ask(messages.Toolkit(target=target_of(key), boot_time_ns=boot_time_ns))
             return said
 
     said = asyncio.run(ask())
     if isinstance(said, messages.Tools):
         return said
-    raise _refusal(said, key.pid)
+    raise refusal(said, key.pid)
 
 
 class _Conversation:
@@ -251,7 +264,7 @@ class _Conversation:
     async def __aenter__(self) -> "_Conversation":
         try:
             async with asyncio.timeout_at(self._end):
-                await asyncio.get_running_loop().sock_connect(self._sock, str(self._path))
+                await self._connect()
             _pid, uid, _gid = unix_peer.credentials(self._sock)
             if uid not in (0, os.geteuid()):
                 raise HelperUnreachable(f"the socket belongs to uid {uid}, neither root nor the daemon's own user")
@@ -263,6 +276,15 @@ class _Conversation:
                 raise HelperUnreachable(exc.strerror or str(exc)) from exc
             raise
         return self
+
+    async def _connect(self) -> None:
+        """A Unix socket connects at once, or not at all while the other side's queue is full (EAGAIN)."""
+        while True:
+            try:
+                self._sock.connect(str(self._path))
+                return
+            except BlockingIOError:
+                await asyncio.sleep(_QUEUE_PAUSE_S)
 
     async def __aexit__(self, *_exc: object) -> None:
         self._sock.close()
@@ -281,8 +303,7 @@ class _Conversation:
             if not packet:
                 raise HelperUnreachable("it hung up")
             said = messages.answer(packet)
-            brings = isinstance(said, messages.AttachReply | messages.Connected | messages.PollSockets)
-            keep = fds.pop() if brings and len(fds) == 1 else None
+            keep = fds.pop() if isinstance(said, _BRINGERS) and len(fds) == 1 else None
             return said, keep
         except messages.BadMessage as exc:
             raise HelperUnreachable(str(exc)) from exc
@@ -305,7 +326,8 @@ def _keys(pids: Iterable[int]) -> list[ProcessKey]:
     return keys
 
 
-def _target(key: ProcessKey) -> messages.Target:
+def target_of(key: ProcessKey) -> messages.Target:
+    """A process as the messages name it."""
     return messages.Target(key.pid, key.start_time_ns)
 
 
@@ -331,7 +353,8 @@ def _private(each: messages.PrivateFactsItem) -> PrivateFacts:
     )
 
 
-def _refusal(said: messages.Answer, pid: int) -> AttachError:
+def refusal(said: messages.Answer, pid: int) -> AttachError:
+    """The error that an answer other than the expected one stands for."""
     if not isinstance(said, messages.RefusedReply):
         return AttachError(AttachCode.FAILED, f"the attach helper gave an unexpected answer about process {pid}")
     code, reason = clean_code(said.code, ""), clean(said.reason, 1000)

@@ -16,36 +16,40 @@ Theory of operation
 
 import asyncio
 import contextlib
+import io
 import logging
 import os
 import socket
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-from kineto_protos import unix_peer
 
 from kinetod.attach.attach_types import Approval, AttachCode, AttachError, replaced
-from kinetod.attach_helper import messages
-from kinetod.attach_helper.allow_list import Policy, PolicyError, load, owner
+from kinetod.attach_helper import folder_requests, messages
+from kinetod.attach_helper.allow_list import Policy, load, owner
 from kinetod.attach_helper.attach_pool import AttachHelpers
 from kinetod.attach_helper.denial import Denial
 from kinetod.attach_helper.diagnosis import KnownAgent
 from kinetod.attach_helper.diagnosis_runner import DiagnosisProcess
+from kinetod.attach_helper.kept_folders import KeptFolder, KeptFolders
 from kinetod.attach_helper.namespace_sockets import open_one
+from kinetod.attach_helper.request_log import RequestLog
 from kinetod.attach_helper.worker_queries import DEVICE_GRAPHS, LOOK, SEARCH, TOOLKIT
+from kinetod.base.policy_file import PolicyError
 from kinetod.base.safe_text import clean
 from kinetod.processes import credentials
 from kinetod.processes.credentials import Credentials
 from kinetod.processes.identity import ProcessKey, start_time_ns
 from kinetod.supervise.child import Crashed, TooLate
+from kinetod.supervise.helper_service import Connections, HelperCaller, HungUp, send
 
 log = logging.getLogger(__name__)
 
-MAX_CONNECTIONS = 64
 REQUEST_S = 30.0  # how long a connection may say nothing
 SEND_S = 5.0
 WARM_UP_S = 30.0
@@ -54,28 +58,8 @@ LOOK_S = 3.0  # for at most messages.MAX_PROCESSES processes; a few ms are usual
 WARM_HELPERS = 2
 _PROC = Path("/proc")
 
+Brought = socket.socket | io.FileIO | None  # comes with an answer
 T = TypeVar("T")
-
-
-class _HungUp(Exception):
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class HelperCaller:
-    """The process at the other end of a connection, according to the kernel."""
-
-    pid: int
-    uid: int
-
-    @classmethod
-    def of(cls, sock: socket.socket) -> "HelperCaller":
-        """The one that connected."""
-        pid, uid, _gid = unix_peer.credentials(sock)
-        return cls(pid, uid)
-
-    def __str__(self) -> str:
-        return f"process {self.pid} of uid {self.uid}"
 
 
 class AttachService:
@@ -92,10 +76,11 @@ class AttachService:
         self._load_policy = load_policy
         self._helpers = helpers or AttachHelpers(WARM_HELPERS)
         self._lookers = lookers or AttachHelpers(1)
+        self._keepers = AttachHelpers(1)  # for folders; the first question starts it
+        self._folders = KeptFolders(self._keepers, self._is_alive)
         self._diagnosis = DiagnosisProcess()
         self._proc = proc
-        self._connections: set[asyncio.Task[None]] = set()
-        self._idle_since = time.monotonic()
+        self.connections = Connections(self._serve, is_busy=lambda: bool(self._folders.count))
 
     async def start(self) -> None:
         """Warms the helpers up; the one that looks has answered then. Raises OSError."""
@@ -103,41 +88,15 @@ class AttachService:
         with contextlib.suppress(TooLate, Crashed):  # a later one may do better
             nothing = {"do": LOOK, "boot_time_ns": 0, "targets": [], "signs": []}
             await self._lookers.ask(nothing, deadline_s=WARM_UP_S)
-        self._idle_since = time.monotonic()
 
     async def stop(self) -> None:
         """Closes all connections and ends the helpers."""
-        for connection in list(self._connections):
-            connection.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
-        await asyncio.gather(self._helpers.stop(), self._lookers.stop())
+        await self.connections.stop()
+        await self._folders.stop()
+        await asyncio.gather(self._helpers.stop(), self._lookers.stop(), self._keepers.stop())
 
-    def idle_s(self) -> float:
-        """Seconds since there was a connection."""
-        return 0.0 if self._connections else time.monotonic() - self._idle_since
-
-    def accepted(self, sock: socket.socket) -> None:
-        """Takes a connection over."""
-        sock.setblocking(False)
-        if len(self._connections) >= MAX_CONNECTIONS:
-            log.warning("%s was refused: too many connections", HelperCaller.of(sock))
-            sock.close()
-            return
-        task = asyncio.create_task(self._connection(sock), name="attach connection")
-        self._connections.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._connections.discard(task)
-        self._idle_since = time.monotonic()
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("a connection failed", exc_info=error)
-
-    async def _connection(self, sock: socket.socket) -> None:
-        with sock:
-            caller = HelperCaller.of(sock)
-            with contextlib.suppress(_HungUp, TimeoutError, OSError):
-                await _Connection(self, sock, caller).serve()
+    async def _serve(self, sock: socket.socket, caller: HelperCaller) -> None:
+        await _Connection(self, sock, caller).serve()
 
     def policy_for(self, caller: HelperCaller) -> Policy:
         """Raises Denial."""
@@ -288,6 +247,38 @@ class AttachService:
             asked, caller.pid, self._ask, lambda key: self.check(caller, policy, key, boot_time_ns=0), self._proc
         )
 
+    async def make_folder(
+        self, caller: HelperCaller, policy: Policy, asked: messages.MakeFolder
+    ) -> messages.FolderMade:
+        """Raises Denial, AttachError."""
+        check = partial(self._check_target, caller, policy, asked, administrator=asked.administrator)
+        return await folder_requests.make(self._folders, asked, check, self._proc)
+
+    async def use_folder(
+        self, caller: HelperCaller, policy: Policy, asked: messages.FolderUse
+    ) -> tuple[messages.FolderAnswer, io.FileIO | None]:
+        """Raises Denial, AttachError."""
+        check = partial(self._check_target, caller, policy, asked)
+        return await folder_requests.use(self._folders, asked, check, policy, self._proc)
+
+    def _check_target(
+        self,
+        caller: HelperCaller,
+        policy: Policy,
+        asked: messages.MakeFolder | messages.FolderUse,
+        *,
+        administrator: bool = True,
+    ) -> Credentials:
+        key = ProcessKey(asked.target.pid, asked.target.start_time_ns)
+        return self.check(caller, policy, key, asked.boot_time_ns, administrator=administrator)
+
+    def _is_alive(self, folder: KeptFolder) -> bool:
+        with contextlib.suppress(OSError):
+            return (
+                start_time_ns(folder.key.pid, self._proc, boot_time_ns=folder.boot_time_ns) == folder.key.start_time_ns
+            )
+        return False
+
     async def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
         try:
             return await self._lookers.ask(question, deadline_s=LOOK_S)
@@ -298,14 +289,6 @@ class AttachService:
         raise Denial(AttachCode.FAILED, reason)
 
 
-@dataclass(slots=True)
-class _Looks:
-    """How many processes were asked about in one connection, and how many were looked at."""
-
-    asked: int = 0
-    seen: int = 0
-
-
 class _Connection:
     """One caller."""
 
@@ -314,16 +297,14 @@ class _Connection:
         self._sock = sock
         self._caller = caller
         self._loop = asyncio.get_running_loop()
-        self._looks: dict[str, _Looks] = {}
+        self._log = RequestLog(log, caller.pid, str(caller))
 
     async def serve(self) -> None:
         """Serves until the caller hangs up, is silent for too long, or breaks the protocol."""
         try:
             await self._serve()
         finally:
-            for kind, looks in self._looks.items():  # once: a list of processes takes many questions
-                if looks.asked:
-                    log.info("%s by %s: %d of %d processes seen", kind, self._caller, looks.seen, looks.asked)
+            self._log.end()
 
     async def _serve(self) -> None:
         try:
@@ -345,43 +326,51 @@ class _Connection:
     async def _receive(self) -> bytes:
         packet = await self._loop.sock_recv(self._sock, messages.MAX_REQUEST_BYTES + 1)
         if not packet:
-            raise _HungUp
+            raise HungUp
         return packet
 
     async def _carry_out(self, policy: Policy, asked: messages.Request) -> None:
         began = time.monotonic()
-        service, caller, channel = self._service, self._caller, None
         said: messages.Answer
+        channel: Brought = None
         try:
-            if isinstance(asked, messages.Attach):
-                said, channel = await self._unless_it_hangs_up(service.attach(caller, policy, asked))
-            elif isinstance(asked, messages.Diagnose):
-                said = await self._unless_it_hangs_up(service.diagnose(caller, policy, asked))
-            elif isinstance(asked, messages.Look):
-                said = await self._unless_it_hangs_up(service.look(caller, policy, asked))
-            elif isinstance(asked, messages.Search):
-                said = await self._unless_it_hangs_up(service.search(caller, policy, asked))
-            elif isinstance(asked, messages.Toolkit):
-                said = await self._unless_it_hangs_up(service.toolkit(caller, policy, asked))
-            elif isinstance(asked, messages.DeviceCode):
-                said = await self._unless_it_hangs_up(service.device_code(caller, policy, asked))
-            elif isinstance(asked, messages.OpenPollSocket):
-                said, channel = await self._unless_it_hangs_up(service.poll_socket(caller, policy, asked))
-            else:
-                said, channel = await self._unless_it_hangs_up(service.kubelet(policy))
+            said, channel = await self._unless_it_hangs_up(self._answer(policy, asked))
         except Denial as exc:
             said = messages.RefusedReply(code=exc.code, reason=str(exc)[:4000])
         except AttachError as exc:
             said = messages.RefusedReply(code=exc.code, reason=exc.reason[:4000])
-        except _HungUp:
-            self._note(asked, "given up: the caller hung up", began)
+        except HungUp:
+            self._log.note(asked, "given up: the caller hung up", began)
             raise
         try:
-            self._note(asked, _result(said), began, seen=_seen(said))
+            self._log.answered(asked, said, began)
             await self._send(said, channel)
         finally:
             if channel is not None:
                 channel.close()
+
+    async def _answer(self, policy: Policy, asked: messages.Request) -> tuple[messages.Answer, Brought]:
+        """The answer and what comes with it. Raises Denial, AttachError."""
+        service, caller = self._service, self._caller
+        if isinstance(asked, messages.Attach):
+            return await service.attach(caller, policy, asked)
+        if isinstance(asked, messages.Diagnose):
+            return await service.diagnose(caller, policy, asked), None
+        if isinstance(asked, messages.Look):
+            return await service.look(caller, policy, asked), None
+        if isinstance(asked, messages.Search):
+            return await service.search(caller, policy, asked), None
+        if isinstance(asked, messages.Toolkit):
+            return await service.toolkit(caller, policy, asked), None
+        if isinstance(asked, messages.DeviceCode):
+            return await service.device_code(caller, policy, asked), None
+        if isinstance(asked, messages.OpenPollSocket):
+            return await service.poll_socket(caller, policy, asked)
+        if isinstance(asked, messages.MakeFolder):
+            return await service.make_folder(caller, policy, asked), None
+        if isinstance(asked, messages.Kubelet):
+            return await service.kubelet(policy)
+        return await service.use_folder(caller, policy, asked)
 
     async def _unless_it_hangs_up(self, work: Coroutine[Any, Any, T]) -> T:
         """A caller that says something before its answer breaks the protocol, and is treated the same."""
@@ -391,70 +380,17 @@ class _Connection:
             await asyncio.wait((doing, listening), return_when=asyncio.FIRST_COMPLETED)
             if doing.done():
                 return doing.result()
-            raise _HungUp
+            raise HungUp
         finally:
             for task in (doing, listening):
                 if not task.done():
                     task.cancel()
             await asyncio.gather(doing, listening, return_exceptions=True)
 
-    def _note(self, asked: messages.Request, result: str, began: float, *, seen: int = 0) -> None:
-        kind = type(asked).__name__.lower()
-        if isinstance(asked, messages.Look | messages.Search):
-            looks = self._looks.setdefault(kind, _Looks())
-            # who asks about itself only wants to know whether anybody answers
-            looks.asked += sum(target.pid != self._caller.pid for target in asked.targets)
-            looks.seen += seen
-            return
-        took_ms = (time.monotonic() - began) * 1000
-        if isinstance(asked, messages.Kubelet | messages.OpenPollSocket):  # often, and about no process
-            log.debug("%s by %s: %s in %.0f ms", kind, self._caller, result, took_ms)
-            return
-        whose = _describe(asked.target.pid)
-        level = logging.INFO if not result.startswith("refused") else logging.WARNING
-        log.log(
-            level,
-            "%s by %s to process %d (%s): %s in %.0f ms",
-            kind, self._caller, asked.target.pid, whose, result, took_ms,
-        )  # fmt: skip
-
-    async def _send(self, said: messages.Answer, channel: socket.socket | None = None) -> None:
+    async def _send(self, said: messages.Answer, channel: Brought = None) -> None:
         """Raises OSError, TimeoutError."""
-        packet = messages.encode(said)
         descriptors = [channel.fileno()] if channel is not None else []
-        async with asyncio.timeout(SEND_S):
-            while True:
-                try:
-                    socket.send_fds(self._sock, [packet], descriptors, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
-                    return
-                except BlockingIOError:
-                    await _writable(self._sock)
-
-
-async def _writable(sock: socket.socket) -> None:
-    loop = asyncio.get_running_loop()
-    ready = asyncio.Event()
-    loop.add_writer(sock, ready.set)
-    try:
-        await ready.wait()
-    finally:
-        loop.remove_writer(sock)
-
-
-def _result(said: messages.Answer) -> str:
-    if isinstance(said, messages.RefusedReply):
-        return f"refused {said.code}: {clean(said.reason, 500)}"
-    if isinstance(said, messages.PollSockets) and said.namespace:
-        return f"network namespace {said.namespace}: {said.problem or 'opened'}"
-    if isinstance(said, messages.AttachReply):
-        return f"done by {said.method}, one thread was stopped for {said.stopped_ns / 1e6:.2f} ms"
-    return "done"
-
-
-def _seen(said: messages.Answer) -> int:
-    if isinstance(said, messages.Seen):
-        return len(said.facts)
-    return len(said.searched) if isinstance(said, messages.Found) else 0
+        await send(self._sock, messages.encode(said), descriptors, SEND_S)
 
 
 def _same(key: ProcessKey, approved: Credentials, found: Credentials) -> None:
@@ -468,11 +404,3 @@ def _is_child(pid: int, proc: Path) -> bool:
     with contextlib.suppress(OSError, ValueError, IndexError):
         return int((proc / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()[1]) == os.getpid()
     return False
-
-
-def _describe(pid: int) -> str:
-    """Owner and name of a process, for the log."""
-    with contextlib.suppress(OSError, IndexError):
-        name = (_PROC / str(pid) / "comm").read_text(errors="replace").strip()
-        return f"uid {credentials.read(pid).uid}, {clean(name, 32)}"
-    return "ended"

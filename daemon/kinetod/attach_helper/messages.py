@@ -4,7 +4,7 @@ Theory of operation
     A packet is a head (magic, version) and one JSON object, whose `type` is one of the structures below. Everything
     has a bound, and unknown fields are refused, so that what is not understood is not half done. The caller sends a
     request and waits for its answer before it sends the next one; an `Attached` or `Connected` brings one descriptor
-    (SCM_RIGHTS), and so may a `PollSockets`.
+    (SCM_RIGHTS), and so may a `PollSockets` or a `TraceFileReply`.
 
     A caller of another version gets a `Refused` with the code VERSION in the version that the service speaks. Front
     end and helper come from one package, so that this happens only in the seconds of an upgrade.
@@ -15,6 +15,8 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
+from kinetod.kineto_files.own_folder import FILE_PATTERN, NAME_PATTERN
+from kinetod.kineto_files.trace_location import MAX_FOLDER_CHARS
 from kinetod.kineto_ipc.network_namespaces import MAX_NAMESPACES
 from kinetod.processes.frameworks import Framework
 from kinetod.processes.telemetry_variables import (
@@ -24,7 +26,7 @@ from kinetod.processes.telemetry_variables import (
     MAX_VALUE_CHARS,
 )
 
-VERSION = 5
+VERSION = 6
 MAX_REQUEST_BYTES = 16 << 10
 MAX_ANSWER_BYTES = 64 << 10
 MAX_PROCESSES = 20  # of one question for facts: the answer fits into a packet
@@ -49,6 +51,8 @@ AttributeName = Annotated[str, msgspec.Meta(max_length=MAX_NAME_CHARS)]
 AttributeValue = Annotated[str, msgspec.Meta(max_length=MAX_VALUE_CHARS)]
 Large = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 PluginName = Annotated[str, msgspec.Meta(max_length=16)]
+FolderName = Annotated[str, msgspec.Meta(pattern=NAME_PATTERN)]
+FileName = Annotated[str, msgspec.Meta(pattern=FILE_PATTERN)]
 Patterns = Annotated[tuple[Annotated[str, msgspec.Meta(max_length=200)], ...], msgspec.Meta(max_length=16)]
 
 
@@ -169,7 +173,43 @@ class OpenPollSocket(_Message, frozen=True, tag="open_poll_socket"):
     served: Annotated[tuple[Id, ...], msgspec.Meta(max_length=MAX_SERVED)]
 
 
-Request = Attach | Diagnose | Look | Search | Toolkit | DeviceCode | Kubelet | OpenPollSocket
+class MakeFolder(_Message, frozen=True, tag="make_folder"):
+    """A folder of the helper's own in the one where a process's libkineto may write, for one trace.
+
+    file: what libkineto will call it. until_s: Unix time at which the helper removes what is left. only_try: the folder
+    is removed at once. Answered by FolderMade or Refused.
+    """
+
+    target: Target
+    approved: Approved
+    administrator: bool
+    boot_time_ns: Nanoseconds
+    file: FileName
+    until_s: Id
+    only_try: bool
+
+
+class _OfFolder(_Message, frozen=True):
+    target: Target
+    boot_time_ns: Nanoseconds
+    name: FolderName
+    file: FileName
+
+
+class LookIntoFolder(_OfFolder, frozen=True, tag="look_into_folder"):
+    """Whether the file is there. Answered by FolderSeen or Refused."""
+
+
+class OpenTraceFile(_OfFolder, frozen=True, tag="open_trace_file"):
+    """The whole file, for reading. Answered by TraceFileReply or Refused."""
+
+
+class RemoveFolder(_OfFolder, frozen=True, tag="remove_folder"):
+    """Removes the file, whole or not, and the folder. Answered by FolderRemoved or Refused."""
+
+
+FolderUse = LookIntoFolder | OpenTraceFile | RemoveFolder
+Request = Attach | Diagnose | Look | Search | Toolkit | DeviceCode | Kubelet | OpenPollSocket | MakeFolder | FolderUse
 
 
 class AttachReply(_Message, frozen=True, tag="attached"):
@@ -253,6 +293,29 @@ class LaunchesReply(_Message, frozen=True, tag="launches"):
     file: Annotated[str, msgspec.Meta(max_length=4096)]
 
 
+class FolderMade(_Message, frozen=True, tag="folder_made"):
+    """path: of the helper's folder, as the process sees it."""
+
+    path: Annotated[str, msgspec.Meta(max_length=MAX_FOLDER_CHARS + 64)]
+
+
+class FolderSeen(_Message, frozen=True, tag="folder_seen"):
+    """interface.Sight."""
+
+    writing_bytes: Large | None
+    whole: bool
+
+
+class TraceFileReply(_Message, frozen=True, tag="trace_file"):
+    """The file's descriptor comes with it, unless `refused` says why the file is none of that process's libkineto."""
+
+    refused: Annotated[str, msgspec.Meta(max_length=1000)]
+
+
+class FolderRemoved(_Message, frozen=True, tag="folder_removed"):
+    """Nothing is left."""
+
+
 class RefusedReply(_Message, frozen=True, tag="refused"):
     """code: an AttachCode; CALLER, REQUEST or VERSION when nothing was looked at, because of who or what asks."""
 
@@ -260,7 +323,9 @@ class RefusedReply(_Message, frozen=True, tag="refused"):
     reason: Annotated[str, msgspec.Meta(max_length=4000)]
 
 
-Answer = AttachReply | Connected | PollSockets | Diagnosed | Seen | Found | Tools | LaunchesReply | RefusedReply
+FolderAnswer = FolderMade | FolderSeen | TraceFileReply | FolderRemoved
+Facts = Diagnosed | Seen | Found | Tools | LaunchesReply
+Answer = AttachReply | Connected | PollSockets | Facts | FolderAnswer | RefusedReply
 
 _requests: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
 _answers: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)

@@ -1,9 +1,11 @@
 """A file with HTTP headers, one `Name: value` per line, such as an Authorization header. Lines with # are comments."""
 
 import re
+from collections.abc import Iterator, Mapping
 
 MAX_HEADERS = 32
 MAX_HEADER_CHARS = 8192
+_MIN_SECRET_CHARS = 6
 _NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # a token of RFC 9110
 _OURS = frozenset(("content-type", "content-length", "content-encoding", "transfer-encoding", "host", "connection"))
 
@@ -28,3 +30,9 @@ def headers_in(content: bytes) -> dict[str, str]:
     if len(found) > MAX_HEADERS:
         raise ValueError(f"has {len(found)} headers; at most {MAX_HEADERS} are allowed")
     return found
+
+
+def secrets_in(headers: Mapping[str, str]) -> Iterator[str]:
+    """The values of headers, and the parts of them that are long enough to be keys."""
+    for value in headers.values():
+        yield from (part for part in (value, *value.split()) if len(part) >= _MIN_SECRET_CHARS)

@@ -23,13 +23,14 @@ def descriptors(ancillary: Sequence[tuple[int, int, bytes]]) -> list[int]:
     return list(fds)
 
 
-async def receive(sock: socket.socket, max_bytes: int) -> tuple[bytes, list[int]]:
+async def receive(sock: socket.socket, max_bytes: int, max_fds: int = 4) -> tuple[bytes, list[int]]:
     """Waits for one packet of a non-blocking socket. The caller owns the descriptors. Raises OSError."""
+    space = socket.CMSG_SPACE(max_fds * array.array("i").itemsize)
     loop = asyncio.get_running_loop()
     while True:
         try:
             flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC  # socket.recv_fds takes no flags
-            data, ancillary, _, _ = sock.recvmsg(max_bytes, DESCRIPTORS_SPACE, flags)
+            data, ancillary, _, _ = sock.recvmsg(max_bytes, space, flags)
             return data, descriptors(ancillary)
         except BlockingIOError:
             readable = asyncio.Event()

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from functools import partial
 
+from kinetod.attach.attach_types import Approval
 from kinetod.captures.kineto_target.kineto_recorder import KinetoRecorder
 from kinetod.captures.kineto_target.kineto_run import KinetoRun
 from kinetod.captures.live_capture import Running
@@ -57,7 +58,7 @@ class TargetRuns:
                 spec=capture.spec,
                 formats=request.formats,
                 directory=directory,
-                approved=resolved.approved,
+                approval=Approval(resolved.approved, resolved.administrator),
                 on_change=changed,
                 check_share=check_share,
             )

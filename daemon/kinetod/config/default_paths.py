@@ -12,6 +12,7 @@ SYSTEM_CONFIG_DIR = Path("/etc/kinetod")
 CONFIG_FILE_NAME = "config.toml"
 HELPER_SOCKET = Path("/run/kinetod-attach/attach.sock")  # as kinetod-attach.socket makes it
 COUNTERS_SOCKET = Path("/run/kinetod-counters/counters.sock")  # as kinetod-counters.socket makes it
+WRITER_SOCKET = Path("/run/kinetod-writer/writer.sock")  # as kinetod-writer.socket makes it, if it is enabled
 
 
 def default_listen(uid: int | None = None, environ: Mapping[str, str] = os.environ) -> ListenAddress:

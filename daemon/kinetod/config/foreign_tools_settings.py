@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from kinetod.config.addresses import ListenAddress, parse_dynolog_rpc
+from kinetod.config.addresses import ListenAddress, checked_socket_path, parse_dynolog_rpc
+from kinetod.config.default_paths import WRITER_SOCKET
 from kinetod.config.setting import setting
 from kinetod.config.value_kinds import Choice, FolderPath, ListOf, Maybe, ParsedText, Switch, Text
 
@@ -51,5 +52,10 @@ class ForeignToolsConfig:
         "dynolog.log_roots", ListOf(FolderPath()), (), reload=True,
         meaning="folders below which a trace may be written where `dyno` asked for it; an empty list: traces are in "
         "the store only",
+    )
+    dynolog_writer_socket: Path | None = setting(
+        "dynolog.writer_socket", Maybe(ParsedText("path", checked_socket_path)), WRITER_SOCKET, reload=True,
+        meaning="socket of the writer service, which writes such traces as their users for a daemon that is not root; "
+        "empty: none, and such a daemon writes for its own user only",
     )
     # fmt: on

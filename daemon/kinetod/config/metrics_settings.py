@@ -39,6 +39,11 @@ class MetricsConfig(CountersConfig):  # classes with slots can only be combined 
         meaning="folder that says which batch jobs have which GPU, as dcgm-exporter's --hpc-job-mapping-dir; the "
         "prolog of deploy/slurm keeps it",
     )
+    gpu_activity: bool = setting(
+        "metrics.gpu_activity", Switch(), True,
+        meaning="whether to count what the units of NVIDIA's GPUs do (multiprocessors, tensor cores, memory, links), "
+        "for metrics and `kinetoctl top`; Hopper and later have such counters, which profilers do not need",
+    )
     metrics_compat: str = setting(
         "metrics.compat", Choice(COMPAT_OFF, COMPAT_DYNOLOG), COMPAT_OFF,
         meaning="whose names /metrics has besides kinetod's own; dynolog: those of its Prometheus logger, with its "

@@ -18,20 +18,16 @@ from kineto_protos.units import parse_duration_ns
 from kinetod import __version__
 from kinetod.base import logs
 from kinetod.base.errors import StartError
-from kinetod.base.notify import notify, watchdog_s
-from kinetod.base.service_sockets import own_socket, passed_socket
 from kinetod.base.unix_sockets import receive
 from kinetod.config.addresses import checked_socket_path
 from kinetod.counters.backends import BACKENDS, make_backend
 from kinetod.counters.sampler_server import SamplerService
+from kinetod.supervise.helper_service import own_socket, passed_socket, serve
 
 log = logging.getLogger(__name__)
 
 EXIT_CANNOT_START = 1
-EXIT_HUNG = 70
-_ACCEPT_BUDGET = 16
-_LOOK_ROUND_S = 5.0
-_LOOK_ONCE_S = 0.2  # where the process is to end soon after its sampling
+_LOOK_ROUND_S = 0.5
 
 
 @click.command(context_settings={"max_content_width": 100})
@@ -103,11 +99,14 @@ def command(
             may_ask=_uids(callers).__contains__,
         )
         if parent:
-            _exit_at_once(asyncio.run(_serve_parent(service, idle_exit / 1e9)))
+            asyncio.run(_serve_parent(service, idle_exit / 1e9))
+            _exit_at_once(0)
         listener = passed_socket() or (own_socket(path, for_group=True) if path is not None else None)
         if listener is None:
             raise StartError("no socket was passed (LISTEN_FDS); start kinetod-counters.socket, or give --socket")
-        _exit_at_once(asyncio.run(_serve(listener, service, 0 if path is not None else idle_exit / 1e9)))
+        greeting = f"kinetod-counters {__version__} serves"
+        asyncio.run(serve(listener, service, greeting, idle_exit_s=0 if path is not None else idle_exit / 1e9))
+        _exit_at_once(0)
     except StartError as exc:
         log.error("%s", exc)
         return EXIT_CANNOT_START
@@ -124,34 +123,25 @@ def _uids(callers: tuple[str, ...]) -> set[int]:
     return uids
 
 
-async def _serve(listener: socket.socket, service: SamplerService, idle_exit_s: float) -> int:
-    loop = asyncio.get_running_loop()
-    stop = _stop_event()
-    listener.setblocking(False)
-    loop.add_reader(listener, lambda: _accept(listener, service))
-    notify("READY=1")
-    log.info("kinetod-counters %s serves", __version__)
-    try:
-        return await _until_done(service, stop, idle_exit_s)
-    finally:
-        loop.remove_reader(listener)
-        notify("STOPPING=1")
-
-
-async def _serve_parent(service: SamplerService, idle_exit_s: float) -> int:
-    """Serves the connections that come as descriptors over standard input, until it ends."""
-    stop = _stop_event()
+async def _serve_parent(service: SamplerService, idle_exit_s: float) -> None:
+    """Serves the connections that come over standard input, until it ends or nobody has asked for long."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     control = socket.socket(fileno=os.dup(0))
     control.setblocking(False)
+    await service.start()
+    service.connections.begin()
     taking = asyncio.create_task(_take_connections(control, service))
     taking.add_done_callback(lambda _: stop.set())
-    try:
-        return await _until_done(service, stop, idle_exit_s)
-    finally:
-        taking.cancel()
-        with contextlib.suppress(asyncio.CancelledError, OSError):
-            await taking
-        control.close()
+    while not stop.is_set() and not (idle_exit_s and service.connections.idle_s() >= idle_exit_s):
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), _LOOK_ROUND_S)
+    taking.cancel()
+    with contextlib.suppress(asyncio.CancelledError, OSError):
+        await taking
+    control.close()
+    await service.stop()
 
 
 async def _take_connections(control: socket.socket, service: SamplerService) -> None:
@@ -160,47 +150,7 @@ async def _take_connections(control: socket.socket, service: SamplerService) -> 
         if not packet:
             return
         for descriptor in descriptors:
-            service.accepted(socket.socket(fileno=descriptor))
-
-
-def _stop_event() -> asyncio.Event:
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    return stop
-
-
-def _accept(listener: socket.socket, service: SamplerService) -> None:
-    for _ in range(_ACCEPT_BUDGET):
-        try:
-            sock, _ = listener.accept()
-        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-            return
-        except OSError as exc:
-            log.error("cannot accept a caller: %s", exc.strerror)
-            return
-        service.accepted(sock)
-
-
-async def _until_done(service: SamplerService, stop: asyncio.Event, idle_exit_s: float) -> int:
-    """Pings the watchdog from this loop; ends when told to, when nobody has come for long, or when a thread hangs."""
-    look_s = _LOOK_ONCE_S if service.backend.serves_once else _LOOK_ROUND_S
-    period_s = min((watchdog_s() or look_s) / 2, look_s)
-    while not stop.is_set():
-        notify("WATCHDOG=1")
-        if idle_exit_s and service.idle_s() >= idle_exit_s:
-            log.info("no caller for %.0f s: exiting; the next caller starts the service again", service.idle_s())
-            break
-        if service.used_up and service.idle_s() > 0:
-            return 0
-        if service.hung and service.idle_s() > 0:
-            log.error("exiting, because a thread hangs in the driver")
-            return EXIT_HUNG
-        wait_s = min(period_s, max(idle_exit_s - service.idle_s(), 0.05)) if idle_exit_s else period_s
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stop.wait(), wait_s)
-    await service.stop()
-    return 0
+            service.connections.accepted(socket.socket(fileno=descriptor))
 
 
 def _exit_at_once(status: int) -> NoReturn:

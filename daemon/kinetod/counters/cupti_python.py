@@ -3,8 +3,8 @@
 Its licence is NVIDIA's own, so it is neither a dependency nor part of any package of ours; it is imported when somebody
 asks, in kinetod-counters only. What GPUs and metrics there are is asked as the backend `cupti` does.
 
-Its Collector takes CUPTI's profiler down for the whole process when it is disabled. So one GPU is sampled at a time, and
-the process ends after its first sampling; the next question starts another one.
+Its Collector takes CUPTI's profiler down for the whole process when it is disabled. So one GPU is sampled at a time,
+and the process ends after its first sampling; the next question starts another one.
 """
 
 import contextlib

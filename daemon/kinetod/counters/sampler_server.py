@@ -12,12 +12,11 @@ Theory of operation
 import asyncio
 import contextlib
 import logging
+import os
+import signal
 import socket
-import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
-
-from kineto_protos import unix_peer
 
 from kinetod.base.safe_text import clean
 from kinetod.base.unix_sockets import receive
@@ -25,10 +24,12 @@ from kinetod.counters import messages
 from kinetod.counters.counter_holders import UNKNOWN, holder
 from kinetod.counters.interface import CounterBackend, CounterCode, CounterDevice, CounterError, WantedCounters
 from kinetod.counters.sampling_job import SamplingJob, in_own_thread
+from kinetod.supervise.helper_service import Connections, HelperCaller, HungUp, send
 
 log = logging.getLogger(__name__)
 
-MAX_CONNECTIONS = 64
+EXIT_HUNG = 70
+LOOK_S = 0.2
 REQUEST_S = 30.0  # how long a connection that samples nothing may say nothing
 WORK_S = 20.0  # enabling takes 0.3 s for each GPU, one after the other; loading the driver a few seconds
 STOP_S = 5.0
@@ -36,10 +37,6 @@ FREED_S = 1.0  # the daemon ends a watch that was cancelled a moment after its c
 SEND_S = 5.0
 HOLDER_S = 2.0
 T = TypeVar("T")
-
-
-class _Gone(Exception):
-    """The other side has hung up."""
 
 
 class SamplerService:
@@ -57,10 +54,10 @@ class SamplerService:
         self._may_ask = may_ask
         self._holder_of = holder_of
         self.work_s = work_s
-        self._connections: set[asyncio.Task[None]] = set()
+        self.connections = Connections(self._serve)
+        self._looking: asyncio.Task[None] | None = None
         self._late: set[asyncio.Task[Any]] = set()
         self.held: dict[str, asyncio.Task[None]] = {}  # done when the GPU is free again
-        self._idle_since = time.monotonic()
         self._sampled = False
 
     @property
@@ -73,42 +70,37 @@ class SamplerService:
         """Whether a thread is left behind in the driver."""
         return bool(self._late)
 
-    def idle_s(self) -> float:
-        """Seconds since there was a connection."""
-        return 0.0 if self._connections else time.monotonic() - self._idle_since
+    async def start(self) -> None:
+        """Begins to look whether the process must end."""
+        self._looking = asyncio.create_task(self._look(), name="counters end")
 
-    def accepted(self, sock: socket.socket) -> None:
-        """Takes a connection over."""
-        sock.setblocking(False)
-        if len(self._connections) >= MAX_CONNECTIONS:
-            log.warning("a caller was refused: too many connections")
-            sock.close()
-            return
-        task = asyncio.create_task(self._connection(sock), name="counters connection")
-        self._connections.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._connections.discard(task)
-        self._idle_since = time.monotonic()
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("a connection failed", exc_info=error)
+    async def _look(self) -> None:
+        """Ends the process to be rid of a thread that hangs, or when it is used up, once nobody is served."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if self.connections.idle_s() <= 0:
+                continue
+            if self.hung:
+                log.error("exiting, because a thread hangs in the driver")
+                logging.shutdown()
+                os._exit(EXIT_HUNG)
+            if self.used_up:
+                signal.raise_signal(signal.SIGTERM)
 
     async def stop(self) -> None:
         """Closes all connections, which ends their sampling."""
-        for connection in list(self._connections):
-            connection.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
+        if self._looking is not None:
+            self._looking.cancel()
+        await self.connections.stop()
 
-    async def _connection(self, sock: socket.socket) -> None:
-        with sock, contextlib.suppress(_Gone, OSError, TimeoutError):
-            await _Connection(self, sock).serve()
+    async def _serve(self, sock: socket.socket, caller: HelperCaller) -> None:
+        await _Connection(self, sock, caller).serve()
 
-    def check_caller(self, uid: int) -> None:
+    def check_caller(self, caller: HelperCaller) -> None:
         """Raises CounterError for a user who is not served."""
-        if not self._may_ask(uid):
-            log.warning("uid %d was refused: --caller names the users who may ask", uid)
-            reason = f"uid {uid} may not ask kinetod-counters; its option --caller names those who may"
+        if not self._may_ask(caller.uid):
+            log.warning("%s was refused: --caller names the users who may ask", caller)
+            reason = f"uid {caller.uid} may not ask kinetod-counters; its option --caller names those who may"
             raise CounterError(CounterCode.NOT_PERMITTED, reason)
 
     async def work(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -166,22 +158,22 @@ class SamplerService:
 class _Connection:
     """One caller."""
 
-    def __init__(self, service: SamplerService, sock: socket.socket) -> None:
+    def __init__(self, service: SamplerService, sock: socket.socket, caller: HelperCaller) -> None:
         self._service = service
         self._sock = sock
+        self._caller = caller
         self._job: SamplingJob | None = None
         self._freed: asyncio.Task[None] | None = None
 
     async def serve(self) -> None:
         """Serves until the caller hangs up, is silent for too long, or breaks the protocol."""
-        _pid, uid, _gid = unix_peer.credentials(self._sock)
         try:
             while True:
                 async with asyncio.timeout(None if self._job is not None else REQUEST_S):
                     packet = await self._receive()
                 try:
                     # Not before: closing a socket with a packet that was not read would lose the refusal.
-                    self._service.check_caller(uid)
+                    self._service.check_caller(self._caller)
                     await self._carry_out(messages.request(packet))
                 except CounterError as exc:
                     log.info("refused %s: %s", exc.code, exc.reason)
@@ -197,11 +189,15 @@ class _Connection:
         for fd in fds:
             socket.close(fd)
         if not packet:
-            raise _Gone
+            raise HungUp
         return packet
 
     async def _refuse(self, code: str, reason: str) -> None:
-        await _send(self._sock, messages.CountersRefused(code=code, reason=clean(reason, 2000)))
+        await self._send(messages.CountersRefused(code=code, reason=clean(reason, 2000)))
+
+    async def _send(self, said: messages.CounterAnswer, *descriptors: int) -> None:
+        """Raises OSError, TimeoutError."""
+        await send(self._sock, messages.encode(said), list(descriptors), SEND_S)
 
     async def _carry_out(self, asked: messages.CounterRequest) -> None:
         service, backend = self._service, self._service.backend
@@ -223,7 +219,7 @@ class _Connection:
             plan_of = asked
             plan = await service.work(in_own_thread(lambda: backend.plan(plan_of.gpu, _wanted(plan_of))))
             said = messages.PlanReply(plan=plan)
-        await _send(self._sock, said)
+        await self._send(said)
 
     async def _start(self, asked: messages.StartSampling) -> None:
         """Raises CounterError, BadCounterMessage."""
@@ -250,7 +246,7 @@ class _Connection:
             gpu=gpu, plan=plan, backend=backend.name, library_version=backend.library_version
         )
         log.info("samples %d metrics of %s every %g ms", len(plan.metrics), asked.gpu, asked.interval_ns / 1e6)
-        await _send(self._sock, started, job.descriptor())
+        await self._send(started, job.descriptor())
 
     async def _end(self) -> None:
         """Ends the sampling. One that does not end counts as hung until it has."""
@@ -287,22 +283,3 @@ def _fitting(names: list[str]) -> list[str]:
             break
         fitting.append(name)
     return fitting
-
-
-async def _send(sock: socket.socket, said: messages.CounterAnswer, descriptor: int | None = None) -> None:
-    """Raises OSError, TimeoutError."""
-    packet = messages.encode(said)
-    loop = asyncio.get_running_loop()
-    async with asyncio.timeout(SEND_S):
-        while True:
-            try:
-                descriptors = [] if descriptor is None else [descriptor]
-                socket.send_fds(sock, [packet], descriptors, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
-                return
-            except BlockingIOError:
-                ready = asyncio.Event()
-                loop.add_writer(sock, ready.set)
-                try:
-                    await ready.wait()
-                finally:
-                    loop.remove_writer(sock)

@@ -25,7 +25,7 @@ from dataclasses import replace
 
 from kineto_protos.endpoints import is_loopback
 
-from kinetod.access.peers import Peer, UnknownPeer, of_local, of_loopback, of_unix, with_groups
+from kinetod.access.peers import Peer, UnknownPeer, of_local, of_local_at_once, of_unix, with_groups
 from kinetod.base.background_tasks import BackgroundTasks
 from kinetod.base.errors import StartError
 from kinetod.config.addresses import ListenAddress
@@ -196,16 +196,14 @@ class DynologServer:
         near, far = sock.getsockname()[:2], sock.getpeername()[:2]
         if not _is_local(near, far):
             return Peer(via=Via.DYNOLOG, address=far[0])
-        try:
-            return replace(of_local(near, far), via=Via.DYNOLOG)
-        except OSError:
-            return None
+        peer = of_local_at_once(near, far)
+        return None if peer is None else replace(peer, via=Via.DYNOLOG)
 
     async def _admit_later(self, sock: socket.socket) -> None:
         self._looked_up += 1
         try:
             near, far = sock.getsockname()[:2], sock.getpeername()[:2]
-            peer = await asyncio.get_running_loop().run_in_executor(self._lookups, of_loopback, near, far)
+            peer = await asyncio.get_running_loop().run_in_executor(self._lookups, of_local, near, far)
         except (OSError, UnknownPeer) as exc:
             self._limits.unknown(str(exc))
             sock.close()

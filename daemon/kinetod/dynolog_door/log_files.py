@@ -3,9 +3,10 @@
 Theory of operation
     A request that names a file is a promise, kept in a file of the state folder, so that the next daemon keeps it if
     this one ends before the capture does. When the capture has ended, the files of its targets are copied from the
-    store by a process that has become the user before it touches a path (`trace_writer`). So the daemon never opens a
-    path of a caller, and nothing is written that the user could not write. Files are named as Kineto names them:
-    NAME_PID.json for NAME.json, with the pid that the answer to the request has.
+    store by a process that has become the user before it touches a path (`trace_writer`): a child of this daemon if it
+    is root or that very user, otherwise a child of the kinetod-writer service, which decides by a policy of its own. So
+    the daemon never opens a path of a caller, and nothing is written that the user could not write. Files are named as
+    Kineto names them: NAME_PID.json for NAME.json, with the pid that the answer to the request has.
 
     The user is the caller. What root asks for is written as the user of each traced process, as with Dynolog, whose
     traces are written by the process itself.
@@ -19,7 +20,7 @@ import contextlib
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePath
 from typing import Any
@@ -29,6 +30,7 @@ from kineto_trace.store.output_formats import STORED_NAMES
 from kineto_trace.store.requested_names import LogFile
 
 from kinetod.access.audit_log import AuditLog
+from kinetod.attach.finding import Finding, Status
 from kinetod.base import metrics
 from kinetod.base.background_tasks import BackgroundTasks
 from kinetod.base.fair_slots import FairSlots, payer
@@ -36,18 +38,26 @@ from kinetod.config.settings import Settings
 from kinetod.permissions.role_policy import Caller
 from kinetod.store.capture_store import key_of
 from kinetod.store.path_guard import open_regular
-from kinetod.supervise.child import ask_once, python
+from kinetod.trace_writing.writer_client import WriterClient, WriterUnreachable
+from kinetod.trace_writing.writing_process import (
+    CHECK_S,
+    FILES_AT_ONCE,
+    WRITE_S,
+    WRITER,
+    NoAnswer,
+    WriteQuestion,
+    answer,
+)
 
 log = logging.getLogger(__name__)
 
 PROMISES_FOLDER = "dynolog"  # in the state folder
-WRITER = python("kinetod.dynolog_door.trace_writer")
-CHECK_DEADLINE_S = 5.0
-WRITE_DEADLINE_S = 120.0
 STOP_S = 3.0
-FILES_AT_ONCE = 32  # descriptors that one writer gets
 WRITERS = 2  # at a time, and one for a user who has none
 AUDITED = "(trace file)"
+UNIT = "kinetod.service"  # decides what a child of this daemon sees
+CHECK_NAME = "dynolog_files"
+ADVICE = "do what it says, or remove the folder from dynolog.log_roots"
 ROOT = 0
 FolderOf = Callable[[str, Any], Path]
 
@@ -98,11 +108,9 @@ class LogFiles:
         """Why files there could not be written now; "" if they could."""
         if caller.uid is None:
             return f"{caller} is no user of this host"
-        uid = caller.uid
-        if uid == ROOT:  # each process's own user, who is not known yet
-            return self._refusal(log_file.directory, uid)
+        uid = None if caller.uid == ROOT else caller.uid  # what root asks for is each process's own user's
         async with self._slots.turn():
-            found = await self._write(log_file.directory, uid, [], CHECK_DEADLINE_S)
+            found = await self._write(log_file.directory, uid, [], CHECK_S)
         return found[0]
 
     def promise(self, capture: pb.Capture, log_file: LogFile, caller: Caller) -> None:
@@ -117,16 +125,6 @@ class LogFiles:
             format=log_file.format,
         )
         self._tasks.begin(asyncio.to_thread(self._save, made))
-
-    def _refusal(self, directory: Path, uid: int) -> str:
-        """Why nothing is written into this folder as this user, as far as the settings say it."""
-        if not directory.is_absolute():
-            return f"{directory} is not an absolute path"
-        if _below(directory, self._settings.current.dynolog_log_roots) is None:
-            return f"{directory} is below no folder of dynolog.log_roots"
-        if self._own_uid not in (ROOT, uid):
-            return f"this daemon runs as uid {self._own_uid} and cannot write files as uid {uid}"
-        return ""
 
     # writing
 
@@ -156,7 +154,7 @@ class LogFiles:
             for start in range(0, len(files), FILES_AT_ONCE):
                 batch = files[start : start + FILES_AT_ONCE]
                 async with self._slots.turn():
-                    problems = await self._write(Path(promise.directory), uid, batch, WRITE_DEADLINE_S)
+                    problems = await self._write(Path(promise.directory), uid, batch, WRITE_S)
                 for (_source, name), problem in zip(batch, problems, strict=True):
                     self._note(promise, uid, name, problem)
         self._promises.pop(capture.id, None)
@@ -174,42 +172,73 @@ class LogFiles:
         self._audit.write(AUDITED, "refused" if problem else "written", None, **facts, problem=problem)
 
     async def _write(
-        self, directory: Path, uid: int, files: Sequence[tuple[Path, str]], deadline_s: float
+        self, directory: Path, uid: int | None, files: Sequence[tuple[Path, str]], deadline_s: float
     ) -> list[str]:
-        """What is wrong with each file, or with the folder if there are no files; "" where nothing is."""
+        """What is wrong with each file, or with the folder if there are no files; "" where nothing is.
+
+        uid: None asks whether anything may be written there at all.
+        """
         count = max(1, len(files))
-        if problem := self._refusal(directory, uid):
-            return [problem] * count
+        if not directory.is_absolute():
+            return [f"{directory} is not an absolute path"]
         root = _below(directory, self._settings.current.dynolog_log_roots)
-        assert root is not None
+        if root is None:
+            return [f"{directory} is below no folder of dynolog.log_roots"] * count
         with contextlib.ExitStack() as opened:
             try:
                 descriptors = await asyncio.to_thread(_opened, [source for source, _name in files], opened)
             except OSError as exc:
                 return [f"the stored trace cannot be read: {exc.strerror or exc}"] * count
-            question = {
-                "uid": uid,
-                "root": str(root),
-                "parts": directory.relative_to(root).parts,
-                "files": [(each, name) for each, (_source, name) in zip(descriptors, files, strict=True)],
-            }
-            return await self._asked(question, descriptors, count, deadline_s)
+            named = tuple(zip(descriptors, (name for _source, name in files), strict=True))
+            if self._own_uid in (ROOT, uid):
+                return await self._written_here(root, directory, uid, named, deadline_s)
+            return await self._written_by_service(directory, uid, named, deadline_s)
 
-    async def _asked(self, question: Mapping[str, Any], fds: Sequence[int], count: int, deadline_s: float) -> list[str]:
-        lines: list[bytes] = []
+    async def _written_here(
+        self, root: Path, directory: Path, uid: int | None, files: Sequence[tuple[int, str]], deadline_s: float
+    ) -> list[str]:
+        parts = directory.relative_to(root).parts
+        question = WriteQuestion(uid=uid, root=str(root), parts=parts, files=tuple(files), unit=UNIT)
         try:
-            end = await ask_once(
-                self._writer, json.dumps(question).encode(), lines.append, deadline_s=deadline_s, pass_fds=fds
-            )
-        except (OSError, ValueError) as exc:
-            return [f"the writing process failed: {exc}"] * count
-        if end.status is None:
-            return [f"the folder did not answer within {deadline_s:g} s"] * count
-        with contextlib.suppress(ValueError, IndexError):
-            answer = json.loads(lines[0])
-            if isinstance(answer, list) and len(answer) == count and all(isinstance(each, str) for each in answer):
-                return answer
-        return [f"the writing process failed: exit status {end.status}: {end.errors[-300:]}"] * count
+            return await answer(question, deadline_s=deadline_s, command=self._writer)
+        except NoAnswer as exc:
+            return [str(exc)] * max(1, len(files))
+
+    async def _written_by_service(
+        self, directory: Path, uid: int | None, files: Sequence[tuple[int, str]], deadline_s: float
+    ) -> list[str]:
+        path = self._settings.current.dynolog_writer_socket
+        whom = "other users" if uid is None else f"uid {uid}"
+        cannot = f"this daemon runs as uid {self._own_uid} and cannot write files as {whom}"
+        if path is None:
+            return [cannot] * max(1, len(files))
+        try:
+            return await WriterClient(path).place(uid, directory, files, deadline_s=deadline_s)
+        except WriterUnreachable as exc:
+            return [f"{cannot}; {exc}: {exc.advice}"] * max(1, len(files))
+
+    # diagnosing
+
+    async def findings(self, *, everybody: bool) -> list[Finding]:
+        """Whether traces can be written below each folder of dynolog.log_roots, as far as no user is asked for.
+
+        everybody: whether the daemon serves all users, or its own alone.
+        """
+        found, roots = [], self._settings.current.dynolog_log_roots
+        here = self._own_uid == ROOT or not everybody
+        for root in roots:
+            async with self._slots.turn():
+                if here:
+                    (problem,) = await self._written_here(root, root, None, (), CHECK_S)
+                else:
+                    (problem,) = await self._written_by_service(root, None, (), CHECK_S)
+            if problem:
+                detail = f"no trace is written below {root}: {problem}"
+                found.append(Finding(CHECK_NAME, Status.PROBLEM, detail, ADVICE))
+        if found or not roots:
+            return found
+        how = "this daemon" if here else "the writer service"
+        return [Finding(CHECK_NAME, Status.OK, f"{how} writes traces below {', '.join(map(str, roots))}")]
 
     # keeping promises across restarts
 

@@ -26,6 +26,7 @@ from kinetod.supervise import child
 log = logging.getLogger(__name__)
 
 COMMAND = child.python("kinetod.gpus.reader_process")
+NO_ACTIVITY = "--no-activity"  # of that command
 DEADLINE_S = 1.5
 MAX_AGE_S = 1.0
 KILL_S = 60.0
@@ -40,10 +41,16 @@ class _Crashed(Exception):
 
 
 class GpuReader:
-    """Snapshots of this host's GPUs. Thread-safe."""
+    """Snapshots of this host's GPUs. Thread-safe. activity: whether to count what their units do."""
 
-    def __init__(self, *, command: Sequence[str] = COMMAND, clock: Callable[[], float] = time.monotonic) -> None:
-        self._command = command
+    def __init__(
+        self,
+        *,
+        activity: bool = True,
+        command: Sequence[str] = COMMAND,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._command = tuple(command) if activity else (*command, NO_ACTIVITY)
         self._clock = clock
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None

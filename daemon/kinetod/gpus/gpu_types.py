@@ -4,6 +4,7 @@ Theory of operation
     gpu_reader.py (in the daemon)   asks the process for a snapshot, with a deadline; everybody shares a fresh one
     reader_process.py (the process)    asks each vendor's library in turn and answers one line of JSON
     a library                   one file per vendor: nvml.py, amd.py, intel.py; and the kernel's drivers: drm.py
+    nvml_gpm.py                 counts what the units of an NVIDIA GPU do; gpu_activity.py has the totals
 
     A vendor's library may hang in the driver, crash, or hold the devices open; so it is loaded in that process only,
     which is started when somebody asks and ends when nobody has asked for a while.
@@ -13,6 +14,8 @@ from enum import StrEnum
 from typing import Protocol
 
 import msgspec
+
+from kinetod.gpus.gpu_activity import GpuActivity
 
 
 class GpuQuestion(StrEnum):
@@ -77,6 +80,8 @@ class GpuState(msgspec.Struct, frozen=True, kw_only=True):
     ecc_corrected: int | None = None  # a counter
     ecc_uncorrected: int | None = None  # a counter
     xid_errors: dict[int, int] = {}  # Xid -> how often since the library was loaded
+    activity: GpuActivity | None = None  # None, with the reason in activity_note: its units are not counted
+    activity_note: str = ""
     processes: tuple[GpuProcess, ...] = ()
 
 

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from kinetod.base.safe_text import clean
 from kinetod.gpus.gpu_types import GpuProcess, GpuState, LibraryError, LibraryState
+from kinetod.gpus.nvml_gpm import OFF, GpmCounter
 
 T = TypeVar("T")
 
@@ -24,6 +25,7 @@ class _Device:
     name: str
     pci_bus_id: str
     device: str
+    counter: GpmCounter | None = None  # None: the GPU is lost, or nobody wants them
 
     def state(self, **values: Any) -> GpuState:
         return GpuState(
@@ -42,12 +44,13 @@ class _Lost(Exception):
 
 
 class Nvml:
-    """NVML. `module` is pynvml (default: the installed one)."""
+    """NVML. `module` is pynvml (default: the installed one); activity: whether to count what the GPUs' units do."""
 
     name = "nvml"
 
-    def __init__(self, module: Any = None) -> None:
+    def __init__(self, module: Any = None, *, activity: bool = True) -> None:
         self._nvml: Any = module
+        self._activity = activity
         self._devices: list[_Device] = []
         self._events: Any = None
         self._xids: dict[str, dict[int, int]] = {}  # UUID -> Xid -> count
@@ -94,11 +97,15 @@ class Nvml:
             name=_text(nvml.nvmlDeviceGetName(handle)),
             pci_bus_id=_text(pci.busId) if pci is not None else "",
             device=f"nvidia{minor}" if minor is not None else "",
+            counter=GpmCounter(nvml, handle) if self._activity else None,
         )
 
     def close(self) -> None:
         """Lets go of the devices."""
         nvml = self._nvml
+        for device in self._devices:
+            if device.counter is not None:
+                device.counter.close()
         self._devices = []
         if self._events is not None:
             with contextlib.suppress(nvml.NVMLError):
@@ -107,9 +114,16 @@ class Nvml:
         with contextlib.suppress(nvml.NVMLError):
             nvml.nvmlShutdown()
 
+    def sample(self) -> None:
+        """Counts what the GPUs' units did since the last time. Raises nothing."""
+        for device in self._devices:
+            if device.counter is not None:
+                device.counter.step()
+
     def read(self) -> list[GpuState]:
         """Every GPU now. Raises LibraryError."""
         self._take_xids()
+        self.sample()
         return [self._state(device, self._values) for device in self._devices]
 
     def read_processes(self) -> list[GpuState]:
@@ -148,6 +162,8 @@ class Nvml:
             "memory_clock_hertz": self._scaled(1e6, nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_MEM),
             "xid_errors": dict(self._xids.get(device.uuid, {})),
             "processes": self._processes(device),
+            "activity": device.counter.activity if device.counter is not None else None,
+            "activity_note": device.counter.refusal if device.counter is not None else OFF,
             **self._traffic(handle),
             **self._ecc(handle),
         }

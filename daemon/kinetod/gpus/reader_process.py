@@ -1,16 +1,17 @@
-"""`python -m kinetod.gpus.reader_process`: answers each byte on its standard input, a Question, with one line, a
-Snapshot as JSON.
+"""`python -m kinetod.gpus.reader_process [--no-activity]`: answers each byte on its standard input, a Question, with
+one line, a Snapshot as JSON. In between it counts what the GPUs' units do, every SAMPLE_S, unless told not to.
 
 Ends when its standard input does, and when nobody has asked for IDLE_S: then the devices are free again, for a
 reset or another driver.
 """
 
+import argparse
 import os
 import select
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -29,14 +30,19 @@ from kinetod.gpus.intel import IntelSysman
 from kinetod.gpus.nvml import Nvml
 
 IDLE_S = 120.0  # longer than most scrape periods
+SAMPLE_S = 1.0
 REOPEN_S = 30.0  # how long a library that failed is left alone
 
 
 class OpenLibrary:
-    """A library that is opened when it is first read, and again after it failed."""
+    """A library that is opened when it is first read, and again after it failed.
 
-    def __init__(self, library: GpuLibrary) -> None:
+    sample: what it does regularly while it is open.
+    """
+
+    def __init__(self, library: GpuLibrary, *, sample: Callable[[], None] = lambda: None) -> None:
         self._library = library
+        self._sample = sample
         self._version: str | None = None
         self._failure: LibraryError | None = None
         self._failed_at = 0.0
@@ -54,6 +60,11 @@ class OpenLibrary:
         return gpus, VendorLibrary(
             name=self._library.name, state=state, detail=detail, driver_version=self._version or "", seconds=took
         )
+
+    def sample(self) -> None:
+        """Does what the library does regularly, if it is open."""
+        if self._version is not None:
+            self._sample()
 
     def _read(self, now: float, question: GpuQuestion) -> list[GpuState]:
         if self._failure is not None and now - self._failed_at < REOPEN_S:
@@ -101,20 +112,35 @@ def _completed(gpu: GpuState, kernel: GpuState) -> GpuState:
     )
 
 
-def libraries() -> list[OpenLibrary]:
-    """All that this version knows, the kernel's drivers last."""
-    return [OpenLibrary(library) for library in (Nvml(), AmdSmi(), IntelSysman(), DrmGpus())]
+def libraries(*, activity: bool = True) -> list[OpenLibrary]:
+    """All that this version knows, the kernel's drivers last. activity: whether to count what the GPUs' units do."""
+    nvml = Nvml(activity=activity)
+    others: tuple[GpuLibrary, ...] = (AmdSmi(), IntelSysman(), DrmGpus())
+    return [OpenLibrary(nvml, sample=nvml.sample), *(OpenLibrary(library) for library in others)]
 
 
-def main() -> int:
-    """Serves until nobody asks."""
+def _question(opened: Sequence[OpenLibrary]) -> bytes:
+    """Waits for a question, with samples meanwhile; empty if nobody asks any more."""
+    end = time.monotonic() + IDLE_S
+    while (left := end - time.monotonic()) > 0:
+        if select.select([0], [], [], min(left, SAMPLE_S))[0]:
+            return os.read(0, 1)
+        for library in opened:
+            library.sample()
+    return b""
+
+
+def main(*, activity: bool = True) -> int:
+    """Serves until nobody asks. activity: whether to count what the GPUs' units do."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the daemon
-    opened = libraries()
-    while select.select([0], [], [], IDLE_S)[0] and (asked := os.read(0, 1)):
+    opened = libraries(activity=activity)
+    while asked := _question(opened):
         sys.stdout.buffer.write(msgspec.json.encode(snapshot(opened, GpuQuestion(asked.decode()))) + b"\n")
         sys.stdout.buffer.flush()
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--no-activity", action="store_true")
+    sys.exit(main(activity=not parser.parse_args().no_activity))

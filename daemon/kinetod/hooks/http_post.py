@@ -3,17 +3,21 @@
 Nothing is followed elsewhere: what is signed or has credentials is for the configured address, and no other.
 """
 
+import contextlib
 import http.client
 import ssl
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from kinetod.base.header_file import MAX_HEADER_CHARS
+from kinetod.base.safe_text import redacted
+
 _AGAIN = (408, 425, 429, 500, 502, 503, 504)
-_MAX_ANSWER_BYTES = 300
+_MAX_SAID_CHARS = 300
 _MAX_AFTER_S = 3600.0
 
 
@@ -27,18 +31,26 @@ class ReceiverAnswer:
 
 
 def post(
-    url: str, body: bytes, headers: Mapping[str, str], *, ca_file: str, timeout_s: float, answer_bytes: int = 0
+    url: str,
+    body: bytes,
+    headers: Mapping[str, str],
+    *,
+    ca_file: str,
+    timeout_s: float,
+    answer_bytes: int = 0,
+    secrets: Iterable[str] = (),
 ) -> tuple[ReceiverAnswer, bytes]:
     """Sends the body, and returns the outcome and, if it was accepted, what was answered.
 
     ca_file: of authorities (PEM); empty: the system's. answer_bytes: how much is read of the answer.
+    secrets: what the outcome must not repeat.
     """
     request = urllib.request.Request(url, data=body, headers=dict(headers), method="POST")  # noqa: S310  # checked
     try:
         with _opener(url, ca_file).open(request, timeout=timeout_s) as answer:
             return ReceiverAnswer(), answer.read(answer_bytes) if answer_bytes else b""
     except urllib.error.HTTPError as exc:
-        return _refused(exc), b""
+        return _refused(exc, secrets), b""
     except (OSError, http.client.HTTPException, ValueError) as exc:
         reason = exc.reason if isinstance(exc, urllib.error.URLError) else exc
         return ReceiverAnswer(text=f"cannot be reached: {str(reason) or type(reason).__name__}", again=True), b""
@@ -57,12 +69,14 @@ def _opener(url: str, ca_file: str) -> urllib.request.OpenerDirector:
     return urllib.request.build_opener(*handlers)
 
 
-def _refused(exc: urllib.error.HTTPError) -> ReceiverAnswer:
-    with exc:
-        said = " ".join(exc.read(_MAX_ANSWER_BYTES).decode("utf-8", "replace").split())
+def _refused(exc: urllib.error.HTTPError, secrets: Iterable[str]) -> ReceiverAnswer:
+    said = b""
+    with exc, contextlib.suppress(OSError, http.client.HTTPException, ValueError):  # its status says enough
+        said = exc.read(_MAX_SAID_CHARS + MAX_HEADER_CHARS)  # whole secrets: half of one is not recognised
+    why = redacted(said.decode("utf-8", "replace"), secrets)[:_MAX_SAID_CHARS]
     text = f"answered {exc.code} {exc.reason}"
     if 300 <= exc.code < 400:
         return ReceiverAnswer(text=f"{text}: redirects are not followed; configure the address that it points to")
     after = exc.headers.get("Retry-After", "")
     after_s = min(float(after), _MAX_AFTER_S) if after.isdecimal() else 0.0
-    return ReceiverAnswer(text=f"{text}{': ' if said else ''}{said}", again=exc.code in _AGAIN, after_s=after_s)
+    return ReceiverAnswer(text=f"{text}{': ' if why else ''}{why}", again=exc.code in _AGAIN, after_s=after_s)

@@ -2,13 +2,12 @@
 
 import json
 import os
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
 from kineto_trace.store.output_formats import SUFFIXES
 
-from kinetod.base.header_file import headers_in
+from kinetod.base.header_file import headers_in, secrets_in
 from kinetod.base.safe_text import redacted
 from kinetod.config.settings import Config
 from kinetod.hooks.command_hook import last_line
@@ -20,7 +19,6 @@ from kinetod.supervise import child
 
 _COMMAND = child.python("kinetod.hooks.profile_sender")
 _OWN_S = 2.0  # that the process may take beside its work
-_MIN_SECRET_CHARS = 6
 
 
 class ProfileHook:
@@ -78,7 +76,7 @@ class ProfileHook:
         return answer
 
     def _without_secrets(self, text: str) -> str:
-        return redacted(text, frozenset(_secrets(self._config.hook_profiles_headers)))
+        return redacted(text, _secrets(self._config.hook_profiles_headers))
 
 
 def _with_trace(body: bytes) -> list[str]:
@@ -90,11 +88,8 @@ def _with_trace(body: bytes) -> list[str]:
     ]
 
 
-def _secrets(path: Path | None) -> Iterator[str]:
-    """Yields the values of the headers, and the parts of them that are long enough to be keys."""
+def _secrets(path: Path | None) -> frozenset[str]:
     try:
-        values = headers_in(path.read_bytes()).values() if path is not None else ()
+        return frozenset(secrets_in(headers_in(path.read_bytes()) if path is not None else {}))
     except (OSError, ValueError):
-        return
-    for value in values:
-        yield from (part for part in (value, *value.split()) if len(part) >= _MIN_SECRET_CHARS)
+        return frozenset()

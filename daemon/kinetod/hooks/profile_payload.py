@@ -12,9 +12,10 @@ from typing import BinaryIO
 
 from kineto_protos.pprof import profile_pb2
 from kineto_protos.pyroscope import push_pb2
+from kineto_trace.base.visible_text import one_line
 from kineto_trace.errors import TraceError
 from kineto_trace.formats.profiles.otlp_writer import otlp_message
-from kineto_trace.formats.profiles.pprof_writer import RANK, plain_text, pprof_message
+from kineto_trace.formats.profiles.pprof_writer import RANK, pprof_message
 from kineto_trace.formats.profiles.profile_samples import THREAD_ID, ProfileSubject, profile
 from kineto_trace.formats.profiles.resource_attributes import resource_attributes
 from kineto_trace.model.context import Context
@@ -45,7 +46,7 @@ def _pyroscope(context: Context) -> bytes:
     request, target = push_pb2.PushRequest(), context.trace.target
     attributes = resource_attributes(context.trace)
     shown = {name: value if isinstance(value, str | int) else ",".join(value) for name, value in attributes.items()}
-    labels = {_label(name): plain_text(str(value)) for name, value in shown.items()}
+    labels = {_label(name): one_line(str(value)) for name, value in shown.items()}
     for subject, name in PYROSCOPE_NAMES.items():
         found = profile(context, subject)
         if not found.subjects:

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -23,8 +24,8 @@ from typing import IO, Any
 from kineto_trace.store.output_formats import COLUMNS_DIRECTORY
 
 from kinetod import __version__
-from kinetod.base.header_file import headers_in
-from kinetod.base.safe_text import clean
+from kinetod.base.header_file import headers_in, secrets_in
+from kinetod.base.safe_text import clean, redacted
 from kinetod.config.profile_addresses import ProfileForm, parse_profiles
 from kinetod.hooks.http_post import ReceiverAnswer, post
 from kinetod.sandbox.confined_jobs import die_with_parent
@@ -154,7 +155,7 @@ def _left(deadline: float) -> float:
 
 def _send(message: bytes, delivery: ProfileDelivery, headers: dict[str, str], deadline: float) -> None:
     """Raises _Refused."""
-    address = parse_profiles(delivery.address)
+    address, secrets = parse_profiles(delivery.address), frozenset(secrets_in(headers))
     if address.form is ProfileForm.OTLP_GRPC:
         answer, said = _call(message, delivery, headers, _left(deadline))
     else:
@@ -170,10 +171,11 @@ def _send(message: bytes, delivery: ProfileDelivery, headers: dict[str, str], de
             ca_file=delivery.ca_file,
             timeout_s=_left(deadline),
             answer_bytes=_MAX_ANSWER_BYTES,
+            secrets=secrets,
         )
     if answer.text:
         raise _Refused(answer)
-    if address.form is not ProfileForm.PYROSCOPE and (rejected := _rejected(said)):
+    if address.form is not ProfileForm.PYROSCOPE and (rejected := _rejected(said, secrets)):
         raise _Refused(ReceiverAnswer(text=rejected))
 
 
@@ -205,7 +207,7 @@ def _call(
             )
         except grpc.RpcError as exc:
             code: Any = exc.code()
-            details = clean(str(exc.details()), _MAX_TEXT_CHARS)
+            details = redacted(str(exc.details()), secrets_in(headers))[:_MAX_TEXT_CHARS]
             return ReceiverAnswer(text=f"answered {code.name}: {details}", again=code in again), b""
     return ReceiverAnswer(), said
 
@@ -218,7 +220,7 @@ def _system_authorities() -> bytes | None:
     return Path(paths.cafile).read_bytes() if paths.cafile else None
 
 
-def _rejected(said: bytes) -> str:
+def _rejected(said: bytes, secrets: Collection[str]) -> str:
     """Returns why an OTLP receiver that accepted the request rejected profiles in it; "" if it rejected none."""
     from google.protobuf.message import DecodeError
     from opentelemetry.proto.collector.profiles.v1development import profiles_service_pb2 as pb
@@ -229,7 +231,7 @@ def _rejected(said: bytes) -> str:
         return ""  # it answered 200, with what is no answer of the protocol
     if not part.rejected_profiles:
         return ""
-    why = clean(part.error_message, _MAX_TEXT_CHARS)
+    why = redacted(part.error_message, secrets)[:_MAX_TEXT_CHARS]
     return f"the receiver rejected {part.rejected_profiles} of its profiles{': ' if why else ''}{why}"
 
 

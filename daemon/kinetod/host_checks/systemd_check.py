@@ -10,7 +10,8 @@ from kinetod.host_checks.check_protocol import CheckQuestion
 
 BOOTED = Path("/run/systemd/system")  # sd_booted(3)
 SERVICE, SOCKET, HELPER = "kinetod.service", "kinetod-attach.socket", "kinetod-attach.service"
-UNITS = (SERVICE, SOCKET, HELPER)
+WRITER_SOCKET, WRITER = "kinetod-writer.socket", "kinetod-writer.service"  # not enabled by default
+UNITS = (SERVICE, SOCKET, HELPER, WRITER_SOCKET, WRITER)
 PROPERTIES = ("Id", "LoadState", "ActiveState", "Result", "NRestarts", "MainPID", "UnitFileState")
 COMMAND = ("systemctl", "show", f"--property={','.join(PROPERTIES)}", *UNITS)
 DEADLINE_S = 3.0
@@ -67,7 +68,9 @@ def _unit(name: str, state: Mapping[str, str], question: CheckQuestion) -> Findi
         return Finding(name, Status.PROBLEM, f"systemd cannot read it: {state['LoadState']}", look)
     if active == "failed":
         return Finding(name, Status.PROBLEM, f"has failed: {state.get('Result') or 'without a reason'}", look)
-    if name == HELPER:  # runs while it is asked
+    if name == WRITER_SOCKET and active == "inactive":
+        return Finding(name, Status.OK, "not enabled; only dynolog.log_roots needs it")
+    if name in (HELPER, WRITER):  # runs while it is asked
         return Finding(name, Status.OK, active)
     if active not in ("active", "activating", "reloading"):
         advice = f"`systemctl enable --now {name}`"

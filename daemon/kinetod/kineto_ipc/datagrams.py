@@ -29,6 +29,8 @@ class Drop(StrEnum):
     UNIDENTIFIED = "unidentified"  # the kernel names no process of this PID namespace as the sender, or it has ended
     TOO_OFTEN = "too_often"  # its process, or all processes of its user, send too much
     TOO_MANY = "too_many"  # too many processes poll
+    LATE = "late"  # read so late that its sender no longer waits: an answer would lie there until the next poll
+    PENDING = "pending"  # its sender was sent a configuration already, and may not have read it yet
     UNREAD = "unread"  # the sender does not read its answers, or has closed its socket
 
 

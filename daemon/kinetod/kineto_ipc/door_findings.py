@@ -26,7 +26,8 @@ class KinetoStart:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoorState:
     """Where polls are answered: served are places, namespaces the inodes of others' network namespaces. problems and
-    namespace_problems: why there is no socket elsewhere.
+    namespace_problems: why there is no socket elsewhere. queue_length: how many datagrams the kernel keeps for a
+    socket; 0: unknown.
     """
 
     served: tuple[str, ...] = ()
@@ -35,6 +36,7 @@ class DoorState:
     problems: Mapping[str, str] = field(default_factory=dict)
     namespace_problems: Mapping[int, str] = field(default_factory=dict)
     processes: int = 0
+    queue_length: int = 0
 
 
 def of_host(door: DoorState | None) -> Iterator[Finding]:
@@ -49,6 +51,14 @@ def of_host(door: DoorState | None) -> Iterator[Finding]:
         )
         containers = f", and in {_namespaces(len(door.namespaces))}" if door.namespaces else ""
         yield Finding(NAME, Status.OK, f"{count}; polls are answered at {', '.join(door.served)}{containers}")
+    if 0 < door.queue_length < door.processes:
+        yield Finding(
+            NAME,
+            Status.NOTE,
+            f"{door.processes} processes poll, and the kernel keeps {door.queue_length} datagrams for a socket: those "
+            "that poll at the same moment may have to wait for 10 ms or more and try again",
+            "set net.unix.max_dgram_qlen to 512 (`sysctl`), and restart kinetod",
+        )
     if door.namespace_problems:
         namespace, problem = next(iter(door.namespace_problems.items()))
         detail = f"polls are not answered in {_namespaces(len(door.namespace_problems))}; in {namespace}: {problem}"

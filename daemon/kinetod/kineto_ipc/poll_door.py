@@ -27,6 +27,7 @@ from kinetod.kineto_ipc.poll_sockets import (
     NameTaken,
     PollSocket,
     bound_socket,
+    queue_length,
 )
 from kinetod.kineto_ipc.poll_thread import PollThread
 from kinetod.kineto_ipc.poller_registry import PollerRegistry
@@ -73,6 +74,7 @@ class PollDoor:
             problems=dict(self._problems),
             namespace_problems=others.problems() if others is not None else {},
             processes=self.processes.count(),
+            queue_length=queue_length(),
         )
 
     async def start(self) -> None:

@@ -22,6 +22,7 @@ import re
 import socket
 import stat
 import struct
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -29,6 +30,7 @@ from typing import Protocol
 from kinetod.base.unix_sockets import remove_stale_socket
 from kinetod.kineto_ipc.datagrams import MAX_DATAGRAM_BYTES
 from kinetod.kineto_ipc.poller_registry import Sender
+from kinetod.processes.identity import PROC
 
 NAME = b"\0dynolog\0"
 ABSTRACT_IN_PROC = "@dynolog@"  # NAME as /proc/net/unix writes it
@@ -36,7 +38,10 @@ FILE_NAME = "dynolog"
 _CLIENT = re.compile(r"dynoconfigclient[\w-]{1,64}", re.ASCII)
 _MAX_FOLDER_BYTES = 107 - len("/dynoconfigclient") - 36  # a client's path ends in a UUID, and has to fit sun_path
 _UCRED = struct.Struct("iII")
-_CREDENTIALS_SPACE = socket.CMSG_SPACE(_UCRED.size)  # no room for descriptors: the kernel drops those
+_TIMESPEC = struct.Struct("@ll")
+_SO_TIMESTAMPNS = 35  # asm-generic/socket.h; of a message, too
+# No room for descriptors: the kernel drops those.
+_ANCILLARY_SPACE = socket.CMSG_SPACE(_UCRED.size) + socket.CMSG_SPACE(_TIMESPEC.size)
 
 
 class NameTaken(OSError):
@@ -50,12 +55,17 @@ class FolderRefused(OSError):
 @dataclass(frozen=True, slots=True)
 class Datagram:
     """One datagram as it arrived. sender.pid: 0 if the kernel cannot name it in this PID namespace. whole: whether it
-    is not longer than the longest that is taken.
+    is not longer than the longest that is taken. sent_ns: when the kernel took it, in Unix time; 0 if it does not say.
     """
 
     content: bytes
     sender: Sender
     whole: bool
+    sent_ns: int = 0
+
+    def age_ns(self) -> int:
+        """How long ago it was sent."""
+        return time.time_ns() - self.sent_ns if self.sent_ns else 0
 
 
 class PollSocket(Protocol):
@@ -195,10 +205,19 @@ def _has_owner(path: Path) -> bool:
 
 
 def unbound_socket() -> socket.socket:
-    """A socket of the kind that clients send to; each datagram brings its sender's credentials from the first on."""
+    """A socket of the kind that clients send to; each datagram brings its sender's credentials and its time."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+    with contextlib.suppress(OSError):  # gVisor has no times
+        sock.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
     return sock
+
+
+def queue_length(proc: Path = PROC) -> int:
+    """How many datagrams the kernel keeps for a socket that is made now in this network namespace; 0: unknown."""
+    with contextlib.suppress(OSError, ValueError):
+        return int((proc / "sys/net/unix/max_dgram_qlen").read_text())
+    return 0
 
 
 def bound_socket(name: bytes = NAME) -> socket.socket:
@@ -257,11 +276,14 @@ def _check_step(path: Path) -> None:
 
 def _receive(sock: socket.socket) -> Datagram | None:
     try:
-        content, ancillary, flags, address = sock.recvmsg(MAX_DATAGRAM_BYTES, _CREDENTIALS_SPACE, socket.MSG_DONTWAIT)
+        content, ancillary, flags, address = sock.recvmsg(MAX_DATAGRAM_BYTES, _ANCILLARY_SPACE, socket.MSG_DONTWAIT)
     except (BlockingIOError, InterruptedError):
         return None
-    pid, uid, gid = 0, 0, 0
+    pid, uid, gid, sent_ns = 0, 0, 0, 0
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS and len(data) == _UCRED.size:
             pid, uid, gid = _UCRED.unpack(data)
-    return Datagram(content, Sender(pid, uid, gid, address or b""), not flags & socket.MSG_TRUNC)
+        elif level == socket.SOL_SOCKET and kind == _SO_TIMESTAMPNS and len(data) == _TIMESPEC.size:
+            seconds, nanoseconds = _TIMESPEC.unpack(data)
+            sent_ns = seconds * 10**9 + nanoseconds
+    return Datagram(content, Sender(pid, uid, gid, address or b""), not flags & socket.MSG_TRUNC, sent_ns)

@@ -10,6 +10,11 @@ Theory of operation
     address, and so has a process in which two copies of libkineto poll. The credentials of /proc, among them a digest
     that is new with each program, tell the two apart, as far as the daemon may read them.
 
+    A configuration is given to each copy of libkineto once. A copy reads one answer at each poll, the oldest one that
+    lies in its socket. So one that has earlier answers there, which came too late for it, reads the configuration at a
+    later poll; to be given it again, it would record twice. Until the configuration shows somewhere its polls get no
+    answer: with each of them it reads one that lies there.
+
     Two threads use it: the one that answers polls, and the event loop. One lock guards all state; nothing is read from
     /proc and nothing is sent while it is held. Events go to the event loop, in their order.
 """
@@ -71,6 +76,7 @@ class Offer:
         self.configuration = configuration
         self.times_sent = 0
         self.taken = False
+        self.sent_to: set[Address] = set()
         self.open = True  # more can happen to it
         self._silent = False
         self._lock = lock
@@ -124,6 +130,7 @@ class PollAnswer:
 
     poller: Poller
     offered: Offer | None
+    address: Address = b""
 
     @property
     def configuration(self) -> bytes:
@@ -183,17 +190,20 @@ class PollerRegistry:
     # for the thread that answers
 
     def knows(self, sender: Sender) -> bool:
-        """Whether the sender can be told from all others without reading /proc, as far as the kernel has pidfds."""
+        """Whether the sender can be told from all others without reading /proc, as far as the kernel has pidfds.
+
+        That holds for what was received before `forget_ended` was called last.
+        """
         known = self._pollers.get(sender.pid)
         return (
             known is not None
             and sender.address in known.addresses
             and known.real_uid == sender.uid
-            and self._lives(known)
+            and (known.pidfd is not None or self._lives(known))
         )
 
-    def polled(self, poll: Poll, sender: Sender, *, now_s: float, now_ns: int) -> PollAnswer:
-        """Takes note of a poll; says what to answer. Raises Dropped."""
+    def polled(self, poll: Poll, sender: Sender, *, now_s: float, now_ns: int, answered: bool = True) -> PollAnswer:
+        """Takes note of a poll; says what to answer, if it is to be answered. Raises Dropped."""
         poller = self._poller(sender, now_s)
         with self._lock:
             poller.pids, poller.job_id = poll.pids, poll.job_id
@@ -204,7 +214,9 @@ class PollerRegistry:
                 return PollAnswer(poller, None)
             if not offered.taken:
                 if poll.free:
-                    return PollAnswer(poller, offered)
+                    if sender.address in offered.sent_to:
+                        raise Dropped(Drop.PENDING)
+                    return PollAnswer(poller, offered if answered else None, sender.address)
                 if offered.times_sent:  # otherwise it traces for somebody else
                     offered.taken = True
                     metrics.polled_configuration("taken")
@@ -221,6 +233,7 @@ class PollerRegistry:
         metrics.polled_configuration("sent")
         with self._lock:
             offered.times_sent += 1
+            offered.sent_to.add(answer.address)
             if offered.open:
                 offered.tell(OfferEvent.SENT)
 
@@ -238,8 +251,9 @@ class PollerRegistry:
 
     def forget_ended(self) -> None:
         """Forgets the processes that have ended."""
-        for pidfd, _ in self._ends.poll(0):
-            self._forget(self._by_pidfd[pidfd])
+        while ended := self._ends.poll(0):  # a call tells of 1023 at most
+            for pidfd, _ in ended:
+                self._forget(self._by_pidfd[pidfd])
 
     def forget_silent(self, now_s: float) -> None:
         """Forgets those that have sent nothing for FORGET_S."""

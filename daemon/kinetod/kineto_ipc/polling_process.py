@@ -3,8 +3,8 @@
 Theory of operation
     libkineto asks every 5 s whether there is a configuration for it. So nothing can be sent to a process: a
     configuration is offered, and waits for the next poll that says that the process can take one. Its fate then shows
-    in the polls: while a trace is armed or recorded, they say that the process can take none. A reply may be lost or
-    late, so an offer is made again until such a poll has come or the caller has withdrawn it.
+    in the polls: while a trace is armed or recorded, they say that the process can take none. Each copy of
+    libkineto in the process is given it once: an answer that it does not read at this poll it reads at a later one.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from kinetod.processes.identity import ProcessKey
 class OfferEvent(Enum):
     """What has happened to an offer, in the order in which it can happen."""
 
-    SENT = "sent"  # a poll was answered with it, for the first time or again
+    SENT = "sent"  # a poll was answered with it, for the first time or of another copy of libkineto
     TAKEN = "taken"  # a later poll says that the profiler is armed or records
     OVER = "over"  # TAKEN, and a still later poll says that the profiler is free again
     GONE = "gone"  # the process has ended, has executed another program, or has not polled for a minute
@@ -44,7 +44,7 @@ class PollingProcess(Protocol):
     tracing: bool  # its last poll says that its profiler is armed or records, for whomever
 
     def offer(self, configuration: bytes, on_event: Callable[[OfferEvent], None]) -> OfferedConfiguration:
-        """Offers a configuration at every poll from the next one on until it is TAKEN, withdrawn or GONE.
+        """Offers a configuration from the next poll on until it is TAKEN, withdrawn or GONE.
 
         on_event is called on the event loop. Raises Busy (kinetod.base.errors.Precondition with Reason.BUSY) while
         another offer is open.

@@ -6,12 +6,16 @@ Theory of operation
     variables that the program was started with, and the files that it has open. Imported modules are not seen, nor
     what a variable is by now, so that only its name counts here. A device file exists for every process; only one that
     is open tells processes apart, and it is looked for only where a plug-in declares nothing that tells more.
+
+    The map of a process with torch takes longer to read than all else that a list says of it. So what was found in it
+    is remembered with the size of the address space, which a library that is loaded changes; one that leaves it as it
+    was, because as much was freed meanwhile, is seen when the map is read again all the same, after REREAD_S.
 """
 
-import contextlib
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import NamedTuple
@@ -22,6 +26,8 @@ from kinetod.processes.proc_folder import ProcessFolder
 
 _MAPPED = re.compile(rb"/([^/\n]+)$", re.MULTILINE)
 _DELETED = b" (deleted)"
+REREAD_S = 30.0
+_MAX_KNOWN = 4096  # processes
 
 
 class OutsideSigns(NamedTuple):
@@ -44,45 +50,92 @@ def outside(plugin: str, signs: Signs) -> OutsideSigns:
     return OutsideSigns(plugin, signs.libraries, variables, () if tells else signs.device_files)
 
 
-def shown(folder: ProcessFolder, wanted: Iterable[OutsideSigns]) -> tuple[str, ...]:
-    """The plug-ins whose signs the process shows, in the given order; none of what may not be read."""
-    process = _Process(folder)
+class _Answers(NamedTuple):
+    """What was found in the map of a program: whether any of these patterns matches a file."""
+
+    size: bytes  # of the address space, as /proc has it
+    at_s: float  # monotonic
+    matches: dict[tuple[str, ...], bool]
+
+
+_known: dict[tuple[int, str], _Answers] = {}  # by pid and program
+
+
+def shown(folder: ProcessFolder, program: str, wanted: Iterable[OutsideSigns]) -> tuple[str, ...]:
+    """The plug-ins whose signs the process shows, in the given order; none of what may not be read.
+
+    program: as `credentials.program` names it; empty: unknown.
+    """
+    process = _Process(folder, program)
     return tuple(
         signs.plugin
         for signs in wanted
         if signs
-        and _any(signs.variables, lambda: process.variables, lambda found, name: found == name)
-        and _any(signs.libraries, lambda: process.mapped, fnmatchcase)
-        and _any(signs.open_files, lambda: process.opened, fnmatchcase)
+        and process.has_any(signs.variables)
+        and process.maps_any(signs.libraries)
+        and process.has_open(signs.open_files)
     )
-
-
-def _any(patterns: Sequence[str], found: Callable[[], Iterable[str]], matches: Callable[[str, str], bool]) -> bool:
-    return not patterns or any(matches(each, pattern) for each in found() for pattern in patterns)
 
 
 class _Process:
     """What a process shows. Each is read once, when a plug-in asks for it."""
 
-    def __init__(self, folder: ProcessFolder) -> None:
+    def __init__(self, folder: ProcessFolder, program: str) -> None:
         self._folder = folder
+        self._program = program
+
+    def maps_any(self, patterns: tuple[str, ...]) -> bool:
+        """Whether a file is mapped whose name one of the patterns matches, or there are no patterns."""
+        if not patterns:
+            return True
+        if patterns not in self._matches:
+            try:
+                names = self._mapped
+            except OSError:
+                return False
+            self._matches[patterns] = any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
+        return self._matches[patterns]
 
     @cached_property
-    def mapped(self) -> frozenset[str]:
-        with contextlib.suppress(OSError):
-            text = self._folder.read("maps").replace(_DELETED + b"\n", b"\n")
-            return frozenset(map(os.fsdecode, _MAPPED.findall(text)))
-        return frozenset()
+    def _mapped(self) -> frozenset[str]:
+        text = self._folder.read_once("maps").replace(_DELETED + b"\n", b"\n")
+        return frozenset(map(os.fsdecode, _MAPPED.findall(text)))
 
     @cached_property
-    def variables(self) -> frozenset[str]:
-        with contextlib.suppress(OSError):
-            entries = self._folder.read("environ").split(b"\0")
-            return frozenset(os.fsdecode(entry.partition(b"=")[0]) for entry in entries)
-        return frozenset()
+    def _matches(self) -> dict[tuple[str, ...], bool]:
+        """What is known of this program's map; that of a program without a name is not kept."""
+        if not self._program:
+            return {}
+        try:
+            size = self._folder.read("statm").partition(b" ")[0]
+        except OSError:
+            return {}
+        key, now_s = (self._folder.pid, self._program), time.monotonic()
+        known = _known.get(key)
+        if known is None or known.size != size or now_s - known.at_s >= REREAD_S:
+            if len(_known) >= _MAX_KNOWN:
+                _known.clear()
+            known = _known[key] = _Answers(size, now_s, {})
+        return known.matches
+
+    def has_any(self, variables: tuple[str, ...]) -> bool:
+        """Whether the program was started with one of these variables, or there are none."""
+        try:
+            return not variables or any(b"\0%b=" % os.fsencode(name) in self._environ for name in variables)
+        except OSError:
+            return False
+
+    def has_open(self, patterns: tuple[str, ...]) -> bool:
+        """Whether a file is open whose path one of the patterns matches, or there are no patterns."""
+        try:
+            return not patterns or any(fnmatchcase(path, each) for path in self._opened for each in patterns)
+        except OSError:
+            return False
 
     @cached_property
-    def opened(self) -> frozenset[str]:
-        with contextlib.suppress(OSError):
-            return frozenset(self._folder.links("fd"))
-        return frozenset()
+    def _environ(self) -> bytes:
+        return b"\0" + self._folder.read_once("environ")
+
+    @cached_property
+    def _opened(self) -> frozenset[str]:
+        return frozenset(self._folder.links("fd"))

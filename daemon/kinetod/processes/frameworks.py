@@ -29,7 +29,7 @@ def framework(folder: ProcessFolder, program: str) -> Framework:
     if program in _known:
         return _known[program]
     with contextlib.suppress(OSError):
-        mapped = folder.read("maps")
+        mapped = folder.read_once("maps")
         found: Framework = next(
             (name for name, files in LIBRARIES.items() if any(file in mapped for file in files)), ""
         )

@@ -25,6 +25,8 @@ class ProcessFolder:
     """Every method raises OSError if the process is gone or the kernel refuses. Blocking."""
 
     def __init__(self, pid: int, proc: Path = PROC) -> None:
+        self.pid = pid
+        self._kept: dict[str, bytes] = {}
         self._fd = os.open(f"{proc}/{pid}", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def __enter__(self) -> Self:
@@ -53,6 +55,12 @@ class ProcessFolder:
             return b"".join(parts)
         finally:
             os.close(fd)
+
+    def read_once(self, name: str) -> bytes:
+        """A whole file, as it was when it was first asked for in this way."""
+        if name not in self._kept:
+            self._kept[name] = self.read(name)
+        return self._kept[name]
 
     def link(self, name: str) -> str:
         """Where a link leads."""

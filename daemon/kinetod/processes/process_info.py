@@ -181,7 +181,7 @@ def _read_with_rights(
     before = credentials.program(f"{proc}/{pid}")
     private = _read_private(folder)
     if private.is_python or named_python:
-        private = replace(private, framework=framework(folder, before), plugins=shown(folder, signs))
+        private = replace(private, framework=framework(folder, before), plugins=shown(folder, before, signs))
     rights = credentials.read(pid, proc=proc)
     if before != rights.program:
         private = PrivateFacts()
@@ -328,7 +328,7 @@ def _environ(folder: ProcessFolder) -> dict[str, str]:
     """The variables that count; of one that is there twice the first, as getenv has it."""
     found: dict[str, str] = {}
     with contextlib.suppress(OSError):
-        for entry in folder.read("environ").split(b"\0"):
+        for entry in folder.read_once("environ").split(b"\0"):
             name, _, value = entry.partition(b"=")
             if name in _WANTED:
                 found.setdefault(name.decode(), value.decode("utf-8", "replace"))

@@ -37,7 +37,7 @@ async def _nothing(_caller: Caller) -> list[Finding]:
 
 
 class HostDiagnoser:
-    """Diagnoses the host for callers. helper: None if this daemon attaches by itself; doors: findings about others."""
+    """Diagnoses the host for callers. helper: None if this daemon attaches by itself; doors, metrics: more findings."""
 
     def __init__(
         self,
@@ -52,6 +52,7 @@ class HostDiagnoser:
         plugins: KnownPlugins | None = None,
         polls: Callable[[], DoorState | None] = lambda: None,
         doors: Callable[[Caller], Awaitable[list[Finding]]] = _nothing,
+        metrics: Callable[[], list[Finding]] = list,
     ) -> None:
         self._settings = settings
         self._registry = registry
@@ -63,6 +64,7 @@ class HostDiagnoser:
         self._plugins = plugins or KnownPlugins()
         self._polls = polls
         self._doors = doors
+        self._metrics = metrics
 
     async def diagnose(self, caller: Caller) -> pb.HostDiagnosis:
         """All checks, run afresh. Processes of other profilers are named only to callers who may see them."""
@@ -77,7 +79,7 @@ class HostDiagnoser:
         looked, gpus, helper, doors = await asyncio.gather(
             self._looker.look(question), asyncio.to_thread(self._look_at_gpus), self._ask_helper(), self._doors(caller)
         )
-        findings = [*looked.findings, *helper, *doors, *gpus, *plugin_findings(self._plugins)]
+        findings = [*looked.findings, *helper, *doors, *self._metrics(), *gpus, *plugin_findings(self._plugins)]
         findings += polling_findings(self._polls())
         if looked.scan is not None:
             visible = await self._visible(looked.scan.profilers, caller)

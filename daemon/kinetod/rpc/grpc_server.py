@@ -51,6 +51,7 @@ class RpcServer:
         doorkeeper: Doorkeeper,
     ) -> None:
         self.serving = False
+        self._stopped = False
         self._front = front
         self._folder = folder
         self._certificates = certificates
@@ -97,7 +98,10 @@ class RpcServer:
             await self._health.set(name, status)
 
     async def stop(self, grace_s: float) -> None:
-        """Accepts no more calls; those in progress get `grace_s` to finish."""
+        """Accepts no more calls; those in progress get `grace_s` to finish. Only the first call counts."""
+        if self._stopped:
+            return
+        self._stopped = True
         self._front.stop_accepting()
         await self._server.stop(grace_s)
         self._front.close()

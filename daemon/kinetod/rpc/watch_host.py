@@ -18,6 +18,7 @@ from kinetod.agents.agent_hub import AgentHub
 from kinetod.base.errors import Reason, invalid
 from kinetod.base.fair_slots import FairSlots
 from kinetod.config.settings import Settings
+from kinetod.gpus.gpu_activity import SHARES, between
 from kinetod.gpus.gpu_reader import GpuReader
 from kinetod.gpus.gpu_types import GpuState, Snapshot
 from kinetod.permissions.caller_limits import Shares
@@ -192,6 +193,11 @@ def _gpu(gpu: GpuState, before: GpuState | None, seconds: float) -> pb.GpuSample
         now, then = (getattr(each, f"nvlink_{direction}_bytes", None) for each in (gpu, before))
         if now is not None and then is not None:
             setattr(sample, f"nvlink_{direction}_bytes_per_second", max(0, now - then) / seconds)
+    active = between(before.activity if before is not None else None, gpu.activity)
+    for name in active.keys() & set(SHARES):
+        setattr(sample, name, active[name])
+    for name in active.keys() - set(SHARES):
+        setattr(sample, f"{name}_bytes_per_second", active[name])
     for xid, count in gpu.xid_errors.items():
         sample.xid_errors[xid] = count
     return sample

@@ -11,11 +11,9 @@ Theory of operation
 """
 
 import contextlib
-import ctypes
 import functools
 import os
 import resource
-import struct
 import sys
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
@@ -23,7 +21,7 @@ from pathlib import Path
 
 from kineto_trace.model.target_info import raw_bytes
 
-from kinetod.base.libc import LIBC
+from kinetod.base.capabilities import drop_capabilities, prctl
 from kinetod.sandbox import landlock, seccomp_filter
 
 # For the libraries of a process that will be confined: none shall start a thread before, nor take address space that
@@ -33,8 +31,7 @@ ENVIRONMENT = {
     "ARROW_DEFAULT_MEMORY_POOL": "system",
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
 }
-_PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 4, 38, 47, 4
-_CAPABILITIES_V3 = 0x20080522
+_PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 4, 38
 _CODE_FOLDERS = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/local/lib")
 _CODE_FILES = ("/etc/ld.so.cache", "/dev/null", "/dev/urandom", "/proc/self/statm")
 _OPEN_FILES = 256
@@ -130,24 +127,7 @@ def _set_limits(own: Path, limits: Limits) -> None:
         resource.setrlimit(which, (least, least))
 
 
-def drop_capabilities() -> None:
-    """A daemon of root's has decoders with root's number and none of root's rights."""
-    with contextlib.suppress(OSError):  # kernels before 4.3 have no ambient ones
-        _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
-    header, none = struct.pack("=Ii", _CAPABILITIES_V3, 0), bytes(24)
-    found = ctypes.create_string_buffer(none, len(none))
-    if LIBC.capget(ctypes.c_char_p(header), found) == 0 and found.raw == none:
-        return  # the unit's filter does not let capset through, and has no need to
-    if LIBC.capset(ctypes.c_char_p(header), ctypes.c_char_p(none)):
-        raise OSError(ctypes.get_errno(), f"capset: {os.strerror(ctypes.get_errno())}")
-
-
 def no_new_rights() -> None:
     """Nor may others of the same user look into this process."""
-    _prctl(_PR_SET_DUMPABLE, 0)
-    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
-
-
-def _prctl(option: int, value: int) -> None:
-    if LIBC.prctl(option, value, 0, 0, 0):
-        raise OSError(ctypes.get_errno(), f"prctl: {os.strerror(ctypes.get_errno())}")
+    prctl(_PR_SET_DUMPABLE, 0)
+    prctl(_PR_SET_NO_NEW_PRIVS, 1)

@@ -34,7 +34,8 @@ async def log_errors(process: Process, log: logging.Logger, name: str, level: in
 
 
 async def end(process: Process, *, patience_s: float = 0.0, readers: Collection["asyncio.Task[None]"] = ()) -> str:
-    """Ends the process and returns how it ended. It does not wait for one that the kernel does not release.
+    """Ends the process and returns how it ended. It does not wait for one that the kernel does not release, nor for one
+    that has become another user, which may not be killed.
 
     patience_s: how long it may take to end by itself once its standard input is closed. readers: tasks that read its
     output and get time to read the rest; what no task reads is discarded, so that the pipes are closed.
@@ -42,7 +43,7 @@ async def end(process: Process, *, patience_s: float = 0.0, readers: Collection[
     if process.stdin is not None:
         process.stdin.close()
     if process.returncode is None and not (patience_s and await _ended(process, patience_s)):
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # it is gone, or another user's by now
             process.kill()
         await _ended(process, _EXIT_S)
     if readers:

@@ -53,6 +53,19 @@ _COUNTERS: Sequence[tuple[str, str, str]] = (
     ("kineto_gpu_nvlink_transmit_bytes", "Data sent over all NVLinks.", "nvlink_transmit_bytes"),
     ("kineto_gpu_nvlink_receive_bytes", "Data received over all NVLinks.", "nvlink_receive_bytes"),
 )
+_OBSERVED = ("kineto_gpu_activity_observed_seconds", "Time over which the activity of the GPU's units was counted.")
+_ACTIVITY: Sequence[tuple[str, str, str]] = (
+    ("kineto_gpu_graphics_active_seconds", "Time in which a graphics or compute engine worked.", "graphics_active"),
+    ("kineto_gpu_sm_active_seconds", "Time in which multiprocessors had a warp, the mean of all.", "sm_active"),
+    ("kineto_gpu_sm_occupancy_seconds", "Time by the share of warps that were resident.", "sm_occupancy"),
+    ("kineto_gpu_tensor_active_seconds", "Time in which tensor cores worked, the mean of all.", "tensor_active"),
+    ("kineto_gpu_dram_active_seconds", "Time by the share of the memory's bandwidth in use.", "dram_active"),
+    ("kineto_gpu_fp64_active_seconds", "Time in which FP64 pipes worked, without tensor cores.", "fp64_active"),
+    ("kineto_gpu_fp32_active_seconds", "Time in which FP32 pipes worked, without tensor cores.", "fp32_active"),
+    ("kineto_gpu_fp16_active_seconds", "Time in which FP16 pipes worked, without tensor cores.", "fp16_active"),
+    ("kineto_gpu_pcie_transmit_bytes", "Sent over PCIe, headers included.", "pcie_transmit"),
+    ("kineto_gpu_pcie_receive_bytes", "Received over PCIe, headers included.", "pcie_receive"),
+)
 
 
 class GpuCollector(Collector):
@@ -157,6 +170,7 @@ def _families(labelled: Sequence[tuple[GpuState, list[str]]]) -> Iterable[Metric
                 if (value := getattr(gpu, attribute)) is not None:
                     family.add_metric(labels, value)
             yield family
+    yield from _activity(labelled)
     processes = GaugeMetricFamily("kineto_gpu_processes", "Processes that have a context on the GPU.", labels=LABELS)
     ecc = CounterMetricFamily(
         "kineto_gpu_ecc_errors", "Memory errors since the driver was loaded.", labels=(*LABELS, "type")
@@ -175,6 +189,20 @@ def _families(labelled: Sequence[tuple[GpuState, list[str]]]) -> Iterable[Metric
         for number, count in sorted(gpu.xid_errors.items()):
             xid.add_metric([*labels, str(number)], count)
     yield from (processes, ecc, xid)
+
+
+def _activity(labelled: Sequence[tuple[GpuState, list[str]]]) -> Iterable[Metric]:
+    counted = [(labels, gpu.activity) for gpu, labels in labelled if gpu.activity is not None]
+    observed = CounterMetricFamily(*_OBSERVED, labels=LABELS)
+    for labels, activity in counted:
+        observed.add_metric(labels, activity.seconds)
+    yield observed
+    for name, text, unit in _ACTIVITY:
+        family = CounterMetricFamily(name, text, labels=LABELS)
+        for labels, activity in counted:
+            if unit in activity.totals:
+                family.add_metric(labels, activity.totals[unit])
+        yield family
 
 
 def _libraries(snapshot: Snapshot) -> Iterable[Metric]:

@@ -27,7 +27,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from kinetod import __version__
-from kinetod.access.peers import UnknownPeer, of_loopback
+from kinetod.access.peers import UnknownPeer, of_local
 from kinetod.base import metrics
 from kinetod.base.errors import StartError
 from kinetod.config.addresses import ListenAddress
@@ -127,7 +127,7 @@ def _peer(connection: socket.socket, far: tuple[str, int]) -> str:
     if not is_loopback(far[0]):
         return far[0]
     try:
-        return of_loopback(connection.getsockname()[:2], far[:2]).key
+        return of_local(connection.getsockname()[:2], far[:2]).key
     except (UnknownPeer, OSError):
         return "nobody in particular"
 

@@ -13,8 +13,9 @@ import resource
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from kinetod.base.capabilities import drop_capabilities
 from kinetod.sandbox import landlock, seccomp_filter
-from kinetod.sandbox.confinement import code, drop_capabilities, no_new_rights
+from kinetod.sandbox.confinement import code, no_new_rights
 
 _NONE = (resource.RLIMIT_CORE, resource.RLIMIT_MEMLOCK, resource.RLIMIT_MSGQUEUE)
 _SYSTEM = (

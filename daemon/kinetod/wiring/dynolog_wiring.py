@@ -33,11 +33,12 @@ CHECK_NAME = "dynolog_door"
 
 @dataclass(frozen=True, slots=True)
 class DynologDoor:
-    """The door and the files that its clients asked for."""
+    """The door and the files that its clients asked for. everybody: whether all users may be served."""
 
     files: LogFiles
     server: DynologServer | None = None
     service: DynologService | None = None
+    everybody: bool = False
 
     def capture_ended(self, capture: pb.Capture) -> None:
         """Writes the files of a capture that has ended."""
@@ -60,14 +61,17 @@ class DynologDoor:
         """What `kinetoctl doctor` says of the door. Who has the port is told to callers who may see all processes."""
         if self.server is None:
             return []
-        if not self.server.problem:
-            return [Finding(CHECK_NAME, Status.OK, f"`dyno` is served at {', '.join(self.server.listening_at)}")]
-        holder = await self.server.holder()
+        return [await self._served(self.server, caller), *await self.files.findings(everybody=self.everybody)]
+
+    async def _served(self, server: DynologServer, caller: Caller) -> Finding:
+        if not server.problem:
+            return Finding(CHECK_NAME, Status.OK, f"`dyno` is served at {', '.join(server.listening_at)}")
+        holder = await server.holder()
         if not sees_all(caller, Action.SEE_PROCESS):
             holder = holder and "another process"
-        taken = f"{self.server.address} is taken by {holder}" if holder else f"cannot listen at {self.server.address}"
+        taken = f"{server.address} is taken by {holder}" if holder else f"cannot listen at {server.address}"
         advice = "stop the other process (systemctl stop dynolog), or set dynolog.rpc to another address"
-        return [Finding(CHECK_NAME, Status.PROBLEM, f"`dyno` is not served: {taken}", advice)]
+        return Finding(CHECK_NAME, Status.PROBLEM, f"`dyno` is not served: {taken}", advice)
 
 
 def make_dynolog_door(
@@ -109,4 +113,4 @@ def make_dynolog_door(
         settings, gate, doorkeeper, captures, ProcessMatcher(registry, polling), files, looks, healthy=healthy
     )
     stack.push_async_callback(server.stop)
-    return DynologDoor(files, server, service)
+    return DynologDoor(files, server, service, everybody)

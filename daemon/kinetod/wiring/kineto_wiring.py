@@ -3,8 +3,11 @@
 import contextlib
 import os
 
+from kinetod.attach_helper.helper_client import HelperService
+from kinetod.attach_helper.helper_folders import HelperTraceFolders
 from kinetod.captures.kineto_target.kineto_recorder import KinetoRecorder
 from kinetod.config.settings import Config
+from kinetod.kineto_files.direct_folders import DirectTraceFolders
 from kinetod.kineto_ipc.network_namespaces import NamespaceOpener, OwnRights
 from kinetod.kineto_ipc.poll_door import PollDoor
 
@@ -22,10 +25,12 @@ async def start_poll_door(
     return door
 
 
-def make_recorder(door: PollDoor | None, stack: contextlib.AsyncExitStack) -> KinetoRecorder | None:
+def make_recorder(
+    door: PollDoor | None, helper: HelperService | None, stack: contextlib.AsyncExitStack
+) -> KinetoRecorder | None:
     """What captures by libkineto share, which is stopped with the stack; None if no process polls."""
     if door is None:
         return None
-    recorder = KinetoRecorder(door.processes)
+    recorder = KinetoRecorder(door.processes, HelperTraceFolders(helper) if helper else DirectTraceFolders())
     stack.push_async_callback(recorder.stop)
     return recorder

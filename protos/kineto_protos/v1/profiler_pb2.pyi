@@ -829,7 +829,7 @@ class HostSample(_message.Message):
     def __init__(self, time_ns: _Optional[int] = ..., hostname: _Optional[str] = ..., version: _Optional[str] = ..., cpus: _Optional[int] = ..., cpu_busy: _Optional[float] = ..., cpu_iowait: _Optional[float] = ..., load_1m: _Optional[float] = ..., memory_total_bytes: _Optional[int] = ..., memory_available_bytes: _Optional[int] = ..., swap_total_bytes: _Optional[int] = ..., swap_used_bytes: _Optional[int] = ..., disk_read_bytes_per_second: _Optional[float] = ..., disk_written_bytes_per_second: _Optional[float] = ..., network_receive_bytes_per_second: _Optional[float] = ..., network_transmit_bytes_per_second: _Optional[float] = ..., store_free_bytes: _Optional[int] = ..., agents: _Optional[int] = ..., captures_running: _Optional[int] = ..., gpus: _Optional[_Iterable[_Union[GpuSample, _Mapping]]] = ..., gpu_libraries: _Optional[_Iterable[_Union[GpuLibrary, _Mapping]]] = ..., processes: _Optional[_Iterable[_Union[ProcessSample, _Mapping]]] = ...) -> None: ...
 
 class GpuSample(_message.Message):
-    __slots__ = ("gpu", "vendor", "pci_bus_id", "device", "works", "utilization", "memory_utilization", "memory_used_bytes", "power_watts", "power_limit_watts", "temperature_celsius", "sm_clock_hertz", "memory_clock_hertz", "pcie_transmit_bytes_per_second", "pcie_receive_bytes_per_second", "nvlink_transmit_bytes_per_second", "nvlink_receive_bytes_per_second", "ecc_uncorrected", "xid_errors")
+    __slots__ = ("gpu", "vendor", "pci_bus_id", "device", "works", "utilization", "memory_utilization", "memory_used_bytes", "power_watts", "power_limit_watts", "temperature_celsius", "sm_clock_hertz", "memory_clock_hertz", "pcie_transmit_bytes_per_second", "pcie_receive_bytes_per_second", "nvlink_transmit_bytes_per_second", "nvlink_receive_bytes_per_second", "ecc_uncorrected", "xid_errors", "graphics_active", "sm_active", "sm_occupancy", "tensor_active", "dram_active", "fp64_active", "fp32_active", "fp16_active")
     class XidErrorsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -856,6 +856,14 @@ class GpuSample(_message.Message):
     NVLINK_RECEIVE_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     ECC_UNCORRECTED_FIELD_NUMBER: _ClassVar[int]
     XID_ERRORS_FIELD_NUMBER: _ClassVar[int]
+    GRAPHICS_ACTIVE_FIELD_NUMBER: _ClassVar[int]
+    SM_ACTIVE_FIELD_NUMBER: _ClassVar[int]
+    SM_OCCUPANCY_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_ACTIVE_FIELD_NUMBER: _ClassVar[int]
+    DRAM_ACTIVE_FIELD_NUMBER: _ClassVar[int]
+    FP64_ACTIVE_FIELD_NUMBER: _ClassVar[int]
+    FP32_ACTIVE_FIELD_NUMBER: _ClassVar[int]
+    FP16_ACTIVE_FIELD_NUMBER: _ClassVar[int]
     gpu: Gpu
     vendor: str
     pci_bus_id: str
@@ -875,7 +883,15 @@ class GpuSample(_message.Message):
     nvlink_receive_bytes_per_second: float
     ecc_uncorrected: int
     xid_errors: _containers.ScalarMap[int, int]
-    def __init__(self, gpu: _Optional[_Union[Gpu, _Mapping]] = ..., vendor: _Optional[str] = ..., pci_bus_id: _Optional[str] = ..., device: _Optional[str] = ..., works: bool = ..., utilization: _Optional[float] = ..., memory_utilization: _Optional[float] = ..., memory_used_bytes: _Optional[int] = ..., power_watts: _Optional[float] = ..., power_limit_watts: _Optional[float] = ..., temperature_celsius: _Optional[float] = ..., sm_clock_hertz: _Optional[float] = ..., memory_clock_hertz: _Optional[float] = ..., pcie_transmit_bytes_per_second: _Optional[float] = ..., pcie_receive_bytes_per_second: _Optional[float] = ..., nvlink_transmit_bytes_per_second: _Optional[float] = ..., nvlink_receive_bytes_per_second: _Optional[float] = ..., ecc_uncorrected: _Optional[int] = ..., xid_errors: _Optional[_Mapping[int, int]] = ...) -> None: ...
+    graphics_active: float
+    sm_active: float
+    sm_occupancy: float
+    tensor_active: float
+    dram_active: float
+    fp64_active: float
+    fp32_active: float
+    fp16_active: float
+    def __init__(self, gpu: _Optional[_Union[Gpu, _Mapping]] = ..., vendor: _Optional[str] = ..., pci_bus_id: _Optional[str] = ..., device: _Optional[str] = ..., works: bool = ..., utilization: _Optional[float] = ..., memory_utilization: _Optional[float] = ..., memory_used_bytes: _Optional[int] = ..., power_watts: _Optional[float] = ..., power_limit_watts: _Optional[float] = ..., temperature_celsius: _Optional[float] = ..., sm_clock_hertz: _Optional[float] = ..., memory_clock_hertz: _Optional[float] = ..., pcie_transmit_bytes_per_second: _Optional[float] = ..., pcie_receive_bytes_per_second: _Optional[float] = ..., nvlink_transmit_bytes_per_second: _Optional[float] = ..., nvlink_receive_bytes_per_second: _Optional[float] = ..., ecc_uncorrected: _Optional[int] = ..., xid_errors: _Optional[_Mapping[int, int]] = ..., graphics_active: _Optional[float] = ..., sm_active: _Optional[float] = ..., sm_occupancy: _Optional[float] = ..., tensor_active: _Optional[float] = ..., dram_active: _Optional[float] = ..., fp64_active: _Optional[float] = ..., fp32_active: _Optional[float] = ..., fp16_active: _Optional[float] = ...) -> None: ...
 
 class GpuLibrary(_message.Message):
     __slots__ = ("name", "state", "detail")

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kinetod.attach_helper import allow_list
+from kinetod.base.policy_file import PolicyError
 
 _file = Path(tempfile.mkdtemp(prefix="fuzz-policy-")) / "attach.toml"
 _file.touch(0o600)
@@ -14,7 +15,7 @@ def play(data: bytes) -> None:
     _file.write_bytes(data)
     try:
         found = allow_list.load(_file, uid_of={"kineto": 900, "ada": 1001}.__getitem__)
-    except allow_list.PolicyError as exc:
+    except PolicyError as exc:
         assert str(exc).startswith(str(_file))
         return
     for uid in (0, 1, 900, 1001, 65534, 2**32 - 1):

@@ -10,6 +10,7 @@ APPROVED = messages.Approved(
     uids=(1000,) * 4, gids=(1000,) * 4, capabilities=0, dumpable=True, user_namespace=4026531837, executable=(1, 2),
     program="ab" * 16,
 )  # fmt: skip
+FOLDER, FILE = "kinetod-6927f3a0-0123456789abcdef", "kinetod-c1-0123456789abcdef_7.json"
 FACTS = messages.PrivateFactsItem(
     pid=7, gpus=(0, 1), rank=1, world_size=2, job_id="42", job_step="0", is_python=True, framework="torch",
     plugins=("pebble",), own_user_namespace=False, uid=1000, program="ab" * 16,
@@ -49,6 +50,16 @@ def seeds() -> Iterator[bytes]:
         messages.DeviceCode(target=TARGET, boot_time_ns=1),
         messages.Kubelet(),
         messages.OpenPollSocket(served=(4026532999,)),
+        messages.MakeFolder(
+            target=TARGET, approved=APPROVED, administrator=False, boot_time_ns=1, file=FILE, until_s=9, only_try=True
+        ),
+        messages.LookIntoFolder(target=TARGET, boot_time_ns=1, name=FOLDER, file=FILE),
+        messages.OpenTraceFile(target=TARGET, boot_time_ns=1, name=FOLDER, file=FILE),
+        messages.RemoveFolder(target=TARGET, boot_time_ns=1, name=FOLDER, file=FILE),
+        messages.FolderMade(path=f"/tmp/{FOLDER}"),
+        messages.FolderSeen(writing_bytes=None, whole=True),
+        messages.TraceFileReply(refused="it is a link"),
+        messages.FolderRemoved(),
         messages.PollSockets(inhabited=(4026532999, 4026533000), namespace=4026533000, problem=""),
         messages.AttachReply(method="pending-call", stopped_ns=5, latency_ns=6),
         messages.Diagnosed(diagnosis={"method": "x", "findings": []}),

@@ -44,7 +44,7 @@ def front_end(service: Service) -> Iterator[Daemon]:
 
 @pytest.fixture
 def target() -> Iterator[int]:
-    prefix = ("env", "RANK=3", "SLURM_JOB_ID=77", *unprivileged(OWNER_UID, "dac_read_search"))
+    prefix = ("env", "RANK=3", "SLURM_JOB_ID=7702", *unprivileged(OWNER_UID, "dac_read_search"))
     with subjects.python(LOOP, prefix=prefix) as pid:
         yield pid
 
@@ -75,7 +75,7 @@ def test_another_users_process_is_traced(front_end: Daemon, target: int, tmp_pat
 
 def test_rank_and_job_of_another_users_process_are_listed(front_end: Daemon, target: int) -> None:
     process = listed(front_end, target)
-    assert (process.rank, process.job_id, process.uid) == (3, "77", OWNER_UID)
+    assert (process.rank, process.job_id, process.uid) == (3, "7702", OWNER_UID)
 
 
 def test_a_program_without_python_is_traced_through_its_proxy(

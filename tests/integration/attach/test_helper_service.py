@@ -80,7 +80,7 @@ def service() -> Iterator[Service]:
 
 @pytest.fixture
 def target() -> Iterator[int]:
-    prefix = ("env", "RANK=3", "SLURM_JOB_ID=77", *unprivileged(OWNER_UID, "dac_read_search"))
+    prefix = ("env", "RANK=3", "SLURM_JOB_ID=7701", *unprivileged(OWNER_UID, "dac_read_search"))
     with subjects.python(SPIN, prefix=prefix) as pid:
         yield pid
 
@@ -157,7 +157,7 @@ def test_the_channel_leads_to_an_agent_in_the_target(service: Service, target: i
     assert not channel.get_inheritable()
     with_agent = Connection(channel)
     hello = with_agent.expect(wire.Hello)
-    assert hello.rank == 3 and hello.job_id == "77"
+    assert hello.rank == 3 and hello.job_id == "7701"
     with_agent.close()
 
 
@@ -330,8 +330,8 @@ def raw(service: Service, *packets: bytes) -> messages.Answer | None:
     [
         (b"hello", "REQUEST"),
         (b"KATT\x09\x00{}", "VERSION"),
-        (b"KATT\x05\x00" + b'{"type":"attach","target":[1,2],"boot_time_ns":1,"deadline_ms":0}', "REQUEST"),
-        (b"KATT\x05\x00" + b" " * messages.MAX_REQUEST_BYTES, "REQUEST"),
+        (b"KATT\x06\x00" + b'{"type":"attach","target":[1,2],"boot_time_ns":1,"deadline_ms":0}', "REQUEST"),
+        (b"KATT\x06\x00" + b" " * messages.MAX_REQUEST_BYTES, "REQUEST"),
     ],
 )
 def test_what_is_no_request_is_refused_and_the_service_goes_on(service: Service, packet: bytes, code: str) -> None:

@@ -1,8 +1,11 @@
 """Targets and daemons that die in the middle of a capture."""
 
 import os
+import socket
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import psutil
 import pytest
@@ -251,6 +254,17 @@ def test_a_second_daemon_on_the_same_sockets_is_refused(mortal: Daemon) -> None:
     with pytest.raises(DaemonFailed, match="already uses the agent socket"):
         second.start()
     assert mortal.stub().GetHost(pb.GetHostRequest(), timeout=10).version == "0.1.0"
+
+
+def test_a_daemon_that_refuses_to_start_late_says_only_why() -> None:
+    """It serves calls by then, and gRPC must not outlive the event loop."""
+    with socket.create_server(("127.0.0.1", 0)) as other, tempfile.TemporaryDirectory(prefix="kinetod-") as root:
+        refused = Daemon(Path(root), environ={"KINETOD_METRICS_LISTEN": f"127.0.0.1:{other.getsockname()[1]}"})
+        with pytest.raises(DaemonFailed, match="exit status 1"):
+            refused.start()
+        said = refused.log()
+    assert said.splitlines()[-1].startswith("kinetod: ")
+    assert "metrics" in said.splitlines()[-1] and "Traceback" not in said
 
 
 def with_verdict(events: Iterator[pb.CaptureEvent], pid: int) -> pb.Target:

@@ -136,12 +136,12 @@ def check_of(daemon: Daemon, pid: int) -> pb.Check:
 @pytest.mark.slow
 @needs_torch
 def test_unmodified_torch_polls_and_is_listed(polled: Daemon, folder: Path) -> None:
-    variables = {"KINETO_USE_DAEMON": "1", "KINETO_IPC_SOCKET_DIR": str(folder), "SLURM_JOB_ID": "77"}
+    variables = {"KINETO_USE_DAEMON": "1", "KINETO_IPC_SOCKET_DIR": str(folder), "SLURM_JOB_ID": "7703"}
     with python(TORCH, **variables) as first, python(TORCH, **variables) as second:
         for process in (first, second):
             until(lambda pid=process.pid: listed(polled, pid).get("kineto"), "torch polls", 60)  # type: ignore[misc]
         found = listed(polled, first.pid)
-        assert (found["kineto"]["job_id"], found["kineto"]["last_poll_ns"] > 0) == (77, True)
+        assert (found["kineto"]["job_id"], found["kineto"]["last_poll_ns"] > 0) == (7703, True)
         before = found["kineto"]["last_poll_ns"]
         until(lambda: listed(polled, first.pid)["kineto"]["last_poll_ns"] > before, "it polls again")
         assert check_of(polled, first.pid).detail.startswith("its libkineto polls this daemon, the last time ")

@@ -12,6 +12,7 @@ from pathlib import Path
 import grpc
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
+from kinetod.gpus.nvml_gpm import IN_MIG_MODE, OFF
 from prometheus_client.parser import text_string_to_metric_families
 from support.machine.gpus import FakeGpus
 from support.service.cli import run_process
@@ -19,13 +20,14 @@ from support.service.daemon import Daemon, error_of, running_daemon
 from support.waiting import scaled, until
 
 LISTEN, JOBS = "KINETOD_METRICS_LISTEN", "KINETOD_METRICS_GPU_JOBS_DIR"
+STATE = (f"process 1 {os.getpid()} 500 33", "metric 2 62", "metric 5 41")
 SLURM = Path(__file__).parents[3] / "deploy/slurm"
 
 
 @pytest.fixture(scope="module")
 def gpus(tmp_path_factory: pytest.TempPathFactory) -> FakeGpus:
     gpus = FakeGpus(tmp_path_factory.mktemp("gpus"))
-    gpus.say(f"process 1 {os.getpid()} 500 33")
+    gpus.say(*STATE)
     return gpus
 
 
@@ -118,7 +120,7 @@ def test_a_driver_that_hangs_costs_a_scrape_its_gpus_only(gpus: FakeGpus, daemon
         assert not [key for key in found if key[0] == "kineto_gpu_power_watts"]
         assert daemon.stub().ListCaptures(pb.ListCapturesRequest(), timeout=20).captures == []
     finally:
-        gpus.say(f"process 1 {os.getpid()} 500 33")
+        gpus.say(*STATE)
     until(lambda: samples(page(daemon))["kineto_gpu_library_up", "nvml"], "the driver works again")
 
 
@@ -129,7 +131,9 @@ def test_who_watches_sees_gpus_and_the_processes_on_them(daemon: Daemon) -> None
     stream.cancel()
     assert second.time_ns > first.time_ns
     assert [gpu.device for gpu in second.gpus] == ["nvidia0", "nvidia1"]
-    assert second.gpus[0].nvlink_receive_bytes_per_second == 0
+    assert (second.gpus[0].sm_active, second.gpus[0].tensor_active) == (pytest.approx(0.62), pytest.approx(0.41))
+    assert second.gpus[0].nvlink_receive_bytes_per_second == pytest.approx(60 << 20)
+    assert second.gpus[0].pcie_transmit_bytes_per_second == pytest.approx(20 << 20)
     (process,) = (each for each in second.processes if each.gpus)  # others on this machine may train without a GPU
     assert (process.process.pid, process.gpus[0].gpu, process.gpus[0].memory_bytes) == (os.getpid(), 1, 500 << 20)
     assert process.memory_bytes > 0
@@ -157,8 +161,28 @@ def test_there_are_not_watchers_without_end(daemon: Daemon) -> None:
 def test_top_shows_the_host(daemon: Daemon) -> None:
     done = run_process(["top", "--once"], daemon.client_environ())
     assert (done.code, done.stderr) == (0, "")
-    assert re.search(r"^1    NVIDIA H200  86%", done.stdout, re.MULTILINE)
+    assert re.search(r"^1    NVIDIA H200  86%   62%  41%     10%   43%", done.stdout, re.MULTILINE)
     assert re.search(rf"^{os.getpid()} .* 500\.0 MiB  33% ", done.stdout, re.MULTILINE)
+
+
+def activity_checks(daemon: Daemon) -> list[str]:
+    checks = daemon.stub().DiagnoseHost(pb.DiagnoseHostRequest(), timeout=scaled(30)).checks
+    return [check.detail for check in checks if check.name == "gpu_activity"]
+
+
+def test_doctor_says_of_which_gpus_the_units_are_counted(gpus: FakeGpus, daemon: Daemon) -> None:
+    until(lambda: activity_checks(daemon) == ["the work of units is counted: GPU 0, 1"], "both are counted")
+    gpus.say("mig 1")
+    try:
+        found = until(lambda: activity_checks(daemon)[1:], "one of them is in MIG mode")
+    finally:
+        gpus.say(*STATE)
+    assert found == [f"the work of units is not counted ({IN_MIG_MODE}): GPU 1"]
+
+
+def test_a_daemon_that_is_told_not_to_count_does_not(gpus: FakeGpus) -> None:
+    with running_daemon(environ={**gpus.environ, "KINETOD_METRICS_GPU_ACTIVITY": "false"}) as daemon:
+        assert activity_checks(daemon) == [f"the work of units is not counted ({OFF}): GPU 0, 1"]
 
 
 def test_on_request_dynologs_names_are_on_the_page_and_in_lines_of_json(gpus: FakeGpus, tmp_path: Path) -> None:
@@ -172,10 +196,13 @@ def test_on_request_dynologs_names_are_on_the_page_and_in_lines_of_json(gpus: Fa
     with running_daemon(environ={**gpus.environ, LISTEN: "127.0.0.1:0", **environ}) as daemon:
         until(lambda: any("cpu_util" in line for line in lines()), "an interval of the host has ended")
         until(lambda: {line.get("device") for line in lines()} >= {0, 1}, "both GPUs have a line")
+        until(lambda: any("tensorcore_active" in line for line in lines()), "an interval of a GPU has ended")
         found = samples(page(daemon))
         host = next(key[1] for key in found if key[0] == "uptime")
         assert found["uptime", host] > 0
         assert 0 <= found["cpu_util", host] <= 100
         assert found["rx_bytes", host, "lo"] >= 0
         assert found["kineto_collector_up", "host"] == 1
-    assert {line["gpu_power_draw"] for line in lines() if "device" in line} == {"512.345"}
+    of_gpus = [line for line in lines() if "device" in line]
+    assert {line["gpu_power_draw"] for line in of_gpus} == {"512.345"}
+    assert {line.get("tensorcore_active") for line in of_gpus} == {None, "0.410"}

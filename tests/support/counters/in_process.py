@@ -18,7 +18,7 @@ class InProcess:
     async def connect(self) -> socket.socket:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        self.service.accepted(theirs)
+        self.service.connections.accepted(theirs)
         self.made.append(ours)
         return ours
 

@@ -4,7 +4,7 @@ import contextlib
 import json
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,19 @@ _SERVED = re.compile(r"clients of Dynolog are served at (\S+)")
 
 
 @contextlib.contextmanager
-def open_door(*options: str, uid: int | None = None, rpc: str = "127.0.0.1:0", **settings: str) -> Iterator[Daemon]:
+def open_door(
+    *options: str,
+    uid: int | None = None,
+    rpc: str = "127.0.0.1:0",
+    environ: Mapping[str, str] | None = None,
+    **settings: str,
+) -> Iterator[Daemon]:
     """A daemon of root, or of `uid`, with these settings, by the second part of their names in the section dynolog.
 
     Every user may enter its folder, which has an audit log and is the place for traces unless log_roots says another.
     """
     variables = {f"KINETOD_DYNOLOG_{name.upper()}": value for name, value in {"rpc": rpc, **settings}.items()}
-    with running_daemon(*options, uid=uid, environ=variables) as daemon:
+    with running_daemon(*options, uid=uid, environ={**variables, **(environ or {})}) as daemon:
         daemon.root.chmod(0o755)
         yield daemon
 

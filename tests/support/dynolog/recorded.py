@@ -14,6 +14,7 @@ ITERATIONS = (
     b'    "job_id": 0,\n    "pids": [4242],\n    "process_limit": 1\n}'
 )
 # dyno gputrace --job-id 77 --log-file ... --duration-ms 500 --profile-start-time ...: as unitrace.py calls it
+# No other process of the tests may be of job 77, since all tests of a machine see each other.
 JOB = (
     b"X\x01\x00\x00\n{\n"
     b'    "fn": "setKinetOnDemandRequest",\n'

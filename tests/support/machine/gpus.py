@@ -41,6 +41,11 @@ class FakeGpus:
             "LD_LIBRARY_PATH": os.pathsep.join(filter(None, [str(fake_nvml().parent), inherited])),
         }
 
+    def gpm_calls(self) -> list[str]:
+        """What was done to GPM's buffers: "alloc" and "free", and each call that was out of order."""
+        path = self.path.with_suffix(".gpm")
+        return path.read_text().splitlines() if path.exists() else []
+
     def say(self, *lines: str) -> None:
         """Replaces what the file says, in one step."""
         scratch = self.path.with_suffix(".new")

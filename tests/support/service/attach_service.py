@@ -7,8 +7,9 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from support.service.daemon import IMPORT_PATH
 from support.waiting import scaled, until
@@ -40,27 +41,40 @@ def as_caller(uid: int, program: str, *arguments: str) -> subprocess.CompletedPr
 
 
 class Service:
-    """A running attach helper service."""
+    """A running helper service; by default the attach helper. name: of its socket and of its policy."""
 
-    def __init__(self, root: Path, *options: str) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *options: str,
+        name: str = "attach",
+        module: Sequence[str] | None = None,
+        capabilities: Sequence[str] = CAPABILITIES,
+        policy: str = POLICY,
+        prefix: Sequence[str] = (),
+    ) -> None:
         self.root = root
-        self.socket = root / "attach.sock"
-        self.policy = root / "attach.toml"
-        self.policy.write_text(POLICY)
+        self.socket = root / f"{name}.sock"
+        self.policy = root / f"{name}.toml"
+        self.policy.write_text(policy)
+        self._module = module
+        self._capabilities = capabilities
         self._log = root / "log"
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(str(self.socket))
         self._listener.listen(8)
         self.socket.chmod(0o666)  # whom the socket's mode lets through is systemd's part
         self._options = options
+        self._prefix = prefix
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Starts the service as systemd does at the first connection. Does not wait, since the socket exists."""
         command = [
-            *unprivileged(SERVICE_UID, *CAPABILITIES),
+            *self._prefix,
+            *unprivileged(SERVICE_UID, *self._capabilities),
             "sh", "-c", _START, "sh",
-            sys.executable, *MODULE, "--policy", str(self.policy), *self._options,
+            sys.executable, *(self._module or MODULE), "--policy", str(self.policy), *self._options,
         ]  # fmt: skip
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
@@ -102,11 +116,11 @@ class Service:
 
 
 @contextlib.contextmanager
-def running(*options: str) -> Iterator[Service]:
-    """A started service with its own folder."""
+def running(*options: str, **how: Any) -> Iterator[Service]:
+    """A started service with its own folder. how: as Service has it."""
     root = Path(tempfile.mkdtemp(prefix="kinetod-attach-"))
     root.chmod(0o755)
-    service = Service(root, *options)
+    service = Service(root, *options, **how)
     try:
         service.start()
         yield service

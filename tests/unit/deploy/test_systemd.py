@@ -12,8 +12,9 @@ import pytest
 UNITS = Path(__file__).parents[3] / "deploy/systemd"
 NAMES = (
     "kinetod.service", "kinetod-attach.socket", "kinetod-attach.service", "kinetod-counters.socket",
-    "kinetod-counters.service", "kinetod-web.service",
+    "kinetod-counters.service", "kinetod-writer.socket", "kinetod-writer.service", "kinetod-web.service",
 )  # fmt: skip
+HELPERS = {"kinetod-attach.service": "kineto-attach", "kinetod-writer.service": "kineto-writer"}
 FRONT_END_EXPOSURE = 3.0
 # What systemd makes a seccomp filter of; systemd.exec(5), and its sources for those that do not say so.
 SECCOMP_SETTINGS = {
@@ -64,22 +65,26 @@ def exposure(unit: Path) -> float:
 
 
 @needs_systemd
-def test_the_front_end_is_hardly_exposed(units: Path) -> None:
+def test_what_has_no_right_over_processes_is_hardly_exposed(units: Path) -> None:
     assert exposure(units / "kinetod.service") <= FRONT_END_EXPOSURE
     assert exposure(units / "kinetod-web.service") <= FRONT_END_EXPOSURE
     assert exposure(units / "kinetod-counters.service") <= FRONT_END_EXPOSURE
+    assert exposure(units / "kinetod-writer.service") <= FRONT_END_EXPOSURE
 
 
-def test_the_front_end_has_no_capability_and_the_helper_those_that_it_gives_a_reason_for() -> None:
-    front, helper = dict(settings("kinetod.service")), dict(settings("kinetod-attach.service"))
+def test_the_front_end_has_no_capability_and_its_helpers_those_that_they_give_a_reason_for() -> None:
+    front = dict(settings("kinetod.service"))
     assert (front["CapabilityBoundingSet"], front["AmbientCapabilities"], front["User"]) == ("", "", "kineto")
     sampler = dict(settings("kinetod-counters.service"))
     assert (sampler["CapabilityBoundingSet"], sampler["AmbientCapabilities"]) == ("", "")
-    assert (helper["User"], sampler["User"]) == ("kineto-attach", "kineto-counters")
-    assert helper["CapabilityBoundingSet"] == helper["AmbientCapabilities"]
-    comments = [line for line in (UNITS / "kinetod-attach.service").read_text().splitlines() if line.startswith("# ")]
-    for capability in helper["CapabilityBoundingSet"].split():
-        assert any(re.match(rf"# (CAP_\w+, )*{capability}\b", line) for line in comments), capability
+    assert sampler["User"] == "kineto-counters"
+    for name, user in HELPERS.items():
+        helper = dict(settings(name))
+        assert helper["User"] == user
+        assert helper["CapabilityBoundingSet"] == helper["AmbientCapabilities"]
+        comments = [line for line in (UNITS / name).read_text().splitlines() if line.startswith("# ")]
+        for capability in helper["CapabilityBoundingSet"].split():
+            assert any(re.match(rf"# (CAP_\w+, )*{capability}\b", line) for line in comments), capability
 
 
 def test_a_decoder_that_is_ended_for_its_memory_does_not_stop_the_front_end() -> None:
@@ -110,11 +115,26 @@ def test_every_user_of_the_units_is_made() -> None:
         assert used - {"root"} <= made or ("DynamicUser", "yes") in settings(name)
 
 
-def test_the_socket_is_where_the_daemon_looks_for_it() -> None:
-    from kinetod.config.default_paths import COUNTERS_SOCKET, HELPER_SOCKET
+def test_the_sockets_are_where_the_daemon_looks_for_them() -> None:
+    from kinetod.config.default_paths import COUNTERS_SOCKET, HELPER_SOCKET, WRITER_SOCKET
 
     assert dict(settings("kinetod-attach.socket"))["ListenSequentialPacket"] == str(HELPER_SOCKET)
+    assert dict(settings("kinetod-writer.socket"))["ListenSequentialPacket"] == str(WRITER_SOCKET)
     assert dict(settings("kinetod-counters.socket"))["ListenSequentialPacket"] == str(COUNTERS_SOCKET)
+
+
+def test_nothing_enables_or_wants_the_writer_before_an_administrator_does() -> None:
+    for name in NAMES:
+        for key, value in settings(name):
+            if key in ("Also", "Wants", "Requires") and name != "kinetod-writer.service":
+                assert "kinetod-writer" not in value, name
+
+
+def test_the_writer_may_change_its_user_and_write_nowhere_before_an_administrator_says_where() -> None:
+    writer = settings("kinetod-writer.service")
+    assert ("CapabilityBoundingSet", "CAP_SETUID CAP_SETGID") in writer
+    assert ("ProtectSystem", "strict") in writer and "ReadWritePaths" not in dict(writer)
+    assert [value for key, value in writer if key == "SystemCallFilter"][-1] == "setgroups setresgid setresuid capset"
 
 
 def test_unit_files_have_no_setting_twice_by_mistake() -> None:

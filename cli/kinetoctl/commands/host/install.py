@@ -64,7 +64,7 @@ def report(done: list[str], *, dry_run: bool, nothing: str) -> None:
 @click.option(
     "--programs",
     type=click.Path(path_type=Path),
-    help="OwnedFolder of kinetod and kinetod-attach.  [default: that of this kinetoctl]",
+    help="Folder of kinetod, kinetod-attach and kinetod-writer.  [default: that of this kinetoctl]",
 )
 @click.option("--no-start", is_flag=True, help="Enable the service without starting it now.")
 @common_options

@@ -23,6 +23,9 @@ GPU_COLUMNS = (
     "GPU",
     "NAME",
     "UTIL",
+    "SM",
+    "TENSOR",
+    "DRAM",
     "MEM",
     "MEMORY",
     "POWER",
@@ -39,7 +42,7 @@ PROCESS_COLUMNS = (
 # What is left out of a narrow terminal, in this order; KEPT stays even without any value.
 LEAST_WANTED = (
     "POD", "CAPTURE", "RSS", "NVLINK RX/TX", "PCIE RX/TX", "SM CLOCK", "CPU", "JOB", "GPU UTIL", "USER", "GPU MEM",
-    "POWER", "MEM", "NAME", "AGENT", "TREND", "ITER/S",
+    "MEM", "DRAM", "SM", "POWER", "TENSOR", "NAME", "AGENT", "TREND", "ITER/S",
 )  # fmt: skip
 KEPT = ("PID", "RANK", "GPU", "ITER")
 _POD = PROCESS_COLUMNS.index("POD")
@@ -132,7 +135,7 @@ def bar(share: float, length: int) -> str:
 def gpu_row(gpu: "pb.GpuSample", sample: "pb.HostSample", bars: int = 0) -> tuple[str, ...]:
     """The cells of GPU_COLUMNS."""
     if not gpu.works:
-        return (str(gpu.gpu.index), one_line(gpu.gpu.name), "LOST", *[NOTHING] * 8)
+        return (str(gpu.gpu.index), one_line(gpu.gpu.name), "LOST", *[NOTHING] * (len(GPU_COLUMNS) - 3))
     filled = gpu.memory_used_bytes / gpu.gpu.memory_bytes if gpu.gpu.memory_bytes else 0.0
     memory = (
         f"{bar(filled, bars)}{units.size(gpu.memory_used_bytes)} / {units.size(gpu.gpu.memory_bytes)}"
@@ -148,7 +151,10 @@ def gpu_row(gpu: "pb.GpuSample", sample: "pb.HostSample", bars: int = 0) -> tupl
         str(gpu.gpu.index),
         one_line(gpu.gpu.name),
         f"{bar(gpu.utilization, bars)}{_percent(gpu.utilization)}" if gpu.HasField("utilization") else NOTHING,
-        _percent(gpu.memory_utilization) if gpu.HasField("memory_utilization") else NOTHING,
+        _share(gpu, "sm_active"),
+        _share(gpu, "tensor_active"),
+        _share(gpu, "dram_active"),
+        _share(gpu, "memory_utilization"),
         memory,
         f"{gpu.power_watts:.0f}{limit} W" if gpu.HasField("power_watts") else NOTHING,
         f"{gpu.temperature_celsius:.0f} °C" if gpu.HasField("temperature_celsius") else NOTHING,
@@ -157,6 +163,10 @@ def gpu_row(gpu: "pb.GpuSample", sample: "pb.HostSample", bars: int = 0) -> tupl
         _both(gpu, "nvlink"),
         str(count),
     )
+
+
+def _share(gpu: "pb.GpuSample", field: str) -> str:
+    return _percent(getattr(gpu, field)) if gpu.HasField(field) else NOTHING
 
 
 def _both(gpu: "pb.GpuSample", link: str) -> str:

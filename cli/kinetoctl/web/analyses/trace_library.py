@@ -39,7 +39,7 @@ class TraceSet:
 
 
 class _Found(NamedTuple):
-    """The paths of a capture, once they are known, and what removes its files."""
+    """The paths of a capture, once they are known, and what removes its files, which is done with the lock."""
 
     paths: "Future[tuple[str, ...]]"
     stack: ExitStack
@@ -57,7 +57,7 @@ class TraceLibrary:
         self._settings = replace(settings, quiet=True)
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(MAX_FINDING, thread_name_prefix="captures")
-        self._captures: OrderedDict[FoundKey, _Found] = OrderedDict()
+        self._captures: OrderedDict[FoundKey, _Found] = OrderedDict()  # empty once it is closed
         self.arguments = tuple(arguments)
         self.of_files = bool(arguments)
         self._list = TraceList([argument for argument in arguments if not _is_url(argument)])
@@ -133,6 +133,7 @@ class TraceLibrary:
         with self._lock:
             for found in self._captures.values():
                 found.stack.close()
+            self._captures.clear()
 
     def _capture(self, key: FoundKey, find: _Find) -> "_Found":
         """What is being found, or was, of a capture. Of too many, the first ones are removed."""
@@ -142,9 +143,20 @@ class TraceLibrary:
                 while len(self._captures) >= MAX_CAPTURES_KEPT:
                     self._captures.popitem(last=False)[1].stack.close()
                 stack = ExitStack()
-                found = _Found(self._pool.submit(find, key[0], stack), stack)
+                found = _Found(self._pool.submit(self._kept, key, find, stack), stack)
                 self._captures[key] = found
             return found
+
+    def _kept(self, key: FoundKey, find: _Find, stack: ExitStack) -> tuple[str, ...]:
+        """What `find` finds. Nobody else removes what it leaves if it fails, or is forgotten before it has begun."""
+        paths: tuple[str, ...] = ()
+        try:
+            return (paths := find(key[0], stack))
+        finally:
+            with self._lock:
+                found = self._captures.get(key)
+                if not paths or found is None or found.stack is not stack:
+                    stack.close()
 
     def _paths(self, capture_id: str, stack: ExitStack) -> tuple[str, ...]:
         return tuple(map(str, trace_paths([capture_id], self._settings, stack)))

@@ -4,7 +4,8 @@ Theory of operation
     A URL is listed and fetched with the credentials that the user's environment has, as by `kinetoctl report`. One
     thread fetches them one after the other: at the start of the server as long as they fit, and the others when they
     are opened; what was opened longest ago then makes room. A URL that failed is fetched again when it is opened. The
-    thread ends with the program, whatever it is waiting for.
+    thread ends with the program, whatever it is waiting for. `close` does not wait for it either: it takes away the
+    folder that is being written (temporary_folders.py), and there is no new one after that.
 """
 
 import queue
@@ -15,9 +16,8 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
+from kinetoctl.base.temporary_folders import removable_folder
 from kinetoctl.client.file_errors import trace_errors
 from kinetoctl.errors import CliError, Refused, TraceUnreadable
 from kinetoctl.output import units
@@ -29,7 +29,7 @@ _PREFIX = "kinetoctl-"
 
 
 class _Later(Exception):
-    """There is no room for what nobody has opened yet."""
+    """There is no room for what nobody has opened yet, or fetching has ended."""
 
 
 @dataclass(slots=True)
@@ -60,15 +60,18 @@ class UrlCopies:
         self._lock = threading.Lock()
         self._copies = OrderedDict((id_of(url), _Copy(url)) for url in urls)
         self._order = tuple(self._copies)
-        self._asked: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._closed = False
+        self._asked: queue.SimpleQueue[str] = queue.SimpleQueue()  # "": nothing more will be asked for
         for each in self._order:
             self._ask(each)
         if urls:
             threading.Thread(target=self._fetch_all, name="urls", daemon=True).start()
 
     def close(self) -> None:
-        """Removes what was fetched."""
+        """Removes what was fetched, and ends fetching."""
         with self._lock:
+            self._closed = True
+            self._asked.put("")
             for copy in self._copies.values():
                 copy.stack.close()
 
@@ -102,8 +105,8 @@ class UrlCopies:
         return coming
 
     def _fetch_all(self) -> None:
-        while True:
-            copy = self._copies[self._asked.get()]
+        while (each := self._asked.get()) and not self._closed:
+            copy = self._copies[each]
             coming = copy.paths
             if coming is None:
                 continue
@@ -131,16 +134,21 @@ class UrlCopies:
             sources = [source for source in find_traces(copy.url) if source.remote is not None]
             size = sum(fetched_bytes(source.remote) for source in sources if source.remote is not None)
         with self._lock:
+            if self._closed:
+                raise _Later
             self._make_room(copy, size)
-            folder = Path(copy.stack.enter_context(TemporaryDirectory(prefix=_PREFIX)))
+            folder = copy.stack.enter_context(removable_folder(_PREFIX))
             copy.size_bytes, copy.problem = size, ""
+        paths = []
         with trace_errors():
-            # The name of the folder keeps a rank that only the URL told.
-            return tuple(
-                str(fetch(source.remote, folder / str(number) / f"rank{source.rank}"))
-                for number, source in enumerate(sources)
-                if source.remote is not None
-            )
+            for number, source in enumerate(sources):
+                if source.remote is not None:
+                    # The name of the inner folder keeps a rank that only the URL told.
+                    own = folder / str(number) / f"rank{source.rank}"
+                    own.parent.mkdir()
+                    own.mkdir()
+                    paths.append(str(fetch(source.remote, own)))
+        return tuple(paths)
 
     def _make_room(self, wanted: _Copy, size: int) -> None:
         """Removes what was opened longest ago until there is room. Raises Refused, _Later."""

@@ -10,10 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from kinetoctl.base.common_options import CommonOptions
+from kinetoctl.base.temporary_folders import removable_folder
 from kinetoctl.client.fleet.fleet_files import HOSTS_AT_ONCE
 from kinetoctl.errors import CliError, Refused
 from kinetoctl.options.snapshot_arguments import SNAPSHOT_FORMAT, fetch_snapshots, has_snapshot
@@ -83,7 +83,7 @@ class FetchedTraces(TraceLibrary):
     ) -> tuple[str, ...]:
         """What is fetched of all hosts. Raises Refused, NotFound and the client's errors."""
         self._make_room(key, size)
-        folder = Path(stack.enter_context(TemporaryDirectory(dir=self._folder)))
+        folder = stack.enter_context(removable_folder("", self._folder))
         with ThreadPoolExecutor(HOSTS_AT_ONCE, thread_name_prefix="fetch") as pool:
             fetched = pool.map(partial(self._of_host, folder, fetch), range(len(parts)), parts)
             return tuple(str(path) for paths in fetched for path in paths)
@@ -120,8 +120,8 @@ class FetchedTraces(TraceLibrary):
         self._sizes.pop(key, None)
         with self._lock:
             found = self._captures.pop(key, None)
-        if found is not None:
-            found.stack.close()
+            if found is not None:
+                found.stack.close()
 
 
 def _described(parts: "Sequence[OfHost[pb.Capture]]") -> str:

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from kinetoctl.base.common_options import CommonOptions
+from kinetoctl.base.temporary_folders import removable_folder
 from kinetoctl.web.analyses.analysis_queue import WORKERS, AnalysisQueue
 from kinetoctl.web.analyses.result_cache import ResultCache
 from kinetoctl.web.analyses.worker_process import WorkerLimits
@@ -80,7 +80,7 @@ class RunningShared:
 def running_shared(options: SharedOptions, settings: CommonOptions) -> Iterator[RunningShared]:
     """Serves within the context. Raises Refused."""
     with ExitStack() as stack:
-        root = Path(stack.enter_context(TemporaryDirectory(prefix="kinetod-web-")))
+        root = stack.enter_context(removable_folder("kinetod-web-"))
         warm = stack.enter_context(closing(WarmProcess(options.limits)))
         workers = [ConfinedWorker(warm, options.limits) for _ in range(WORKERS)]
         queue = AnalysisQueue(options.limits, workers=workers, cache=ResultCache(RESULTS_BYTES), most_each=MAX_RUNNING)

@@ -6,7 +6,6 @@ Theory of operation
     There are MAX_USERS such spaces; who was not seen for IDLE_S, or longest if there are too many, loses it.
 """
 
-import shutil
 import threading
 import time
 from collections import OrderedDict
@@ -18,6 +17,7 @@ from tempfile import mkdtemp
 from typing import Any
 
 from kinetoctl.base.common_options import CommonOptions
+from kinetoctl.base.temporary_folders import removable_folder
 from kinetoctl.client.daemon_client import Client
 from kinetoctl.web.analyses.analysis_queue import AnalysisQueue
 from kinetoctl.web.analyses.worker_process import AnalysisFailed
@@ -170,9 +170,9 @@ class UserSpaces:
         return space, gone
 
     def _made(self, user: PageUser) -> UserSpace:
-        folder = Path(mkdtemp(prefix="user-", dir=self._root))
-        timeout_s = self._settings.timeout_s
         kept = ExitStack()
+        folder = kept.enter_context(removable_folder("user-", self._root))
+        timeout_s = self._settings.timeout_s
         daemons: Daemons
         if self._hosts is not None:
             daemons = FleetDaemons(self._hosts, user.metadata, timeout_s)
@@ -193,6 +193,5 @@ class UserSpaces:
         def close() -> None:
             traces.close()
             kept.close()
-            shutil.rmtree(folder, ignore_errors=True)
 
         return UserSpace(context, close, self._clock)

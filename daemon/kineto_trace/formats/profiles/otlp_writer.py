@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING
 from kineto_agent import __version__
 
 from kineto_trace.base.telemetry_ids import TraceContext
+from kineto_trace.base.visible_text import one_line
 from kineto_trace.errors import FormatError
-from kineto_trace.formats.profiles.pprof_writer import GPU_MAPPING, plain_text
+from kineto_trace.formats.profiles.pprof_writer import GPU_MAPPING
 from kineto_trace.formats.profiles.profile_samples import (
     LABELS,
     Profile,
@@ -52,7 +53,7 @@ def otlp_message(found: Profile) -> "pb.ProfilesData":
     message = pb.ProfilesData()
     resource = message.resource_profiles.add()
     for name, value in resource_attributes(found.trace).items():
-        _set(resource.resource.attributes.add(key=plain_text(name)).value, value)
+        _set(resource.resource.attributes.add(key=one_line(name)).value, value)
     scope = resource.scope_profiles.add()
     scope.scope.name, scope.scope.version = SCOPE, __version__
     for samples in found.subjects:
@@ -128,7 +129,7 @@ class _Dictionary:
         number = self._texts.get(text)
         if number is None:
             number = self._texts[text] = len(self._texts)
-            self.message.string_table.append(plain_text(text))
+            self.message.string_table.append(one_line(text))
         return number
 
     def stacks(self, samples: ProfileSamples) -> list[int]:
@@ -202,10 +203,10 @@ class _Dictionary:
 def _set(entry: "common.AnyValue", value: Value) -> None:
     """Sets the value of an attribute."""
     if isinstance(value, str):
-        entry.string_value = plain_text(value)
+        entry.string_value = one_line(value)
     elif isinstance(value, int):
         entry.int_value = value
     else:
         entry.array_value.SetInParent()
         for each in value:
-            entry.array_value.values.add(string_value=plain_text(each))
+            entry.array_value.values.add(string_value=one_line(each))

@@ -8,12 +8,16 @@ Theory of operation
     innermost frame of a sample, the line at which it was. The lines of its callers are not recorded. Operators,
     annotations and kernels are functions without a file. There are two mappings, so that the tools do not look for
     symbols: the program, which is the file's name in their headings, and `[gpu]` for what ran there.
+
+    Names are those of a program that nobody vouches for, and pprof writes them to terminals as they are. So control
+    characters are spelled out.
 """
 
 from collections.abc import Collection
 
 from kineto_protos.pprof import profile_pb2 as pb
 
+from kineto_trace.base.visible_text import one_line
 from kineto_trace.formats.profiles.profile_samples import (
     CPU,
     GPU_ACTIVITIES,
@@ -50,11 +54,6 @@ def pprof_message(found: Profile, *, without: Collection[str] = ()) -> pb.Profil
     for samples in found.subjects:
         writer.add(samples)
     return writer.finish()
-
-
-def plain_text(text: str) -> str:
-    """Returns the text with marks for halves of surrogates, which no protobuf text may have."""
-    return text.encode("utf-8", "replace").decode()
 
 
 class _PprofWriter:
@@ -122,7 +121,7 @@ class _PprofWriter:
         return message
 
     def _text(self, text: str) -> int:
-        return self._texts.add(plain_text(text))
+        return self._texts.add(one_line(text))
 
     def _type(self, kind: SampleType) -> pb.ValueType:
         return pb.ValueType(type=self._text(kind.name), unit=self._text(kind.unit))

@@ -33,7 +33,7 @@ from pathlib import Path
 
 from kinetod.access.connections.connection_limits import Crowd
 from kinetod.access.connections.proxied_connection import ProxiedConnection, log_failure
-from kinetod.access.peers import Peer, UnknownPeer, of_loopback, of_unix, with_groups
+from kinetod.access.peers import Peer, UnknownPeer, of_local, of_local_at_once, of_unix, with_groups
 from kinetod.base.errors import StartError
 from kinetod.base.unix_sockets import remove_stale_socket
 from kinetod.config.addresses import ListenAddress
@@ -211,7 +211,7 @@ class Front:
             elif door.tls:
                 peer = Peer(via=Via.TLS, address=far[0])
             else:
-                peer = await asyncio.get_running_loop().run_in_executor(self._lookups, of_loopback, near, far)
+                peer = await self._identified(near, far)
         except (OSError, UnknownPeer) as exc:
             log.warning("a connection to %s was refused: %s", door.address, exc)
             sock.close()
@@ -222,6 +222,12 @@ class Front:
             self._admit(sock, door, peer)
         else:
             sock.close()
+
+    async def _identified(self, near: tuple[str, int], far: tuple[str, int]) -> Peer:
+        """The user of this host who has connected. Raises UnknownPeer."""
+        if (peer := of_local_at_once(near, far)) is not None:
+            return peer
+        return await asyncio.get_running_loop().run_in_executor(self._lookups, of_local, near, far)
 
     def _admit(self, sock: socket.socket, door: Door, peer: Peer) -> None:
         if peer.uid is not None and not self._lets_in(peer):

@@ -13,8 +13,7 @@ Rules
     A start time that has passed is an error in libkineto, and its request is dropped without a word.
 """
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kineto_agent.protocol import wire
@@ -50,14 +49,6 @@ _OPTION_KEYS = {
     "with_stack": "PROFILE_WITH_STACK",
     "with_flops": "PROFILE_WITH_FLOPS",
     "with_modules": "PROFILE_WITH_MODULES",
-}
-_KEY = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
-_VALUE = re.compile(r"[!-~ ]{0,256}", re.ASCII)
-_NOT_IN_VALUES = frozenset("=#")
-_NEVER = {
-    "PROFILE_MEMORY": "its thread runs without a pause until the process ends; use `kinetoctl memory`",
-    "PROFILE_MEMORY_DURATION_MSECS": "it belongs to PROFILE_MEMORY, which is never sent",
-    "ACTIVITIES_ENABLED": "switching the profiler off leaves the capture without a trace",
 }
 
 
@@ -105,32 +96,14 @@ def unsupported(spec: pb.CaptureSpec) -> str:
     return ""
 
 
-def checked_extra(extra: Mapping[str, str]) -> dict[str, str]:
-    """Keys that are passed on as they are, for clients that write libkineto's text themselves. Raises ValueError."""
-    for key, value in extra.items():
-        if not _KEY.fullmatch(key):
-            raise ValueError(f"{key!r:.80} is not a key of libkineto's")
-        if key in _OWN_KEYS:
-            raise ValueError(f"{key} is set by the capture itself")
-        if key in _NEVER:
-            raise ValueError(f"{key} is not passed on: {_NEVER[key]}")
-        if not _VALUE.fullmatch(value) or _NOT_IN_VALUES & set(value):
-            raise ValueError(f"{key}: the value {value!r:.80} is not one that libkineto can read")
-    return dict(extra)
-
-
 def kineto_text(
     start: wire.Start,
     spec: pb.CaptureSpec,
     destination: TraceDestination,
     *,
     now_ns: int,
-    extra: Mapping[str, str] | None = None,
 ) -> KinetoText:
-    """The text for one process. start: when and for how long; spec: the rest. now_ns: Unix time of the offer.
-
-    Raises ValueError for an extra key that may not be passed on.
-    """
+    """The text for one process. start: when and for how long; spec: the rest. now_ns: Unix time of the offer."""
     warnings: list[str] = []
     entries = {"ACTIVITIES_LOG_FILE": destination.path, "REQUEST_TRACE_ID": str(destination.trace_id)}
     entries |= _iterations(start, warnings) if start.iterations is not None else _duration(start, now_ns, warnings)
@@ -141,7 +114,6 @@ def kineto_text(
     if spec.buffer_limit_bytes:
         buffers_mib = max(_MIN_BUFFER_MIB, spec.buffer_limit_bytes // _MIB)
         entries["ACTIVITIES_MAX_GPU_BUFFER_SIZE_MB"] = str(min(buffers_mib, _MOST))
-    entries |= checked_extra(extra or {})
     if types := _types(spec, start.activity_types):
         entries["ACTIVITY_TYPES"] = ",".join(types)
     return KinetoText(
@@ -197,22 +169,3 @@ def _iterations(start: wire.Start, warnings: list[str]) -> dict[str, str]:
 
 def _duration_ms(duration_ns: int) -> str:
     return str(min(-(-duration_ns // _MS), _MOST))
-
-
-_OWN_KEYS = frozenset(
-    {
-        "ACTIVITIES_LOG_FILE",
-        "REQUEST_TRACE_ID",
-        "PROFILE_START_TIME",
-        "PROFILE_START_ITERATION",
-        "PROFILE_START_ITERATION_ROUNDUP",
-        "ACTIVITIES_DURATION_MSECS",
-        "ACTIVITIES_DURATION_SECS",
-        "ACTIVITIES_ITERATIONS",
-        "ACTIVITIES_WARMUP_ITERATIONS",
-        "ACTIVITIES_WARMUP_PERIOD_SECS",
-        "ACTIVITIES_MAX_GPU_BUFFER_SIZE_MB",
-        "ACTIVITY_TYPES",
-        *_OPTION_KEYS.values(),
-    }
-)

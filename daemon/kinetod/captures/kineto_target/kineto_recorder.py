@@ -2,8 +2,9 @@
 
 Theory of operation
     libkineto cannot be stopped, so that a capture that was cancelled or given up may leave a file that comes later.
-    Such a file is awaited in the background and removed, until a poll says that the profiler is free again, or the
-    process ends; with the daemon's end that ends, too.
+    Such a file is awaited in the background and removed, until polls say that the profiler is free again, or the
+    process ends; with the daemon's end that ends, too. One such poll does not suffice: a libkineto that has an earlier
+    answer left in its socket reads the request only as the answer to a later poll.
 
     What looks into the folders of processes may block if these lie on a file system of somebody else's. It has threads
     of its own, so that no other part of the daemon waits for one that does not come back.
@@ -13,33 +14,25 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from typing import Any, TypeVar
 
-from kinetod.captures.kineto_target.trace_folder import TraceFolder
+from kinetod.kineto_files.interface import OpenTraceFolder, TraceFolders
 from kinetod.kineto_ipc.polling_process import PollingProcess, PollingProcesses
 from kinetod.processes.identity import Identity, ProcessKey
 
 log = logging.getLogger(__name__)
 
-LOOK_PERIOD_S = 0.2  # a file shows for 1 s at least: libkineto's loop has that period
-LOOK_DEADLINE_S = 5.0
-REMOVE_DEADLINE_S = 60.0
-_THREADS = 8
 _STRAY_PERIOD_S = 1.0
-T = TypeVar("T")
+_STRAY_POLLS = 3
 
 
 class KinetoRecorder:
-    """The processes that poll, as captures use them."""
+    """The processes that poll, as captures use them, and the folders into which they write."""
 
-    def __init__(self, polling: PollingProcesses) -> None:
+    def __init__(self, polling: PollingProcesses, folders: TraceFolders) -> None:
+        self.folders = folders
         self._polling = polling
         self._captures: dict[ProcessKey, str] = {}
         self._finished_ns: dict[ProcessKey, int] = {}  # when the last trace was whole, of those that poll
-        self._threads = ThreadPoolExecutor(_THREADS, "kineto-files")
         self._strays: set[asyncio.Task[None]] = set()
 
     def process(self, key: ProcessKey) -> PollingProcess | None:
@@ -72,46 +65,38 @@ class KinetoRecorder:
         """Whether the profiler of a process is armed or records, as far as is known."""
         return process.tracing and process.last_poll_ns > self._finished_ns.get(process.key, 0)
 
-    async def in_thread(
-        self, function: Callable[..., T], *args: Any, deadline_s: float = LOOK_DEADLINE_S, **kwargs: Any
-    ) -> T:
-        """Calls a function that looks into a process's folder. Raises TimeoutError, and what it raises."""
-        loop = asyncio.get_running_loop()
-        async with asyncio.timeout(deadline_s):
-            return await loop.run_in_executor(self._threads, partial(function, *args, **kwargs))
-
-    async def remove(self, folder: TraceFolder, name: str) -> None:
-        """Removes a file, however long that has to wait for its turn; a failure is logged."""
+    async def remove(self, folder: OpenTraceFolder) -> None:
+        """Removes what libkineto has written; a failure is logged."""
         try:
-            await self.in_thread(folder.remove, name, deadline_s=REMOVE_DEADLINE_S)
+            await folder.remove()
         except (OSError, TimeoutError) as exc:
-            log.warning("%s could not be removed: %s", name, exc or "its folder does not answer")
+            log.warning("libkineto's file in %s could not be removed: %s", folder.path, exc or "it does not answer")
 
-    def remove_later(
-        self, process: PollingProcess, folder: TraceFolder, name: str, *, since_ns: int, within_s: float
-    ) -> None:
+    def remove_later(self, process: PollingProcess, folder: OpenTraceFolder, *, since_ns: int, within_s: float) -> None:
         """Removes a file once it is whole or will not be; takes over the folder.
 
-        since_ns: a poll after this time that says that the profiler is free means that no file comes any more.
+        since_ns: polls after this time that say that the profiler is free mean that no file comes any more.
         within_s: how long it may take to come.
         """
-        removing = self._remove_later(process, folder, name, since_ns, within_s)
-        task = asyncio.create_task(removing, name=f"stray {name}")
+        removing = self._remove_later(process, folder, since_ns, within_s)
+        task = asyncio.create_task(removing, name=f"stray in {folder.path}")
         self._strays.add(task)
         task.add_done_callback(self._strays.discard)
 
     async def _remove_later(
-        self, process: PollingProcess, folder: TraceFolder, name: str, since_ns: int, within_s: float
+        self, process: PollingProcess, folder: OpenTraceFolder, since_ns: int, within_s: float
     ) -> None:
+        polls = FreePolls(since_ns)
+
         def may_come() -> bool:
-            return is_alive(process.key) and (process.tracing or process.last_poll_ns <= since_ns)
+            return is_alive(process.key) and polls.count(process) < _STRAY_POLLS
 
         try:
             with contextlib.suppress(OSError, TimeoutError):
                 async with asyncio.timeout(within_s):
-                    while may_come() and not (await self.in_thread(folder.look, name)).whole:
+                    while may_come() and not (await folder.look()).whole:
                         await asyncio.sleep(_STRAY_PERIOD_S)
-            await self.remove(folder, name)
+            await self.remove(folder)
         finally:
             folder.close()
 
@@ -121,7 +106,26 @@ class KinetoRecorder:
         for stray in strays:
             stray.cancel()
         await asyncio.gather(*strays, return_exceptions=True)
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        await self.folders.stop()
+
+
+class FreePolls:
+    """Counts the polls after a time, in Unix ns, that say that the profiler is free."""
+
+    def __init__(self, since_ns: int) -> None:
+        self._last_ns = since_ns
+        self._count = 0
+
+    def count(self, process: PollingProcess | None) -> int:
+        """How many there have been in a row, if it is called more often than the process polls. None: it does not."""
+        if process is None:
+            return self._count
+        if process.tracing:
+            self._count = 0
+        elif process.last_poll_ns > self._last_ns:
+            self._count += 1
+        self._last_ns = max(self._last_ns, process.last_poll_ns)
+        return self._count
 
 
 def is_alive(key: ProcessKey) -> bool:

@@ -2,7 +2,8 @@
 
 libkineto knows nothing of the daemon's end: a request that it was sent is carried out. So the next daemon awaits the
 file as the first one would have, and the target is DONE when it is whole. Whether the request was sent is not always
-known, since a daemon may be killed at any moment; the first poll that says that the profiler is free tells.
+known, since a daemon may be killed at any moment; polls that say that the profiler is free tell. The first one does not
+suffice: a libkineto that has an earlier answer left in its socket reads the request as the answer to that one.
 """
 
 import asyncio
@@ -16,17 +17,18 @@ from kineto_trace.model.target_info import TargetInfo
 from kineto_trace.spool.kineto_file import OnDemandRequest, kineto_file
 
 from kinetod.base.errors import VerdictReason
-from kinetod.captures.kineto_target.kineto_recorder import LOOK_PERIOD_S, KinetoRecorder, is_alive
+from kinetod.captures.kineto_target.kineto_recorder import FreePolls, KinetoRecorder, is_alive
 from kinetod.captures.kineto_target.kineto_result import Fetch, store_kineto_file
-from kinetod.captures.kineto_target.trace_folder import FolderUnreachable, TraceFolder
 from kinetod.captures.request.capture_spec import DEFAULT_FORMATS
 from kinetod.captures.result.verdict import DONE, Ending, EndState
 from kinetod.captures.target.services import Services
+from kinetod.kineto_files.interface import FolderUnreachable, OpenTraceFolder
 from kinetod.processes.credentials import Credentials, read
 from kinetod.processes.identity import ProcessKey, start_time_ns
 
 _SAME_START_NS = 2 * 10**9  # two daemons reckon the same start from boot times that may differ by a second
 _RESTARTED = "the daemon ended before the capture did (killed, crashed or stopped)"
+_POLLS = 2
 _NOTHING = TargetInfo(capture_id="", host="", pid=0, process_name="")
 
 
@@ -66,29 +68,34 @@ class _Awaited:
         if credentials.uid != self.target.process.uid:
             return _failed(f"{_RESTARTED}, and process {key.pid} now belongs to uid {credentials.uid}")
         try:
-            folder = await self.recorder.in_thread(TraceFolder.open, key, self.asked.folder, credentials.uids[-1])
+            folder = await self.recorder.folders.reopen(
+                key, self.asked.folder, self.asked.name, uid=credentials.uids[-1]
+            )
         except (FolderUnreachable, TimeoutError) as exc:
             return _fetched_before(self.directory, f"{_RESTARTED}, and the file cannot be fetched: {exc}")
         try:
-            return await self._from(folder, key)
+            ending = await self._from(folder, key)
+            if ending != DONE:  # what comes now is nobody's
+                await self.recorder.remove(folder)
+            return ending
         finally:
             folder.close()
 
-    async def _from(self, folder: TraceFolder, key: ProcessKey) -> Ending:
+    async def _from(self, folder: OpenTraceFolder, key: ProcessKey) -> Ending:
         self.recorder.take(key, self.capture_id)
-        since_ns, free = time.time_ns(), 0
+        polls, looked_after = FreePolls(time.time_ns()), False
         try:
-            while not (await self.recorder.in_thread(folder.look, self.asked.name)).whole:
+            while not (await folder.look()).whole:
                 if kineto_file(self.directory).exists():  # fetched, and removed where it was
                     return DONE
-                free += self._is_free(key, since_ns)
-                if free > 1:  # the file was whole before that poll, or never will be
+                if looked_after:  # the file was whole before the last of those polls, or never will be
                     return _failed(f"{_RESTARTED}, and {self._nothing_came()}")
+                looked_after = polls.count(self.recorder.process(key)) >= _POLLS
                 if time.time_ns() > self.asked.until_ns:
                     return _failed(f"{_RESTARTED}, and libkineto's file did not come in time")
                 if not is_alive(key):
                     return _failed(f"{_RESTARTED}, and process {key.pid} ended before libkineto wrote its file")
-                await asyncio.sleep(LOOK_PERIOD_S)
+                await asyncio.sleep(self.recorder.folders.look_period_s)
         except (OSError, TimeoutError) as exc:
             return _failed(f"{_RESTARTED}, and the file cannot be fetched: {exc}")
         finally:
@@ -96,11 +103,6 @@ class _Awaited:
         self.recorder.finished(key)
         fetch = Fetch(services=self.services, recorder=self.recorder, folder=folder, directory=self.directory)
         return await fetch.file(self.asked)
-
-    def _is_free(self, key: ProcessKey, since_ns: int) -> bool:
-        """Whether a poll to this daemon says that libkineto does nothing."""
-        process = self.recorder.process(key)
-        return process is not None and process.last_poll_ns > since_ns and not process.tracing
 
     def _nothing_came(self) -> str:
         if not self.asked.sent_ns:

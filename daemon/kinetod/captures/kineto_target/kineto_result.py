@@ -13,13 +13,13 @@ from kineto_trace.spool.kineto_file import OnDemandRequest, kineto_file
 
 from kinetod.base.errors import VerdictReason
 from kinetod.captures.kineto_target.kineto_recorder import KinetoRecorder
-from kinetod.captures.kineto_target.trace_folder import FileRefused, FileTooLarge, TraceFolder
 from kinetod.captures.result.decode_pool import DecodeError
 from kinetod.captures.result.verdict import DONE, Ending, EndState, final
 from kinetod.captures.target.conversion import convert
 from kinetod.captures.target.host_failures import ending_of_disk
 from kinetod.captures.target.record_spool import DiskFull, StoreLost
 from kinetod.captures.target.services import Services
+from kinetod.kineto_files.interface import FileRefused, FileTooLarge, FolderUnreachable, OpenTraceFolder
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _CHECK_BYTES = 16 << 20  # the disk is looked at once for so many bytes
@@ -31,7 +31,7 @@ class Fetch:
 
     services: Services
     recorder: KinetoRecorder
-    folder: TraceFolder
+    folder: OpenTraceFolder
     directory: Path
     check_share: Callable[[], None] = lambda: None
 
@@ -39,9 +39,7 @@ class Fetch:
         """Copies the whole file and removes it where it was. DONE, or why that could not be done."""
         config = self.services.config
         try:
-            await self.recorder.in_thread(
-                self.folder.copy,
-                request.name,
+            await self.folder.copy(
                 kineto_file(self.directory),
                 max_bytes=config.max_trace_bytes,
                 on_bytes=self._checker(),
@@ -55,6 +53,9 @@ class Fetch:
             limit = format_size(config.max_trace_bytes)
             reason = f"libkineto's file is larger than the {limit} allowed per target (kinetod --max-trace-bytes)"
             ending = Ending(EndState.FAILED, VerdictReason.TRACE_LIMIT, reason)
+        except FolderUnreachable as exc:
+            reason = f"libkineto's file in {request.folder} could not be fetched: {exc}"
+            ending = Ending(EndState.FAILED, VerdictReason.NO_FILE, reason)
         except DiskFull as exc:
             ending = _failed(exc)
         except TimeoutError:
@@ -64,7 +65,7 @@ class Fetch:
             full = exc.errno in _FULL
             problem = f"the disk is full: {self.directory}" if full else f"writing failed ({exc.strerror})"
             ending = _failed(DiskFull(problem) if full else StoreLost(f"{problem}: {self.directory}"))
-        await self.recorder.remove(self.folder, request.name)
+        await self.recorder.remove(self.folder)
         return ending
 
     def _checker(self) -> Callable[[int], None]:

@@ -3,7 +3,7 @@
 Theory of operation
     `KinetoRun.run` is one task; `OnDemandTrace` decides what happens, and this module does the I/O that it asks for.
     What the polls say comes by `_on_offer`, on the event loop; as long as the file may come, the folder is looked at
-    every LOOK_PERIOD_S, in a thread.
+    once in a look period.
 
     What was asked for is written to the target's folder before it is offered, and again when it was first sent: with
     that the next daemon awaits the file of a recording that this one began (`kineto_recovery`).
@@ -23,9 +23,10 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.model.target_info import TargetInfo
 from kineto_trace.spool.kineto_file import OnDemandRequest
 
+from kinetod.attach.attach_types import Approval
 from kinetod.base.errors import KinetodError, VerdictReason
 from kinetod.captures.kineto_target.config_text import TraceDestination, kineto_text
-from kinetod.captures.kineto_target.kineto_recorder import LOOK_PERIOD_S, KinetoRecorder, is_alive
+from kinetod.captures.kineto_target.kineto_recorder import KinetoRecorder, is_alive
 from kinetod.captures.kineto_target.kineto_result import Fetch, store_kineto_file
 from kinetod.captures.kineto_target.on_demand_trace import (
     WAIT_S,
@@ -40,8 +41,7 @@ from kinetod.captures.kineto_target.on_demand_trace import (
     WithdrawOffer,
     longest_ns,
 )
-from kinetod.captures.kineto_target.trace_destination import new_destination, own_pid
-from kinetod.captures.kineto_target.trace_folder import FolderUnreachable, Sight, TraceFolder
+from kinetod.captures.kineto_target.trace_destination import new_destination
 from kinetod.captures.result.verdict import DONE, Ending, EndState
 from kinetod.captures.target.collection import (
     STOP_GRACE_S,
@@ -56,15 +56,15 @@ from kinetod.captures.target.collection import (
 from kinetod.captures.target.exec_detection import after_exec
 from kinetod.captures.target.services import Services
 from kinetod.captures.target.target_description import describe_process
+from kinetod.kineto_files.interface import FolderUnreachable, OpenTraceFolder, Sight
+from kinetod.kineto_files.trace_location import own_pid
 from kinetod.kineto_ipc.polling_process import OfferedConfiguration, OfferEvent, PollingProcess
-from kinetod.processes.credentials import Credentials
 
 log = logging.getLogger(__name__)
 
 _ALIVE_PERIOD_S = 1.0
 _NO_EARLY_END = "cancelled, but libkineto cannot be stopped: it records to its end"
-_EVENTS: dict[OfferEvent, type[OfferSent] | type[OfferTaken] | type[OfferOver]] = {
-    OfferEvent.SENT: OfferSent,
+_EVENTS: dict[OfferEvent, type[OfferTaken] | type[OfferOver]] = {
     OfferEvent.TAKEN: OfferTaken,
     OfferEvent.OVER: OfferOver,
 }
@@ -87,7 +87,7 @@ class KinetoRun:
         spec: pb.CaptureSpec,
         formats: Sequence[str],
         directory: Path,
-        approved: Credentials,
+        approval: Approval,
         on_change: Callable[[], None],
         check_share: Callable[[], None] = lambda: None,
     ) -> None:
@@ -102,7 +102,7 @@ class KinetoRun:
         self._spec = spec
         self._formats = tuple(formats)
         self._directory = directory
-        self._approved = approved
+        self._approval = approval
         self._on_change = on_change
         self._check_share = check_share
         self._loop = asyncio.get_running_loop()
@@ -110,7 +110,7 @@ class KinetoRun:
         self._trace = OnDemandTrace(target.pid, start, self._config)
         self._offered: OfferedConfiguration | None = None
         self._withdrawn_ns = 0
-        self._folder: TraceFolder | None = None
+        self._folder: OpenTraceFolder | None = None
         self._destination: TraceDestination | None = None
         self._asked: OnDemandRequest | None = None
 
@@ -132,6 +132,8 @@ class KinetoRun:
 
     def stop(self, ending: Ending, *, grace_s: float = STOP_GRACE_S) -> None:
         """Ends the capture as far as libkineto can be stopped; see `OnDemandTrace`."""
+        if self._offered is not None:
+            self._count_sent(self._offered)
         if ending.code == VerdictReason.CANCELLED and self._trace.watches_file:
             self.target.warnings.append(_NO_EARLY_END)
             self._on_change()
@@ -186,7 +188,9 @@ class KinetoRun:
                 check_share=self._check_share,
             )
             ending = await fetch.file(self._asked)
-        ending = await after_exec(self._services.whose, self._process.key, self._approved, ending)
+        elif self._folder is not None and not self._trace.leaves_file:
+            await self._recorder.remove(self._folder)
+        ending = await after_exec(self._services.whose, self._process.key, self._approval.credentials, ending)
         self.garbage = await store_kineto_file(
             self._services, self.target, self._directory, self._formats, self._info(), ending
         )
@@ -201,19 +205,19 @@ class KinetoRun:
         if not is_alive(key):
             self._handle(ProcessGone(died=True))
             return None
+        destination = new_destination(self._capture_id)
+        name, until_ns = destination.name(own_pid(key.pid)), self._until_ns() + int(WAIT_S * 1e9)
         try:
-            destination = await self._recorder.in_thread(new_destination, key.pid, self._capture_id)
-            uid = self._approved.uids[-1]  # that of the file system, to which new files belong
-            self._folder = await self._recorder.in_thread(TraceFolder.open, key, destination.folder, uid)
+            self._folder = await self._recorder.folders.open(key, self._approval, name, until_ns=until_ns)
         except TimeoutError:
             text = f"the temporary folder of process {key.pid} does not answer"
             return Ending(EndState.FAILED, VerdictReason.LIBKINETO_UNAVAILABLE, text)
         except FolderUnreachable as exc:
             return Ending(EndState.FAILED, VerdictReason.LIBKINETO_UNAVAILABLE, str(exc))
-        self._destination = destination
-        name = destination.name(own_pid(key.pid))
-        asked = OnDemandRequest(trace_id=destination.trace_id, folder=destination.folder, name=name)
-        self._asked = replace(asked, until_ns=self._until_ns() + int(WAIT_S * 1e9))
+        self._destination = replace(destination, folder=self._folder.path)
+        self._asked = OnDemandRequest(
+            trace_id=destination.trace_id, folder=self._folder.path, name=name, until_ns=until_ns
+        )
         return await self._note(self._asked)
 
     async def _note(self, asked: OnDemandRequest) -> Ending | None:
@@ -242,7 +246,9 @@ class KinetoRun:
     async def _record(self) -> Ending:
         trace, noted = self._trace, False
         while (ending := trace.ending()) is None:
-            period = LOOK_PERIOD_S if trace.watches_file else trace.deadline_s - self._loop.time()
+            period = (
+                self._recorder.folders.look_period_s if trace.watches_file else trace.deadline_s - self._loop.time()
+            )
             await self._wait(min(period, trace.deadline_s - self._loop.time()))
             if trace.times_sent and not noted and self._asked is not None:
                 noted = True
@@ -268,7 +274,7 @@ class KinetoRun:
             return
         sight = Sight()
         with contextlib.suppress(OSError, TimeoutError):
-            sight = await self._recorder.in_thread(self._folder.look, self._asked.name)
+            sight = await self._folder.look()
         alive = is_alive(self._process.key)
         if self._offered is None and self._is_free_again():
             self._handle(OfferOver())
@@ -284,9 +290,16 @@ class KinetoRun:
     def _on_offer(self, event: OfferEvent) -> None:
         if event is OfferEvent.GONE:
             self._handle(ProcessGone(died=not is_alive(self._process.key)))
-        else:
+        elif event is not OfferEvent.SENT:
             self._handle(_EVENTS[event]())
+        elif self._offered is not None:
+            self._count_sent(self._offered)
         self._wake.set()
+
+    def _count_sent(self, offered: OfferedConfiguration) -> None:
+        """Takes note of what was sent, told or not yet: what is on its way to libkineto cannot be taken back."""
+        if offered.times_sent:
+            self._handle(OfferSent(offered.times_sent))
 
     def _handle(self, event: object) -> None:
         """Hands an event to the state machine and does what it asks for."""
@@ -313,6 +326,7 @@ class KinetoRun:
         if offered is not None:
             offered.withdraw()
             self._withdrawn_ns = time.time_ns()
+            self._count_sent(offered)
 
     def _publish(self, entered: Publish) -> None:
         self.target.state, self.target.state_since_ns = entered.state, entered.since_ns
@@ -329,8 +343,6 @@ class KinetoRun:
             return
         if self._trace.leaves_file and self._asked is not None and self.target.verdict != pb.VERDICT_UNSPECIFIED:
             within_s = max(0.0, (self._asked.until_ns - time.time_ns()) / 1e9)
-            self._recorder.remove_later(
-                self._process, folder, self._asked.name, since_ns=self._withdrawn_ns, within_s=within_s
-            )
+            self._recorder.remove_later(self._process, folder, since_ns=self._withdrawn_ns, within_s=within_s)
         else:
             folder.close()

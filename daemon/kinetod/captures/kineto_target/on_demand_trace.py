@@ -36,7 +36,6 @@ from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetod.base.errors import VerdictReason
 from kinetod.captures.kineto_target.config_text import POLL_PERIOD_NS, START_DELAY_NS
-from kinetod.captures.kineto_target.trace_folder import Sight
 from kinetod.captures.result.verdict import DONE, Ending, EndState, iterations_not_reached, target_exited
 from kinetod.captures.target.collection import (
     Begun,
@@ -48,6 +47,7 @@ from kinetod.captures.target.collection import (
     VerdictGiven,
 )
 from kinetod.config.settings import Config
+from kinetod.kineto_files.interface import Sight
 
 WAIT_S = 12.0  # two polls and some time
 _S = 10**9
@@ -85,7 +85,9 @@ class OfferReady(NamedTuple):
 
 
 class OfferSent(NamedTuple):
-    """A poll was answered with the request."""
+    """A poll was answered with the request. times: how many so far."""
+
+    times: int = 1
 
 
 class OfferTaken(NamedTuple):
@@ -187,9 +189,10 @@ class OnDemandTrace:
         self.deadline_s = now.loop_s + WAIT_S
         return [MakeOffer()]
 
-    def _sent(self, _event: OfferSent, now: Now) -> list[KinetoCommand]:
-        self.times_sent += 1
-        if self.times_sent == 1:
+    def _sent(self, event: OfferSent, now: Now) -> list[KinetoCommand]:
+        is_first = self.times_sent == 0
+        self.times_sent = max(self.times_sent, event.times)
+        if is_first:
             self.deadline_s = now.loop_s + WAIT_S
         return []
 
@@ -235,6 +238,12 @@ class OnDemandTrace:
         return [*commands, *self._enter(KinetoPhase.WARMUP if warming else KinetoPhase.COLLECT, now)]
 
     def _cancelled_text(self) -> str:
+        if self._opened:
+            return (
+                f"libkineto of process {self._pid} began its file, and is free again without having finished it: the "
+                "disk of its folder may be full, or the program's own profiler started; its log may say more. Trace "
+                "again once there is room"
+            )
         return (
             f"libkineto of process {self._pid} took the request, and is free again without having written a file: the "
             "program's own profiler started, or libkineto could not begin; its log may say more. Trace again"
@@ -289,7 +298,7 @@ class OnDemandTrace:
     def _not_taken_text(self) -> str:
         steps = " By iteration it records only in a program that steps an optimizer or calls prof.step()."
         return (
-            f"libkineto of process {self._pid} was sent the request {self.times_sent} times and did not begin; its log "
+            f"libkineto of process {self._pid} was sent the request and did not begin; its log "
             f"may say why.{steps if self.request.iterations is not None else ''} Trace again"
             f"{', for a duration' if self.request.iterations is not None else ''}"
         )

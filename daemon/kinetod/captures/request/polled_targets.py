@@ -6,12 +6,10 @@ overrides. Where neither insists on the agent, a process that the agent cannot e
 
 from kineto_protos.v1 import profiler_pb2 as pb
 
-from kinetod.attach.attach_types import AttachCode
+from kinetod.attach.attach_types import Approval, AttachCode
 from kinetod.base.errors import KinetodError, NotPermitted, Precondition, Reason
 from kinetod.captures.kineto_target.config_text import unsupported
 from kinetod.captures.kineto_target.kineto_recorder import KinetoRecorder
-from kinetod.captures.kineto_target.trace_destination import trace_folder
-from kinetod.captures.kineto_target.trace_folder import FolderUnreachable, TraceFolder
 from kinetod.kineto_ipc.polling_process import PollingProcess
 from kinetod.processes.credentials import Credentials
 from kinetod.processes.identity import ProcessKey
@@ -94,16 +92,12 @@ class PolledTargets:
         text = f"{name} has just ended, executed another program or stopped asking for requests; try again"
         return Precondition(Reason.NOT_POLLING, text, pid=polling.key.pid)
 
-    async def problem(self, key: ProcessKey, approved: Credentials | None) -> KinetodError | None:
+    async def problem(self, key: ProcessKey, approval: Approval) -> KinetodError | None:
         """Why libkineto cannot carry this request out in this process, if so."""
         if text := unsupported(self._spec):
             return Precondition(Reason.LIBKINETO_UNAVAILABLE, f"process {key.pid}: {text}", pid=key.pid)
         assert self._recorder is not None  # it has been chosen
-        uid = approved.uids[-1] if approved is not None else -1
-        try:
-            await self._recorder.in_thread(_try_folder, key, uid)
-        except (FolderUnreachable, TimeoutError) as exc:
-            text = str(exc) or f"the temporary folder of process {key.pid} does not answer"
+        if text := await self._recorder.folders.problem(key, approval):
             return Precondition(Reason.LIBKINETO_UNAVAILABLE, text, pid=key.pid)
         return None
 
@@ -121,10 +115,6 @@ class PolledTargets:
             "agent)",
             pid=key.pid,
         )
-
-
-def _try_folder(key: ProcessKey, uid: int) -> None:
-    TraceFolder.open(key, trace_folder(key.pid), uid).close()
 
 
 def polled_uid(polling: PollingProcess, approved: Credentials) -> str:

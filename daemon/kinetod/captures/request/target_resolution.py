@@ -53,6 +53,7 @@ class Resolved:
     problem: KinetodError | None = None
     attached: Attached | None = None  # the agent was brought in for this capture
     approved: Credentials | None = None  # what was decided about
+    administrator: bool = False  # asks for it
     polling: PollingProcess | None = None  # its own libkineto records; it needs no agent then
     warnings: tuple[str, ...] = ()
 
@@ -308,18 +309,21 @@ async def _with_agents(
             agent.keep_ns = wanted.keep_agent_ns
         holds.enter_context(agent.held())
 
+    administrator = sees_all(wanted.caller, Action.TRACE)
+
     async def one(target: Resolved) -> Resolved:
         if target.problem is not None:
             return target
+        target = replace(target, administrator=administrator)
         if target.polling is not None:
-            return replace(target, problem=await wanted.polled.problem(target.key, target.approved))
+            return replace(target, problem=await _kineto_problem(wanted.polled, target))
         if target.agent is not None:
             hold(target.agent)
             return target
         assert wanted.attacher is not None  # else it has a problem
         if target.approved is None:
             return replace(target, problem=_attach_problem(target, gone(target.key.pid)))
-        approval = Approval(target.approved, sees_all(wanted.caller, Action.TRACE))
+        approval = Approval(target.approved, administrator)
         try:
             agent = await wanted.attacher.attach(target.key, approval)
         except AttachError as exc:
@@ -337,12 +341,19 @@ async def _by_kineto(polled: PolledTargets, target: Resolved, error: AttachError
     polling = polled.instead(target.key, error.code)
     if polling is None:
         return replace(target, problem=problem)
-    other = polled.busy(target.key, _name(target.process)) or await polled.problem(target.key, target.approved)
+    other = polled.busy(target.key, _name(target.process)) or await _kineto_problem(polled, target)
     if other is not None:
         text = f"{problem.message}; nor can its own libkineto record: {other.message}"
         return replace(target, problem=type(problem)(problem.reason, text, pid=target.key.pid))
     warning = f"the process's own libkineto records, since no agent can be attached: {error.reason}"
     return replace(target, polling=polling, warnings=(warning,))
+
+
+async def _kineto_problem(polled: PolledTargets, target: Resolved) -> KinetodError | None:
+    """Why the target's own libkineto cannot carry the request out, if so."""
+    if target.approved is None:
+        return _attach_problem(target, gone(target.key.pid))
+    return await polled.problem(target.key, Approval(target.approved, target.administrator))
 
 
 async def _explained(registry: Registry, target: Resolved, error: AttachError) -> AttachError:

@@ -6,10 +6,13 @@ Theory of operation
     and says UTC; here it is UTC.
 
     The file is opened for each line, so it may be moved or deleted at any time, and never through a link. Half of
-    MAX_BYTES at most are in it; then it becomes FILE.1, whose content is dropped. One line is written at a time, or two
-    threads would both do that, and it is whole or not there at all; what a crash of the host has left of one is ended
-    at the next start. What could not be written is counted and said in the log, once when it begins and once when it
-    has ended.
+    MAX_BYTES at most are in it; then it becomes FILE.1, whose content is dropped. In a folder where it cannot be
+    renamed (the folder is another's, or the file alone is mounted there) it is emptied instead: the lines that are to
+    come count more than those of two weeks ago. The log says so, the first time.
+
+    One line is written at a time, or two threads would both rename, and it is whole or not there at all; what a crash
+    of the host has left of one is ended at the next start. What could not be written is counted and said in the log,
+    once when it begins and once when it has ended.
 """
 
 import errno
@@ -51,6 +54,8 @@ class JsonLog:
         self._path = None if where == JSON_LOG_OWN else Path(where)
         self._max_bytes = max_bytes
         self._lost = 0
+        self._emptied = ""
+        self._failure = ""
         self._lock = threading.Lock()
         if self._path is None:
             lines.setLevel(logging.INFO)  # whatever else is logged
@@ -67,6 +72,11 @@ class JsonLog:
                 f"user (uid {os.geteuid()}) and its service may write to"
             ) from exc
 
+    @property
+    def problem(self) -> str:
+        """Which lines are lost now, and why; empty if none are."""
+        return self._failure or self._emptied
+
     def write(self, time_ns: int, values: Mapping[str, Value]) -> None:
         """Writes one line. Blocks as a disk does. Raises nothing."""
         line = json_line(time_ns, values)
@@ -81,27 +91,44 @@ class JsonLog:
             self._append(path, data)
         except OSError as exc:
             self._lost += 1
+            self._failure = f"{path} cannot be written: {exc.strerror}"
             if self._lost == 1:
-                log.error("metrics.json_log: %s cannot be written: %s", path, exc.strerror)
+                log.error("metrics.json_log: %s", self._failure)
         else:
             if self._lost:
                 log.warning("metrics.json_log: %s can be written again; %d lines are missing", path, self._lost)
-            self._lost = 0
+            self._lost, self._failure = 0, ""
 
     def _append(self, path: Path, data: bytes) -> None:
         file = _opened(path)
         try:
             size = os.fstat(file).st_size
             if size and size + len(data) > self._max_bytes // 2:
-                path.replace(path.with_name(f"{path.name}.1"))
-                fresh = _opened(path)
-                os.close(file)
-                file, size = fresh, 0
+                if self._set_aside(path):
+                    fresh = _opened(path)
+                    os.close(file)
+                    file = fresh
+                else:
+                    os.ftruncate(file, 0)
+                size = 0
             if os.write(file, data) != len(data):
                 os.ftruncate(file, size)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:
             os.close(file)
+
+    def _set_aside(self, path: Path) -> bool:
+        """Renames a full file; returns whether that is possible there."""
+        try:
+            path.replace(path.with_name(f"{path.name}.1"))
+        except OSError as exc:
+            emptied = f"{path} is full and cannot be renamed: {exc.strerror}; it is emptied"
+            if not self._emptied:
+                log.warning("metrics.json_log: %s, now and whenever it has %d MiB", emptied, self._max_bytes >> 21)
+            self._emptied = emptied
+            return False
+        self._emptied = ""
+        return True
 
 
 def _opened(path: Path) -> int:

@@ -37,11 +37,15 @@ def _cpu(*modes: str) -> str:
     return f"`kineto_host_cpu_seconds_total`: {', '.join(f'`{mode}`' for mode in modes)}"
 
 
-_NO_PERF = "the counters of the CPUs are not read; Dynolog has them with `--enable_perf_monitor`, else its page has 0"
-_PROFILING = "a hardware counter that DCGM reads; scrape dcgm-exporter"
-_NVLINK = "payload by NVML's counters; DCGM counts headers too"
-_PCIE = "the driver measures for 20 ms; DCGM over the interval"
-_ENVIRONMENT = "Dynolog reads it in the environment of the processes, which they choose themselves"
+_NO_PERF = (
+    "the counters of the CPUs are not read: that needs CAP_PERFMON or `kernel.perf_event_paranoid` of 0 and a system "
+    "call that the service is not allowed, and takes two counters of each CPU from those who profile there; "
+    "node-exporter has them (`--collector.perf`). Dynolog's page has 0 without `--enable_perf_monitor`"
+)
+_HOPPER = "on NVIDIA's GPUs from Hopper on, by the counters that DCGM reads there; not in MIG mode"
+_NVLINK = "from Hopper on with headers, as in DCGM; before, and in kinetod's metric, the payload only"
+_PCIE = "before Hopper: what the driver measures for 20 ms"
+_ENVIRONMENT = "as all processes on the GPU have it in their environment, if kinetod may read that (run by root)"
 _MODES = {"u": "user", "s": "system", "n": "nice", "w": "iowait", "x": "irq", "y": "softirq", "z": "steal"}
 _GUESTS = {"user": "guest", "nice": "guest_nice"}  # the kernel counts them in both
 
@@ -96,6 +100,10 @@ def _of_cpus(name: str, unit: str, mode: str, served: ServedIn) -> DynologMetric
     )
 
 
+def _rate(name: str) -> str:
+    return f"`rate(kineto_gpu_{name}_total[1m])`"
+
+
 def _gpus() -> Iterator[DynologMetric]:
     # By hand: a metric is a line.
     # fmt: off
@@ -105,10 +113,18 @@ def _gpus() -> Iterator[DynologMetric]:
         ("gpu_memory_utilization", "%", "`100 * kineto_gpu_memory_utilization_ratio`",
          "as in Dynolog: time in which memory was read or written, not how much is in use"),
         ("gpu_power_draw", "W", "`kineto_gpu_power_watts`", ""),
-        ("pcie_tx_bytes", "B/s", "`kineto_gpu_pcie_transmit_bytes_per_second`", _PCIE),
-        ("pcie_rx_bytes", "B/s", "`kineto_gpu_pcie_receive_bytes_per_second`", _PCIE),
-        ("nvlink_tx_bytes", "B/s", "`rate(kineto_gpu_nvlink_transmit_bytes_total[1m])`", _NVLINK),
-        ("nvlink_rx_bytes", "B/s", "`rate(kineto_gpu_nvlink_receive_bytes_total[1m])`", _NVLINK),
+        ("graphics_engine_active_ratio", "ratio", _rate("graphics_active_seconds"), _HOPPER),
+        ("sm_active_ratio", "ratio", _rate("sm_active_seconds"), _HOPPER),
+        ("sm_occupancy", "ratio", _rate("sm_occupancy_seconds"), _HOPPER),
+        ("tensorcore_active", "ratio", _rate("tensor_active_seconds"), _HOPPER),
+        ("hbm_mem_bw_util", "ratio", _rate("dram_active_seconds"), _HOPPER),
+        ("fp64_active", "ratio", _rate("fp64_active_seconds"), _HOPPER),
+        ("fp32_active", "ratio", _rate("fp32_active_seconds"), _HOPPER),
+        ("fp16_active", "ratio", _rate("fp16_active_seconds"), _HOPPER),
+        ("pcie_tx_bytes", "B/s", _rate("pcie_transmit_bytes"), _PCIE),
+        ("pcie_rx_bytes", "B/s", _rate("pcie_receive_bytes"), _PCIE),
+        ("nvlink_tx_bytes", "B/s", _rate("nvlink_transmit_bytes"), _NVLINK),
+        ("nvlink_rx_bytes", "B/s", _rate("nvlink_receive_bytes"), _NVLINK),
         ("device", "index", "label `gpu`", "also AMD's and Intel's GPUs, after NVIDIA's"),
         ("minor_id", "index", "label `device`", "of NVIDIA's GPUs only"),
         ("gpu_name", "text", "label `modelName`", ""),
@@ -118,19 +134,14 @@ def _gpus() -> Iterator[DynologMetric]:
         ("pod_namespace", "text", "label `namespace`", ""),
         ("pod_name", "text", "label `pod`", ""),
         ("container_name", "text", "label `container`", ""),
+        ("slurm_account", "text", "", _ENVIRONMENT),
+        ("slurm_partition", "text", "", _ENVIRONMENT),
     ):
         yield DynologMetric(name=name, unit=unit, ours=ours, note=note, served=ServedIn.JSON)
-    for name in (
-        "graphics_engine_active_ratio", "sm_active_ratio", "sm_occupancy", "fp16_active", "fp32_active", "fp64_active",
-        "tensorcore_active", "hbm_mem_bw_util",
-    ):
-        yield DynologMetric(name=name, unit="ratio", note=_PROFILING, served=ServedIn.NOT)
     yield DynologMetric(
         name="dcgm_error", unit="0 or 1", ours="`kineto_gpu_up`, `kineto_gpu_library_up`", served=ServedIn.NOT,
         note="says whether DCGM had a value for every field; it is not asked",
     )
-    for name in ("slurm_account", "slurm_partition"):
-        yield DynologMetric(name=name, unit="text", note=_ENVIRONMENT, served=ServedIn.NOT)
     yield DynologMetric(
         name="duty_cycle, memory_total, memory_used, tpu_error", note="of TPUs, which kinetod does not know",
         served=ServedIn.NOT,

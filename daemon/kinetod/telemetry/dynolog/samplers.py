@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from kinetod.gpus.container_owners import Owners
 from kinetod.gpus.gpu_types import GpuState, Snapshot
 from kinetod.gpus.job_owners import Jobs, jobs_of
+from kinetod.gpus.slurm_variables import Said
 from kinetod.telemetry.dynolog.gpu_values import gpu_user, gpu_values
 from kinetod.telemetry.dynolog.host_values import HostCounters, Value, host_values, read_counters
 from kinetod.telemetry.dynolog.json_log import JsonLog
@@ -66,7 +67,8 @@ class HostSampler:
 class GpuSampler:
     """Writes a line for each GPU that answers.
 
-    read: a snapshot, within the seconds that it is given; owners and jobs: as GpuCollector has them.
+    read: a snapshot, within the seconds that it is given; owners and jobs: as GpuCollector has them; slurm: what the
+    processes of a snapshot say of their jobs.
     """
 
     def __init__(
@@ -76,11 +78,13 @@ class GpuSampler:
         read: Callable[[float], Snapshot],
         owners: Callable[[Snapshot], Owners] = lambda _: {},
         jobs: Callable[[], Jobs] = dict,
+        slurm: Callable[[Snapshot], Said] = lambda _: {},
     ) -> None:
         self._json_log = json_log
         self._read = read
         self._owners = owners
         self._jobs = jobs
+        self._slurm = slurm
         self._before: tuple[int, Mapping[str, GpuState]] = (0, {})
 
     def step(self) -> None:
@@ -89,10 +93,10 @@ class GpuSampler:
         before_ns, before = self._before
         seconds = (snapshot.monotonic_ns - before_ns) / 1e9
         self._before = snapshot.monotonic_ns, {gpu.uuid: gpu for gpu in snapshot.gpus}
-        owners, jobs = self._owners(snapshot), self._jobs()
+        owners, jobs, said = self._owners(snapshot), self._jobs(), self._slurm(snapshot)
         for gpu in snapshot.gpus:
             if gpu.works:
-                user = gpu_user(gpu, owners.get(gpu.uuid, ()), jobs_of(gpu, jobs))
+                user = gpu_user(gpu, owners.get(gpu.uuid, ()), jobs_of(gpu, jobs), said=said)
                 self._json_log.write(snapshot.time_ns, gpu_values(gpu, before.get(gpu.uuid), seconds, user))
 
 

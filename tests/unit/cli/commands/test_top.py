@@ -40,6 +40,9 @@ def gpu(index: int) -> pb.GpuSample:
         power_limit_watts=700,
         temperature_celsius=61,
         sm_clock_hertz=1.98e9,
+        sm_active=0.62,
+        tensor_active=0.41,
+        dram_active=0.155,
         pcie_transmit_bytes_per_second=1 << 20,
         pcie_receive_bytes_per_second=2 << 20,
     )
@@ -86,12 +89,12 @@ def test_one_sample_is_a_picture_of_host_gpus_and_processes(server: FakeServer, 
         "cpu 50% of 8, waiting for disks 25%, load 3.2   memory 16.0 GiB of 64.0 GiB",
         "disk read 1.0 MiB/s write 0 B/s   network in 512 B/s out 0 B/s   store free 10.0 GiB",
         "",
-        "GPU  NAME         UTIL  MEM  MEMORY                POWER        TEMP   SM CLOCK  PCIE RX/TX"
-        "             NVLINK RX/TX  PROC",
-        "0    NVIDIA H200  87%   40%  70.0 GiB / 140.0 GiB  512 / 700 W  61 °C  1980 MHz  2.0 MiB/s / 1.0 MiB/s"
-        "  -             1",
-        "1    NVIDIA H200  LOST  -    -                     -            -      -         -                      "
-        "-             -",
+        "GPU  NAME         UTIL  SM   TENSOR  DRAM  MEM  MEMORY                POWER        TEMP   SM CLOCK  "
+        "PCIE RX/TX             NVLINK RX/TX  PROC",
+        "0    NVIDIA H200  87%   62%  41%     16%   40%  70.0 GiB / 140.0 GiB  512 / 700 W  61 °C  1980 MHz  "
+        "2.0 MiB/s / 1.0 MiB/s  -             1",
+        "1    NVIDIA H200  LOST  -    -       -     -    -                     -            -      -         "
+        "-                      -             -",
         "",
         "PID   USER  RANK  JOB  GPU  GPU MEM   GPU UTIL  CPU   RSS      AGENT  CAPTURE     ITER  ITER/S  COMMAND",
         "4242  ada   0     -    0    70.0 GiB  80%       150%  3.0 GiB  READY  20260101-1  120   8       "
@@ -138,7 +141,7 @@ def shown(width: int) -> list[str]:
 
 def test_a_narrow_terminal_leaves_out_empty_columns_then_others_and_cuts_the_command() -> None:
     lines = shown(80)
-    assert "GPU  NAME         UTIL  MEM  MEMORY                POWER        TEMP   PROC" in lines
+    assert "GPU  NAME         UTIL  TENSOR  MEMORY                POWER        TEMP   PROC" in lines
     assert "PID   USER  RANK  GPU  GPU MEM   GPU UTIL  CPU   AGENT  ITER  ITER/S  COMMAND" in lines
     assert "4242  ada   0     0    70.0 GiB  80%       150%  READY  120   8       python tr…" in lines
 

@@ -64,15 +64,18 @@ def test_everything_is_laid_down_with_its_owner(image: Path, host: Run) -> None:
     assert done.returncode == 0, done.stderr
     found = tree(image)
     kineto = Host(image).number("passwd", "kineto")
-    assert kineto and Host(image).number("passwd", "kineto-attach") not in (None, 0, kineto)
+    numbers = {Host(image).number("passwd", name) for name in plan.USERS}
+    assert kineto and len(numbers) == len(plan.USERS) and not numbers & {None, 0}
     for name in plan.UNITS:
         assert found[f"etc/systemd/system/{name}"][:3] == (0, 0, 0o644)
-    assert found["etc/kinetod/attach.toml"][:3] == (0, 0, 0o644)
+    for name in plan.POLICIES:
+        assert found[f"etc/kinetod/{name}"][:3] == (0, 0, 0o644)
     assert found["etc/kinetod/config.toml"][:3] == (0, Host(image).number("group", "kineto"), 0o640)
     assert found["etc/credstore"][:3] == (0, 0, 0o700)
     assert found["var/lib/kineto"][:3] == (kineto, kineto, 0o700)
     assert "etc/systemd/system/multi-user.target.wants/kinetod.service" in found
     assert "etc/systemd/system/sockets.target.wants/kinetod-attach.socket" in found
+    assert not [name for name in found if "wants/kinetod-writer" in name]
 
 
 def test_a_dry_run_says_the_same_and_changes_nothing(image: Path, host: Run) -> None:
@@ -131,7 +134,7 @@ def passwd(image: Path, *lines: str) -> None:
     (image / "etc/passwd").write_text("".join(f"{line}\n" for line in ("root:x:0:0::/root:/bin/sh", *lines)))
 
 
-@pytest.mark.parametrize("name", ["config.toml", "attach.toml"])
+@pytest.mark.parametrize("name", plan.CONFIGURATION)
 @pytest.mark.parametrize(("owner", "mode"), [(12345, 0o644), (0, 0o666), (0, 0o664)])
 def test_a_configuration_that_others_could_have_written_is_not_taken_over(
     image: Path, host: Run, name: str, owner: int, mode: int
@@ -307,7 +310,14 @@ def test_programs_without_their_interpreter_are_refused(image: Path) -> None:
 
 def test_every_unit_and_configuration_file_is_installed() -> None:
     packed = {f"systemd/{name}" for name in (*plan.UNITS, "sysusers.d.conf", "tmpfiles.d.conf")}
-    packed |= {"config/config.toml", "config/attach.toml"}
+    packed |= {f"config/{name}" for name in plan.CONFIGURATION}
     deploy = Path(__file__).parents[4] / "deploy"
     there = {str(path.relative_to(deploy)) for part in ("systemd", "config") for path in (deploy / part).iterdir()}
     assert there == packed
+
+
+def test_both_packages_have_every_unit_and_remove_every_user() -> None:
+    packages = Path(__file__).parents[4] / "deploy/packages"
+    listed = re.findall(r"^/usr/lib/systemd/system/(\S+)$", (packages / "kinetod.spec.in").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(plan.UNITS)
+    assert f"{' | '.join(plan.USERS)}) ;;" in (packages / "postrm").read_text()

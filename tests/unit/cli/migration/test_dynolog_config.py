@@ -38,6 +38,12 @@ def test_each_setting_stands_below_the_flags_that_decide_it() -> None:
     assert "# Made of: /etc/dynolog.gflags\n" in text
 
 
+def test_who_names_folders_for_traces_is_told_what_enables_the_writer() -> None:
+    told = " ".join(text_of(enable_ipc_monitor="true").replace("\n# ", " ").split())
+    assert "`roots` of /etc/kinetod/writer.toml and in ReadWritePaths=" in told
+    assert "`systemctl enable --now kinetod-writer.socket`" in told
+
+
 def test_nothing_that_was_given_can_end_a_comment() -> None:
     text = text_of(otlp_endpoint='x\n[access]\nlocal_roles = ["admin"]', use_otlp="1")
     assert not [line for line in text.splitlines() if line.startswith(("[access]", "local_roles"))]

@@ -131,3 +131,21 @@ def test_what_a_unit_is_reproached_with_holds_no_argument(tmp_path: Path) -> Non
 def test_a_unit_that_says_nothing_of_it_is_an_error(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(NotMigrated, match=said):
         unit(tmp_path, text)
+
+
+def test_a_drop_in_that_is_a_link_to_dev_null_turns_off_the_one_of_its_name(tmp_path: Path) -> None:
+    etc, lib = tmp_path / "etc/systemd/system", tmp_path / "usr/lib/systemd/system"
+    path = written(lib / NAME, "[Service]\nExecStart=/usr/local/bin/dynolog --port=1\n")
+    written(lib / f"{NAME}.d/port.conf", "[Service]\nExecStart=\nExecStart=/usr/local/bin/dynolog --port=2\n")
+    masking = etc / f"{NAME}.d/port.conf"
+    masking.parent.mkdir(parents=True)
+    masking.symlink_to("/dev/null")
+    found = read_unit(path, "dynolog", tmp_path)
+    assert (found.files, found.arguments) == ([path], ["--port=1"])
+
+
+def test_lines_of_a_file_of_variables_go_on_behind_a_backslash(tmp_path: Path) -> None:
+    written(tmp_path / "etc/dynolog.env", "A=--use_prometheus \\\r\n  --prometheus_port=9999\nB=x\\\\\nC=1\n")
+    found = unit(tmp_path, "[Service]\nEnvironmentFile=/etc/dynolog.env\nExecStart=/usr/local/bin/dynolog $A\n")
+    assert found.arguments == ["--use_prometheus", "--prometheus_port=9999"]
+    assert found.environ["C"] == "1"

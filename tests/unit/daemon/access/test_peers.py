@@ -1,3 +1,4 @@
+import errno
 import os
 import socket
 import subprocess
@@ -5,7 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from kinetod.access.peers import UnknownPeer, of_loopback, of_unix, unmapped, with_groups
+from kinetod.access import peers
+from kinetod.access.peers import UnknownPeer, of_local, of_local_at_once, of_unix, unmapped, with_groups
 from kinetod.permissions.role_policy import Via
 from support.machine.loopback import EACH_FAMILY, connected
 
@@ -32,28 +34,55 @@ def test_all_groups_of_a_peer_are_known(tmp_path: Path) -> None:
                 assert with_groups(of_unix(accepted), accepted).gids == {os.getgid(), *groups}
 
 
+@pytest.fixture
+def no_netlink(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A daemon that may not ask the kernel about single connections, as under another service manager's filter."""
+
+    def refuse(*_ends: object) -> None:
+        raise PermissionError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
+
+    monkeypatch.setattr(peers, "owner_of", refuse)
+
+
 @EACH_FAMILY
-def test_a_loopback_peer_is_known_by_the_owner_of_its_socket(family: int, listen: str, connect: str) -> None:
+def test_a_peer_on_this_host_is_known_by_the_owner_of_its_socket(family: int, listen: str, connect: str) -> None:
     with connected(family, listen, connect) as (client, near, far):
-        assert of_loopback(near, far).uid == os.getuid()
+        found = of_local_at_once(near, far)
+        assert found is not None and found == of_local(near, far)
+        assert (found.via, found.uid) == (Via.LOOPBACK, os.getuid())
+        client.close()
+        for look in (of_local, of_local_at_once):
+            with pytest.raises(UnknownPeer, match="has disconnected"):
+                look(near, far)
+
+
+@EACH_FAMILY
+@pytest.mark.usefixtures("no_netlink")
+def test_where_the_kernel_cannot_be_asked_its_table_is_read(family: int, listen: str, connect: str) -> None:
+    with connected(family, listen, connect) as (client, near, far):
+        assert of_local_at_once(near, far) is None
+        assert of_local(near, far).uid == os.getuid()
+        client.shutdown(socket.SHUT_WR)  # it has said all that it wanted to say
+        assert of_local(near, far).uid == os.getuid()
         client.close()
         with pytest.raises(UnknownPeer, match="has disconnected"):
-            of_loopback(near, far)
+            of_local(near, far)
 
 
 def row(state: str, uid: int, inode: int) -> str:
     return f"   0: 0100007F:1F90 0100007F:0050 {state} 00000000:00000000 00:00000000 00000000 {uid} 0 {inode} 1\n"
 
 
-@pytest.mark.parametrize(("state", "inode"), [("01", 0), ("04", 5), ("06", 0)])
+@pytest.mark.parametrize(("state", "inode"), [("01", 0), ("04", 0), ("06", 0), ("02", 5)])
+@pytest.mark.usefixtures("no_netlink")
 def test_a_socket_that_nobody_holds_is_not_roots(tmp_path: Path, state: str, inode: int) -> None:
     net = tmp_path / "self/net"
     net.mkdir(parents=True)
     (net / "tcp").write_text("  sl  local_address rem_address   st\n" + row(state, 0, inode))
     with pytest.raises(UnknownPeer):
-        of_loopback(("127.0.0.1", 80), ("127.0.0.1", 8080), tmp_path)
+        of_local(("127.0.0.1", 80), ("127.0.0.1", 8080), tmp_path)
     (net / "tcp").write_text("  sl  local_address rem_address   st\n" + row("01", 1000, 5))
-    assert of_loopback(("127.0.0.1", 80), ("127.0.0.1", 8080), tmp_path).uid == 1000
+    assert of_local(("127.0.0.1", 80), ("127.0.0.1", 8080), tmp_path).uid == 1000
 
 
 IN_A_NAMESPACE = """

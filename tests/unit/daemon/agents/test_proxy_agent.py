@@ -27,7 +27,7 @@ LIMIT_S = 20.0
 
 @pytest.fixture
 def program() -> Iterator[FakeProgram]:
-    with FakeProgram(served=True, environ={"RANK": "3", "WORLD_SIZE": "8", "SLURM_JOB_ID": "77"}) as started:
+    with FakeProgram(served=True, environ={"RANK": "3", "WORLD_SIZE": "8", "SLURM_JOB_ID": "7704"}) as started:
         yield started
 
 
@@ -89,7 +89,7 @@ def test_its_hello_describes_the_process(program: FakeProgram) -> None:
         hello, _fds = link.expect(wire.Hello)
         assert isinstance(hello, wire.Hello)
         assert (hello.pid, hello.python_version, hello.framework) == (program.pid, "", "")
-        assert (hello.rank, hello.world_size, hello.job_id, hello.iterations) == (3, 8, "77", -1)
+        assert (hello.rank, hello.world_size, hello.job_id, hello.iterations) == (3, 8, "7704", -1)
         assert Path(hello.argv[0]).name == "fake_cuda_program"
         assert list(hello.sources) == ["cupti"]
         assert "kernel" in hello.sources["cupti"]
@@ -173,7 +173,7 @@ def test_a_proxy_that_cannot_be_started_is_an_error(program: FakeProgram) -> Non
 
 
 def test_variables_and_threads_of_another_process_are_read(program: FakeProgram) -> None:
-    assert read_environ(program.pid)["SLURM_JOB_ID"] == "77"
+    assert read_environ(program.pid)["SLURM_JOB_ID"] == "7704"
     assert thread_names(program.pid)[str(program.pid)] == "fake_cuda_progr"
     assert (read_environ(2**22 + 1), thread_names(2**22 + 1)) == ({}, {})
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from kinetod.attach_helper import allow_list
-from kinetod.attach_helper.allow_list import PolicyError, ProcessOwner
+from kinetod.attach_helper.allow_list import ProcessOwner
+from kinetod.base.policy_file import PolicyError
 from kinetod.processes import credentials
 from support.service.approvals import PLAIN
 from support.waiting import until

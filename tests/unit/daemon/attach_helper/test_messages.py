@@ -17,6 +17,8 @@ APPROVED = messages.Approved(
     program="ab" * 32,
 )
 ATTACH = b'{"type":"attach","administrator":false,"approved":' + msgspec.json.encode(APPROVED) + b","
+FOLDER, FILE = "kinetod-ffffffff-0123456789abcdef", "kinetod-c1-0123456789abcdef_7.json"
+IN_FOLDER = b'{"type":"remove_folder","target":[7,8],"boot_time_ns":1,"name":"%s","file":"%s"}'
 MESSAGES = [
     messages.Attach(target=TARGET, approved=APPROVED, administrator=True, boot_time_ns=1, deadline_ms=5),
     messages.Diagnose(target=TARGET, boot_time_ns=1, agent=messages.AgentFacts(state="READY")),
@@ -33,9 +35,22 @@ MESSAGES = [
     messages.Toolkit(target=TARGET, boot_time_ns=1),
     messages.DeviceCode(target=TARGET, boot_time_ns=1),
     messages.Kubelet(),
+    messages.MakeFolder(
+        target=TARGET,
+        approved=APPROVED,
+        administrator=False,
+        boot_time_ns=1,
+        file=FILE,
+        until_s=2**32 - 1,
+        only_try=True,
+    ),
+    *(
+        kind(target=TARGET, boot_time_ns=1, name=FOLDER, file=FILE)
+        for kind in (messages.LookIntoFolder, messages.OpenTraceFile, messages.RemoveFolder)
+    ),
     messages.OpenPollSocket(served=(2**32 - 1,) * messages.MAX_SERVED),
 ]
-HEAD = b"KATT\x05\x00"
+HEAD = b"KATT\x06\x00"
 
 
 @pytest.mark.parametrize("asked", MESSAGES, ids=lambda asked: type(asked).__name__)
@@ -66,6 +81,10 @@ def test_the_largest_answers_fit_into_a_packet() -> None:
     for said in (
         messages.Seen(facts=(facts,) * messages.MAX_PROCESSES),
         messages.Found(searched=(1 << 22,) * messages.MAX_PROCESSES, tools=(tool,) * messages.MAX_TOOLS),
+        messages.FolderMade(path="/" + "x" * 500 + "/" + FOLDER),
+        messages.FolderSeen(writing_bytes=2**63 - 1, whole=True),
+        messages.TraceFileReply(refused="é" * 1000),
+        messages.FolderRemoved(),
         messages.PollSockets(inhabited=(2**32 - 1,) * 256, namespace=1, problem="é" * 1000),
     ):
         assert len(messages.encode(said)) <= messages.MAX_ANSWER_BYTES
@@ -91,6 +110,11 @@ def test_the_largest_answers_fit_into_a_packet() -> None:
             + b'],"boot_time_ns":1}',
             "targets",
         ),
+        (IN_FOLDER % (b"..", FILE.encode()), "name"),
+        (IN_FOLDER % (FOLDER.encode() + b"/..", FILE.encode()), "name"),
+        (IN_FOLDER % (FOLDER.encode(), b"passwd"), "file"),
+        (IN_FOLDER % (FOLDER.encode(), b"kinetod-/../x.json"), "file"),
+        (IN_FOLDER % (FOLDER.encode(), FILE.encode() + b"\\n"), "file"),
         (b'{"type":"execute","target":[7,8]}', "execute"),
         (b'{"type":"attached","method":"x","stopped_ns":1,"latency_ns":1}', "attached"),
         (b"[" * 4000, "cannot be decoded"),
@@ -108,9 +132,9 @@ def test_a_packet_that_is_too_long_is_not_even_read() -> None:
 
 
 def test_another_version_is_told_apart_from_nonsense() -> None:
-    with pytest.raises(messages.WrongVersion, match="this side version 5") as caught:
-        messages.request(struct.pack("<4sH", b"KATT", 6) + b"whatever comes then")
-    assert caught.value.theirs == 6
+    with pytest.raises(messages.WrongVersion, match="this side version 6") as caught:
+        messages.request(struct.pack("<4sH", b"KATT", 7) + b"whatever comes then")
+    assert caught.value.theirs == 7
 
 
 @given(st.binary(max_size=200))

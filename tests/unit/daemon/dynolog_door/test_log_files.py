@@ -12,6 +12,7 @@ import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.store.requested_names import parse_log_file
 from kinetod.access.audit_log import AuditLog
+from kinetod.attach.finding import Finding, Status
 from kinetod.config.addresses import ListenAddress
 from kinetod.config.settings import Config, Settings
 from kinetod.dynolog_door.log_files import LogFiles
@@ -34,7 +35,7 @@ class Place:
         self.stored.mkdir(parents=True)
         (self.stored / "trace.json").write_bytes(TRACE)
         config = Config(listen=(ListenAddress(path=Path("/x")),), agent_socket=Path("/y"), state_dir=self.state)
-        self.settings = Settings(replace(config, dynolog_log_roots=(self.logs,)))
+        self.settings = Settings(replace(config, dynolog_log_roots=(self.logs,), dynolog_writer_socket=folder / "none"))
         self.capture = pb.Capture(id="c")
         target = self.capture.targets.add(pid=7, start_time_ns=1)
         target.process.uid = OWN
@@ -69,6 +70,10 @@ def place(tmp_path: Path) -> Place:
 
 
 ME = caller(OWN)
+NOT_ENABLED = (
+    "this daemon runs as uid 61001 and cannot write files as uid 61002; the writer service, which could, is not "
+    "enabled: enable it with `systemctl enable --now kinetod-writer.socket`"
+)
 
 
 def test_a_promise_is_kept_when_the_capture_has_ended_and_noted(place: Place) -> None:
@@ -110,7 +115,7 @@ def test_the_next_daemon_keeps_the_promise(place: Place) -> None:
         ("/elsewhere/t.json", ME, "/elsewhere is below no folder of dynolog.log_roots"),
         ("{logs}/../t.json", ME, "{logs}/.. is below no folder of dynolog.log_roots"),
         ("t.json", ME, ". is not an absolute path"),
-        ("{logs}/t.json", caller(61002), "this daemon runs as uid 61001 and cannot write files as uid 61002"),
+        ("{logs}/t.json", caller(61002), NOT_ENABLED),
         ("{logs}/t.json", caller(None, name="CN:x"), "the certificate CN:x is no user of this host"),
     ],
 )
@@ -143,7 +148,7 @@ def test_a_trace_that_is_not_there_or_cannot_be_read_is_noted_with_the_reason(pl
 
 
 def test_a_writer_that_fails_or_hangs_is_a_reason_too(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kinetod.dynolog_door.log_files.CHECK_DEADLINE_S", 0.2)
+    monkeypatch.setattr("kinetod.dynolog_door.log_files.CHECK_S", 0.2)
     log_file = parse_log_file(str(place.logs / "t.json"))
     for command, why in (
         (("/bin/false",), "the writing process failed: exit status 1"),
@@ -157,3 +162,46 @@ def test_a_writer_that_fails_or_hangs_is_a_reason_too(place: Place, monkeypatch:
 
         found = place.play(work, writer=command)
         assert found.startswith(why), found
+
+
+@pytest.mark.parametrize(
+    ("own_uid", "everybody", "status", "detail"),
+    [
+        (0, True, Status.OK, "this daemon writes traces below {logs}"),
+        (OWN, False, Status.OK, "this daemon writes traces below {logs}"),
+        (61001, True, Status.PROBLEM, f"no trace is written below {{logs}}: {NOT_ENABLED}"),
+    ],
+)
+def test_a_diagnosis_says_whether_traces_can_be_written(
+    place: Place, own_uid: int, everybody: bool, status: Status, detail: str
+) -> None:
+    async def work(files: LogFiles) -> list[Finding]:
+        return await files.findings(everybody=everybody)
+
+    (found,) = place.play(work, own_uid=own_uid)
+    assert (found.name, found.status) == ("dynolog_files", status)
+    assert found.detail == detail.format(logs=place.logs).replace("uid 61002", "other users")
+
+
+def test_without_roots_a_diagnosis_says_nothing_of_them(place: Place) -> None:
+    place.settings = Settings(replace(place.settings.current, dynolog_log_roots=()))
+
+    async def work(files: LogFiles) -> list[Finding]:
+        return await files.findings(everybody=True)
+
+    assert place.play(work) == []
+
+
+def test_roots_that_change_before_the_capture_ends_are_those_that_count(place: Place) -> None:
+    log_file = parse_log_file(str(place.logs / "t.json"))
+
+    async def work(files: LogFiles) -> None:
+        assert await files.problem(log_file, ME) == ""
+        files.promise(place.capture, log_file, ME)
+        files._settings = Settings(replace(place.settings.current, dynolog_log_roots=(place.state,)))
+        files.capture_ended(place.capture)
+
+    place.play(work)
+    assert list(place.logs.iterdir()) == []
+    (line,) = place.audited()
+    assert line["problem"] == f"{place.logs} is below no folder of dynolog.log_roots"

@@ -28,7 +28,7 @@ from pathlib import Path
 from kinetod.gpus import reader_process
 from kinetod.gpus.drm import DrmGpus
 library = DrmGpus(Path(sys.argv[1]), Path(sys.argv[2]))
-reader_process.libraries = lambda: [reader_process.OpenLibrary(library)]
+reader_process.libraries = lambda **_: [reader_process.OpenLibrary(library)]
 sys.exit(reader_process.main())
 """
 INTEL, AMD = "0000:29:00.0", "0000:c1:00.0"

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from kinetod.gpus.gpu_activity import GpuActivity
 from kinetod.gpus.gpu_types import GpuProcess, LibraryState, Snapshot
+from kinetod.gpus.nvml_gpm import NO_COUNTERS
 from support.machine.gpus import FakeGpus
 
 
@@ -29,6 +31,7 @@ def read(gpus: FakeGpus, readings: int = 1) -> Snapshot:
 def test_a_gpu_has_all_its_figures(gpus: FakeGpus) -> None:
     gpus.say("gpus 1", "process 0 99 50 3", "process 0 1234 500 33")
     (gpu,) = read(gpus).gpus
+    assert gpu.activity is not None
     assert msgspec.structs.asdict(gpu) == {
         "vendor": "nvidia",
         "index": 0,
@@ -55,6 +58,8 @@ def test_a_gpu_has_all_its_figures(gpus: FakeGpus) -> None:
         "ecc_corrected": 3,
         "ecc_uncorrected": 1,
         "xid_errors": {},
+        "activity": GpuActivity(since_ns=gpu.activity.since_ns),  # the first sample
+        "activity_note": "",
         "processes": (
             GpuProcess(pid=99, memory_bytes=50 << 20, utilization=0.03),
             GpuProcess(pid=1234, memory_bytes=500 << 20, utilization=0.33),
@@ -70,6 +75,7 @@ def test_what_an_old_driver_does_not_tell_is_left_out(gpus: FakeGpus) -> None:
     absent = (gpu.energy_joules, gpu.ecc_corrected, gpu.nvlink_transmit_bytes, gpu.pcie_receive_bytes_per_second)
     assert absent == (None, None, None, None)
     assert gpu.xid_errors == {}
+    assert (gpu.activity, gpu.activity_note) == (None, NO_COUNTERS)
 
 
 def test_a_lost_gpu_keeps_its_name_and_does_not_hide_the_others(gpus: FakeGpus) -> None:

@@ -49,6 +49,15 @@ def test_a_helper_that_sleeps_behind_its_socket_is_in_order() -> None:
     }
 
 
+def test_a_writer_that_nobody_has_enabled_is_in_order_and_one_that_failed_is_not() -> None:
+    writer = "\nId=kinetod-writer.socket\nLoadState=loaded\nActiveState=inactive\nUnitFileState=disabled\n"
+    assert found(GOOD + writer)["kinetod-writer.socket"] == (
+        Status.OK, "not enabled; only dynolog.log_roots needs it",
+    )  # fmt: skip
+    status, detail = found(GOOD + writer.replace("inactive", "failed"))["kinetod-writer.socket"]
+    assert status is Status.PROBLEM and "has failed" in detail
+
+
 @pytest.mark.parametrize(
     ("old", "new", "unit", "status", "says"),
     [

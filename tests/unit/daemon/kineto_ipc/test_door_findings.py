@@ -37,6 +37,16 @@ def test_a_host_says_where_polls_are_answered_and_where_not() -> None:
     ]
 
 
+def test_a_queue_that_is_shorter_than_those_who_poll_are_many_is_noted() -> None:
+    enough, short = (DoorState(served=(ABSTRACT,), processes=count, queue_length=10) for count in (10, 11))
+    assert [found.status for found in of_host(enough)] == [Status.OK]
+    _, note = of_host(short)
+    assert (note.status, note.advice) == (
+        Status.NOTE, "set net.unix.max_dgram_qlen to 512 (`sysctl`), and restart kinetod",
+    )  # fmt: skip
+    assert note.detail.startswith("11 processes poll, and the kernel keeps 10 datagrams for a socket: ")
+
+
 def test_a_process_that_polls_says_when_it_did() -> None:
     process = pb.Process(kineto=pb.KinetoPolling(last_poll_ns=10**9))
     (found,) = of_process(process, None, door(ABSTRACT), 3_500_000_000)

@@ -1,9 +1,11 @@
 import array
 import asyncio
+import contextlib
 import os
 import socket
 import stat
 import tempfile
+import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
@@ -11,8 +13,10 @@ from typing import Any
 
 import pytest
 from kinetod.base import metrics
+from kinetod.kineto_ipc import poll_thread
 from kinetod.kineto_ipc.door_findings import ABSTRACT
 from kinetod.kineto_ipc.poll_door import PollDoor
+from kinetod.kineto_ipc.poll_sockets import AbstractSocket, bound_socket
 from kinetod.kineto_ipc.polling_process import OfferEvent
 from support.peers import libkineto
 from support.peers.libkineto import BUSY, Libkineto
@@ -81,6 +85,37 @@ def test_an_offer_goes_to_the_process_and_its_fate_comes_back(name: bytes) -> No
         client.close()
 
     with_door(test, name)
+
+
+def test_a_poll_that_is_read_late_gets_no_answer_which_would_be_read_as_the_next_one(
+    name: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(poll_thread, "LATE_NS", -1)
+    before = dropped("late")
+
+    async def test(door: PollDoor) -> None:
+        client = Libkineto(daemon=name)
+        client.send(libkineto.poll())
+        (found,) = await soon(door.processes.all, "the process is known")
+        found.offer(b"A=1\n", lambda _event: None)
+        client.send(libkineto.poll())
+        await soon(lambda: dropped("late") == before + 2, "both are dropped")
+        monkeypatch.setattr(poll_thread, "LATE_NS", 10**12)
+        assert await asyncio.to_thread(client.poll) == "A=1\n"
+        client.close()
+
+    with_door(test, name)
+
+
+def test_the_kernel_says_when_a_poll_was_sent(name: bytes) -> None:
+    with bound_socket(name) as daemon, contextlib.closing(Libkineto(daemon=name)) as client:
+        before_ns = time.time_ns()
+        client.send(libkineto.poll())
+        after_ns = time.time_ns()
+        datagram = AbstractSocket(daemon).receive()
+    assert datagram is not None
+    assert before_ns <= datagram.sent_ns <= after_ns
+    assert 0 <= datagram.age_ns() < 60 * 10**9
 
 
 def test_registrations_are_answered(name: bytes) -> None:

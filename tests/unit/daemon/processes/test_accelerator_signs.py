@@ -44,13 +44,13 @@ def process(tmp_path: Path) -> ProcessFolder:
 )
 def test_each_kind_that_is_seen_must_have_a_match(process: ProcessFolder, signs: Signs, is_shown: bool) -> None:
     other = OutsideSigns("other", libraries=("libpebble*",))
-    assert shown(process, [outside("pebble", signs), other]) == (("pebble", "other") if is_shown else ("other",))
+    assert shown(process, "", [outside("pebble", signs), other]) == (("pebble", "other") if is_shown else ("other",))
 
 
 def test_modules_alone_are_not_seen_from_outside(process: ProcessFolder) -> None:
     signs = outside("pebble", Signs(modules=("torch_pebble",)))
     assert not signs
-    assert shown(process, [signs]) == ()
+    assert shown(process, "", [signs]) == ()
 
 
 def test_what_may_not_be_read_shows_nothing(tmp_path: Path) -> None:
@@ -61,4 +61,26 @@ def test_what_may_not_be_read_shows_nothing(tmp_path: Path) -> None:
         OutsideSigns("c", open_files=("*",)),
     )
     with ProcessFolder(8, tmp_path) as folder:
-        assert shown(folder, signs) == ()
+        assert shown(folder, "", signs) == ()
+
+
+def test_a_map_is_read_again_once_the_address_space_has_changed(tmp_path: Path) -> None:
+    folder, program = tmp_path / "9", "0" * 32
+    folder.mkdir()
+    signs = [OutsideSigns("pebble", libraries=("libpebble.so*",))]
+
+    def look() -> tuple[str, ...]:
+        with ProcessFolder(9, tmp_path) as opened:
+            return shown(opened, program, signs)
+
+    (folder / "statm").write_bytes(b"100 1 1 1 0 1 0\n")
+    assert look() == ()  # its map cannot be read
+    (folder / "maps").write_bytes(b"")
+    assert look() == ()
+    (folder / "maps").write_bytes(MAPS)
+    assert look() == ()
+    (folder / "statm").write_bytes(b"101 1 1 1 0 1 0\n")
+    assert look() == ("pebble",)
+    program = "1" * 32
+    (folder / "maps").write_bytes(b"")
+    assert look() == ()

@@ -50,7 +50,7 @@ def test_a_required_part_that_is_missing_is_an_error(
     for name in ("_die_first_for_memory", "drop_capabilities"):
         monkeypatch.setattr(confinement, name, lambda: None)
     monkeypatch.setattr(confinement, "_set_limits", lambda own, limits: None)
-    monkeypatch.setattr(confinement, "_prctl", lambda option, value: None)
+    monkeypatch.setattr(confinement, "prctl", lambda option, value: None)
     monkeypatch.setattr(landlock, "abi", lambda: 0 if part == "Landlock" else 1)
     monkeypatch.setattr(landlock, "restrict", lambda rules, version: None)
     monkeypatch.setattr(seccomp_filter, "available", lambda: part != "seccomp")

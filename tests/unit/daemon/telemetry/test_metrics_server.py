@@ -16,6 +16,7 @@ import pytest
 from kinetod.base.errors import StartError
 from kinetod.config.addresses import ListenAddress
 from kinetod.gpus.container_owners import GpuContainer
+from kinetod.gpus.gpu_activity import GpuActivity
 from kinetod.gpus.gpu_types import GpuProcess, GpuState, LibraryState, Snapshot, VendorLibrary
 from kinetod.supervise.thread_deadline import WithinDeadline
 from kinetod.telemetry import metrics_server
@@ -278,6 +279,17 @@ def test_a_gpu_has_dcgms_labels_and_only_the_figures_that_it_has() -> None:
         ("kineto_gpu_xid_errors_total", *labels, "79"): 2,
         ("kineto_gpu_processes", *labels): 2,
     }
+
+
+def test_what_the_units_of_a_gpu_did_are_counters_and_what_is_not_counted_has_none() -> None:
+    activity = GpuActivity(since_ns=1, seconds=20.0, totals={"sm_active": 5.0, "pcie_receive": 2048.0})
+    found = of_gpus(gpu(activity=activity))
+    assert {key[0]: value for key, value in found.items() if "active" in key[0] or "pcie" in key[0]} == {
+        "kineto_gpu_sm_active_seconds_total": 5.0,
+        "kineto_gpu_pcie_receive_bytes_total": 2048.0,
+    }
+    assert [value for key, value in found.items() if key[0] == "kineto_gpu_activity_observed_seconds_total"] == [20.0]
+    assert not [key for key in of_gpus(gpu()) if "activ" in key[0]]
 
 
 def test_a_gpu_that_two_containers_share_has_the_names_of_neither() -> None:

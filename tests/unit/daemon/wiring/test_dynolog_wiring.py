@@ -11,7 +11,19 @@ from kinetod.permissions.role_policy import Caller
 from kinetod.wiring.dynolog_wiring import DynologDoor
 from support.service.callers import ROOT, caller
 
-FILES = cast("LogFiles", None)
+LOGS = Finding("dynolog_files", Status.OK, "the writer service writes traces below /scratch")
+
+
+class Files:
+    """Files of clients. asked: whether the daemon serves all users, each time that somebody has asked."""
+
+    def __init__(self, *told: Finding) -> None:
+        self._told = told
+        self.asked: list[bool] = []
+
+    async def findings(self, *, everybody: bool) -> list[Finding]:
+        self.asked.append(everybody)
+        return list(self._told)
 
 
 class Server:
@@ -27,8 +39,9 @@ class Server:
         return self._holder
 
 
-def found(server: Any, who: Caller = ROOT) -> list[Finding]:
-    return asyncio.run(DynologDoor(FILES, cast("DynologServer | None", server)).findings(who))
+def found(server: Any, who: Caller = ROOT, files: Files | None = None) -> list[Finding]:
+    door = DynologDoor(cast("LogFiles", files or Files()), cast("DynologServer | None", server), everybody=True)
+    return asyncio.run(door.findings(who))
 
 
 def test_an_open_door_is_named_with_its_addresses_and_none_is_not_shown() -> None:
@@ -36,6 +49,13 @@ def test_an_open_door_is_named_with_its_addresses_and_none_is_not_shown() -> Non
     assert (only.name, only.status) == ("dynolog_door", Status.OK)
     assert only.detail == "`dyno` is served at 127.0.0.1:1778, [::1]:1778"
     assert found(None) == []
+
+
+def test_what_is_known_of_the_files_follows_and_without_a_door_nobody_asks() -> None:
+    files = Files(LOGS)
+    assert found(Server(), files=files)[1:] == [LOGS]
+    assert found(None, files=files) == []
+    assert files.asked == [True]
 
 
 def test_who_has_the_port_is_told_to_those_who_may_see_all_processes() -> None:

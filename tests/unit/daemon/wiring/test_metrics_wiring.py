@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 from kinetod.agents.agent_hub import AgentHub
+from kinetod.attach.finding import Status
 from kinetod.base.errors import StartError
 from kinetod.config.addresses import ListenAddress, parse_metrics_listen
 from kinetod.config.rules import metrics_problem
 from kinetod.config.settings import Config
 from kinetod.gpus.gpu_reader import GpuReader
 from kinetod.telemetry import metrics_server
-from kinetod.wiring.metrics_wiring import start_metrics
+from kinetod.wiring.metrics_wiring import json_log_findings, open_json_log, start_metrics
 from support.waiting import until
 
 CONFIG = Config(listen=(), agent_socket=Path("/run/a"), state_dir=Path("/"))
@@ -52,6 +53,21 @@ def test_beyond_loopback_needs_a_word(text: str, allowed: bool, refused: bool) -
     assert not refused or "metrics.allow_remote = true" in problem
 
 
+def test_lines_of_metrics_that_are_lost_are_a_problem_of_the_host(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    json_log = open_json_log(replace(CONFIG, json_log=str(folder / "log")))
+    assert json_log is not None
+    assert json_log_findings(None) == json_log_findings(json_log) == []
+    folder.rename(tmp_path / "gone")
+    json_log.write(0, {})
+    (found,) = json_log_findings(json_log)
+    assert (found.status, found.detail) == (
+        Status.PROBLEM,
+        f"lines of metrics are lost: {folder}/log cannot be written: No such file or directory",
+    )
+
+
 def started(config: Config) -> int:
     """How many things have to be stopped after a start."""
 
@@ -59,6 +75,7 @@ def started(config: Config) -> int:
         async with contextlib.AsyncExitStack() as stack:
             start_metrics(
                 config,
+                json_log=open_json_log(config),
                 hub=AgentHub(),
                 captures_running=lambda: 0,
                 gpus=gpus,

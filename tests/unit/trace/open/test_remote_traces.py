@@ -179,9 +179,19 @@ def test_other_files_that_are_traces_count_too(tmp_path: Path) -> None:
 def test_files_fetched_as_a_whole_can_be_opened(bucket: str, tmp_path: Path) -> None:
     first, *_, last = find_traces(bucket)
     assert first.remote is not None and last.remote is not None
-    assert len(open_trace(fetch(first.remote, tmp_path / "0")).table("kernel")["start"]) == 2
+    here = tmp_path / "here"
+    here.mkdir()
+    assert len(open_trace(fetch(first.remote, here)).table("kernel")["start"]) == 2
     with pytest.raises(FileError, match="its capture ended as FAILED"):
-        fetch(last.remote, tmp_path / "1")
+        fetch(last.remote, here)
+
+
+def test_a_folder_that_was_removed_is_not_made_anew(bucket: str, tmp_path: Path) -> None:
+    first, *_ = find_traces(bucket)
+    assert first.remote is not None
+    with pytest.raises(FileNotFoundError):
+        fetch(first.remote, tmp_path / "here")
+    assert not (tmp_path / "here").exists()
 
 
 @pytest.mark.parametrize(

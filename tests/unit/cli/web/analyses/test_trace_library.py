@@ -1,15 +1,19 @@
 """Which files an address stands for."""
 
 import os
-from contextlib import closing
+import threading
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 from kinetoctl.base.common_options import CommonOptions
+from kinetoctl.base.temporary_folders import removable_folder
 from kinetoctl.errors import NotFound
+from kinetoctl.web.analyses.analysis_queue import Computing
 from kinetoctl.web.analyses.trace_library import TraceLibrary
 from support.waiting import scaled
 
+CAPTURE = "20260131-120000-abc"
 SETTINGS = CommonOptions(address="unix:/nowhere", output="table", color=False, quiet=True, timeout_s=1)
 
 
@@ -55,9 +59,44 @@ def test_a_url_is_an_entry_whose_traces_are_copies(file: Path) -> None:
 
 def test_only_what_the_command_line_names_is_found(file: Path) -> None:
     library = TraceLibrary(SETTINGS, [str(file)])
-    for other in ("", "x", str(file), "20260131-120000-abc"):
+    for other in ("", "x", str(file), CAPTURE):
         with pytest.raises(NotFound):
             library.find(other)
+
+
+class _Downloading(TraceLibrary):
+    """Downloads a capture when it is let go. ended: that has ended."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(SETTINGS)
+        self.folder, self.begun, self.go, self.ended = folder, *(threading.Event() for _ in range(3))
+
+    def _paths(self, capture_id: str, stack: ExitStack) -> tuple[str, ...]:
+        self.begun.set()
+        assert self.go.wait(scaled(60))
+        path = stack.enter_context(removable_folder("", self.folder)) / capture_id
+        path.write_text("{}")
+        stack.callback(self.ended.set)
+        return (str(path),)
+
+
+def test_nothing_is_left_of_a_download_that_ends_after_the_server(tmp_path: Path) -> None:
+    with closing(_Downloading(tmp_path)) as library:
+        with pytest.raises(Computing):
+            library.find(CAPTURE, 0.0)
+        assert library.begun.wait(scaled(60))
+    library.go.set()
+    assert library.ended.wait(scaled(60))
+    library._pool.shutdown()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_download_is_kept_until_the_end(tmp_path: Path) -> None:
+    with closing(_Downloading(tmp_path)) as library:
+        library.go.set()
+        (path,) = library.find(CAPTURE, scaled(60)).paths
+        assert Path(path).read_text() == "{}"
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("text", ["/etc/passwd", "../x", "*", "s3://bucket/x", "20260131"])

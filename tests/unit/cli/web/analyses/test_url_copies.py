@@ -1,5 +1,6 @@
 """Traces at URLs, copied in the background."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,12 @@ from support.waiting import scaled, until
 
 SIZE = 1000
 WAIT_S = 60.0
+FILES, ROUNDS = 40, 10
+
+
+def fetching() -> bool:
+    """Whether a thread fetches URLs."""
+    return any(thread.name == "urls" for thread in threading.enumerate())
 
 
 @pytest.fixture
@@ -57,6 +64,20 @@ def test_urls_are_fetched_by_themselves_and_removed_at_the_end(urls: list[str]) 
         here = [Path(path) for trace in made.traces() for path in paths(made, trace.id)]
         assert [path.stat().st_size for path in here] == [SIZE] * 4
     assert not any(path.exists() for path in here)
+
+
+def test_nothing_is_left_of_a_copy_that_is_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url, folder = tmp_path / "many", tmp_path / "copies"
+    url.mkdir()
+    folder.mkdir()
+    for rank in range(FILES):
+        (url / f"x{rank}y.json").write_text(f'{{"distributedInfo": {{"rank": {rank}}}, "traceEvents": []}}')
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    for _ in range(ROUNDS):
+        with copies([url.as_uri()]):
+            until(lambda: any(folder.glob("*/*")), "the first folder of a trace")
+        until(lambda: not fetching(), "the thread has ended")
+        assert list(folder.iterdir()) == []
 
 
 def test_a_url_that_fails_is_an_entry_with_the_reason(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from kinetod.captures.kineto_target.config_text import (
     LEAST_LEAD_NS,
     TraceDestination,
-    checked_extra,
     kineto_text,
     unsupported,
 )
@@ -24,8 +23,8 @@ OPTIONS_OFF = (
 )
 
 
-def lines(start: wire.Start = START, *, extra: dict[str, str] | None = None, **spec: Any) -> dict[str, str]:
-    text = kineto_text(start, pb.CaptureSpec(**spec), HERE, now_ns=NOW_NS, extra=extra).text.decode()
+def lines(start: wire.Start = START, **spec: Any) -> dict[str, str]:
+    text = kineto_text(start, pb.CaptureSpec(**spec), HERE, now_ns=NOW_NS).text.decode()
     return dict(line.split("=") for line in text.splitlines())  # libkineto takes exactly one "=" as well
 
 
@@ -125,23 +124,3 @@ def test_what_libkineto_cannot_do_is_refused(spec: pb.CaptureSpec, why: str) -> 
 
 def test_what_libkineto_can_do_is_not_refused() -> None:
     assert unsupported(pb.CaptureSpec(activity_types=["cpu_op", "kernel", "external_correlation"])) == ""
-
-
-def test_other_keys_are_passed_on_before_the_activity_types() -> None:
-    found = lines(extra={"CUSTOM_CONFIG": "a b"}, activity_types=["cpu_op"])
-    assert list(found)[-2:] == ["CUSTOM_CONFIG", "ACTIVITY_TYPES"]
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "why"),
-    [
-        ("PROFILE_MEMORY", "true", "its thread runs without a pause"),
-        ("ACTIVITIES_LOG_FILE", "/etc/passwd", "set by the capture itself"),
-        ("X\nPROFILE_MEMORY", "true", "is not a key"),
-        ("CUSTOM_CONFIG", "a=b", "not one that libkineto can read"),
-        ("CUSTOM_CONFIG", "a\nPROFILE_MEMORY", "not one that libkineto can read"),
-    ],
-)
-def test_a_key_that_would_do_harm_or_end_the_reading_is_not_passed_on(key: str, value: str, why: str) -> None:
-    with pytest.raises(ValueError, match=why):
-        checked_extra({key: value})

@@ -24,7 +24,6 @@ from kinetod.captures.kineto_target.on_demand_trace import (
     WithdrawOffer,
     longest_ns,
 )
-from kinetod.captures.kineto_target.trace_folder import Sight
 from kinetod.captures.result.verdict import DONE, Ending, EndState
 from kinetod.captures.target.collection import (
     Begun,
@@ -36,6 +35,7 @@ from kinetod.captures.target.collection import (
     VerdictGiven,
 )
 from kinetod.config.settings import Config
+from kinetod.kineto_files.interface import Sight
 
 PID = 7
 NOW = Now(loop_s=100.0, unix_ns=10**18)
@@ -130,12 +130,12 @@ def test_the_time_counts_anew_from_the_poll_that_brings_the_request() -> None:
     machine = offered()
     machine.handle(OfferSent(), NOW._replace(loop_s=111.0))
     assert machine.deadline_s == 111.0 + WAIT_S
-    machine.handle(OfferSent(), NOW._replace(loop_s=116.0))
+    machine.handle(OfferSent(2), NOW._replace(loop_s=116.0))
     assert machine.deadline_s == 111.0 + WAIT_S
 
 
 def test_a_request_that_was_sent_and_shows_nowhere_is_not_taken() -> None:
-    machine = offered(OfferSent(), OfferSent(), DeadlinePassed())
+    machine = offered(OfferSent(), DeadlinePassed())
     assert ended(machine) == (EndState.FAILED, "NOT_TAKEN")
     assert machine.leaves_file
 
@@ -178,7 +178,7 @@ def test_a_file_that_was_whole_before_the_next_poll_is_the_trace() -> None:
 
 
 def test_a_request_that_was_sent_twice_may_bring_a_second_file() -> None:
-    machine = offered(OfferSent(), OfferSent(), WHOLE)
+    machine = offered(OfferSent(), OfferSent(2), OfferSent(2), WHOLE)
     assert machine.ending() == DONE
     assert machine.leaves_file
 
@@ -188,6 +188,14 @@ def test_a_profiler_that_is_free_again_without_a_file_was_cancelled_by_the_progr
     assert machine.ending() is None  # the folder had been looked at before the poll was heard of
     machine.handle(NOTHING, NOW)
     assert ended(machine) == (EndState.FAILED, "CANCELLED_BY_PROGRAM")
+
+
+def test_a_file_that_was_begun_and_given_up_may_be_of_a_full_disk() -> None:
+    machine = offered(OfferSent(), OPENED, OfferTaken(), OfferOver(), NOTHING, NOTHING)
+    ending = machine.ending()
+    assert ending is not None
+    assert (ending.outcome, ending.code) == (EndState.FAILED, "CANCELLED_BY_PROGRAM")
+    assert "the disk of its folder may be full" in ending.reason
 
 
 def test_a_profiler_that_is_free_again_with_a_file_is_done() -> None:

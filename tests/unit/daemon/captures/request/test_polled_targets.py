@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
-from kinetod.attach.attach_types import AttachCode
+from kinetod.attach.attach_types import Approval, AttachCode
 from kinetod.base.errors import KinetodError
 from kinetod.captures.kineto_target.kineto_recorder import KinetoRecorder
 from kinetod.captures.request.polled_targets import PolledTargets, nobody_polls, polled_uid
+from kinetod.kineto_files.direct_folders import DirectTraceFolders
 from kinetod.kineto_ipc.polling_process import OfferEvent, PollingProcess
 from kinetod.processes import credentials
 from kinetod.processes.identity import ProcessKey, start_time_ns
@@ -66,7 +67,7 @@ class OneThatPolls:
 def rules(
     recorder: pb.Recorder = OPEN, setting: str = "agent", *, tracing: bool = False, **spec: object
 ) -> PolledTargets:
-    shared = KinetoRecorder(OneThatPolls(StillPolling(tracing=tracing)))
+    shared = KinetoRecorder(OneThatPolls(StillPolling(tracing=tracing)), DirectTraceFolders())
     return PolledTargets(shared, pb.CaptureSpec(recorder=recorder, **spec), setting)  # type: ignore[arg-type]
 
 
@@ -129,7 +130,7 @@ def test_a_process_that_records_is_busy_for_libkineto_and_by_a_capture_for_the_a
 
 
 def test_a_capture_keeps_the_process_busy_until_it_frees_it() -> None:
-    shared = KinetoRecorder(OneThatPolls(StillPolling()))
+    shared = KinetoRecorder(OneThatPolls(StillPolling()), DirectTraceFolders())
     polled = PolledTargets(shared, pb.CaptureSpec(), "agent")
     shared.take(OWN, "c1")
     problem = polled.recording(OWN, NAME)
@@ -143,7 +144,7 @@ def test_a_capture_keeps_the_process_busy_until_it_frees_it() -> None:
 
 def test_what_a_poll_said_before_the_trace_was_whole_keeps_nobody_busy() -> None:
     process = StillPolling(tracing=True, last_poll_ns=1)
-    shared = KinetoRecorder(OneThatPolls(process))
+    shared = KinetoRecorder(OneThatPolls(process), DirectTraceFolders())
     polled = PolledTargets(shared, pb.CaptureSpec(), "agent")
     assert polled.busy(OWN, NAME) is not None
     shared.finished(OWN)
@@ -161,7 +162,7 @@ def test_a_process_that_no_longer_polls_is_told() -> None:
 
 
 def test_a_request_that_libkineto_cannot_carry_out_is_a_problem() -> None:
-    own = credentials.read(os.getpid())
+    own = Approval(credentials.read(os.getpid()))
     assert asyncio.run(rules().problem(OWN, own)) is None
     problem = asyncio.run(rules(activity_types=["memory_snapshot"]).problem(OWN, own))
     assert problem is not None

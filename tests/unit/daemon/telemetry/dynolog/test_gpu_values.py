@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 from kinetod.gpus.container_owners import GpuContainer
+from kinetod.gpus.gpu_activity import NAMES, GpuActivity
 from kinetod.gpus.gpu_types import GpuProcess, GpuState
+from kinetod.gpus.slurm_variables import SlurmNames
 from kinetod.telemetry.dynolog.gpu_values import GpuUser, gpu_user, gpu_values
+from kinetod.telemetry.dynolog.json_log import json_line
 
 NOBODY = GpuUser()
 
@@ -28,7 +31,15 @@ def test_units_are_dynologs() -> None:
         nvlink_transmit_bytes=5000,
         nvlink_receive_bytes=7000,
     )
-    user = GpuUser(job_id="42", username="ada", pod_namespace="ml", pod_name="p", container_name="c")
+    user = GpuUser(
+        job_id="42",
+        username="ada",
+        slurm_account="physics",
+        slurm_partition="gpu",
+        pod_namespace="ml",
+        pod_name="p",
+        container_name="c",
+    )
     assert gpu_values(now, gpu(nvlink_transmit_bytes=1000, nvlink_receive_bytes=2000), 10.0, user) == {
         "gpu_frequency_mhz": 1980,
         "gpu_device_utilization": 87,
@@ -43,11 +54,55 @@ def test_units_are_dynologs() -> None:
         "gpu_uuid": "GPU-3",
         "job_id": "42",
         "username": "ada",
+        "slurm_account": "physics",
+        "slurm_partition": "gpu",
         "pod_namespace": "ml",
         "pod_name": "p",
         "container_name": "c",
         "device": 3,
     }
+
+
+ACTIVE = {"sm_active": 4.0, "tensor_active": 2.0, "pcie_transmit": 1000.0, "nvlink_receive": 5000.0}
+
+
+def test_what_the_units_did_comes_before_what_the_driver_measured_for_a_moment() -> None:
+    later = {
+        name: total + 10.0 * rate for (name, total), rate in zip(ACTIVE.items(), (0.9, 0.25, 64, 128), strict=True)
+    }
+    before = gpu(activity=GpuActivity(since_ns=1, seconds=5.0, totals=ACTIVE), nvlink_receive_bytes=0)
+    now = gpu(
+        activity=GpuActivity(since_ns=1, seconds=15.0, totals=later),
+        pcie_transmit_bytes_per_second=7.0,
+        pcie_receive_bytes_per_second=8.0,
+        nvlink_receive_bytes=90,
+    )
+    values = gpu_values(now, before, 10.0, NOBODY)
+    assert values == {
+        "sm_active_ratio": 0.9,
+        "tensorcore_active": 0.25,
+        "pcie_tx_bytes": 64,
+        "pcie_rx_bytes": 8,  # the GPU does not count them
+        "nvlink_rx_bytes": 128,
+        "minor_id": 3,
+        "gpu_name": "H200",
+        "gpu_uuid": "GPU-3",
+        "device": 3,
+    }
+    assert '"sm_active_ratio":"0.900"' in json_line(0, values)
+    first = gpu_values(now, None, 10.0, NOBODY)
+    assert (first["pcie_tx_bytes"], "sm_active_ratio" in first) == (7, False)
+
+
+def test_every_profiling_field_of_dcgm_has_its_name() -> None:
+    totals = dict.fromkeys(NAMES, 1.0)
+    now, before = (gpu(activity=GpuActivity(since_ns=1, seconds=s, totals=totals)) for s in (2.0, 1.0))
+    of_nobody = {"minor_id", "gpu_name", "gpu_uuid", "device"}
+    assert gpu_values(now, before, 1.0, NOBODY).keys() - of_nobody == {
+        "graphics_engine_active_ratio", "sm_active_ratio", "sm_occupancy", "tensorcore_active", "hbm_mem_bw_util",
+        "fp64_active", "fp32_active", "fp16_active", "pcie_tx_bytes", "pcie_rx_bytes", "nvlink_tx_bytes",
+        "nvlink_rx_bytes",
+    }  # fmt: skip
 
 
 def test_what_the_library_does_not_tell_is_left_out() -> None:
@@ -95,6 +150,13 @@ def test_what_the_batch_system_says_counts_more_and_several_are_none(tmp_path: P
     on = gpu(processes=(process(tmp_path, 10, 65534, "77"),))
     assert gpu_user(on, (), ("90",), tmp_path).job_id == "90"
     assert gpu_user(on, (), ("90", "91"), tmp_path).job_id == ""
+
+
+def test_the_account_is_what_the_processes_say(tmp_path: Path) -> None:
+    on = gpu(processes=(process(tmp_path, 10, 65534, "77"),))
+    said = {10: SlurmNames(account="physics", partition="gpu"), 99: SlurmNames(account="other")}
+    user = gpu_user(on, (), (), tmp_path, said=said)
+    assert (user.slurm_account, user.slurm_partition, user.job_id) == ("physics", "gpu", "77")
 
 
 def test_a_gpu_of_several_containers_has_the_names_of_none() -> None:

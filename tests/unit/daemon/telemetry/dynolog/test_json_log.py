@@ -51,6 +51,26 @@ def test_it_grows_to_its_limit_and_no_further(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 2
 
 
+def test_a_full_file_that_cannot_be_renamed_is_emptied_and_that_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "metrics.log"
+    log = JsonLog(str(path), max_bytes=300)
+
+    def replace(_self: Path, _target: Path) -> Path:
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))  # as where the file alone is mounted into a container
+
+    monkeypatch.setattr(Path, "replace", replace)
+    for number in range(20):
+        log.write(NS, {"uptime": number})
+        assert path.stat().st_size <= 150
+    assert path.read_text().splitlines()[-1] == json_line(NS, {"uptime": 19})
+    (said,) = [record.getMessage() for record in caplog.records]
+    full = f"{path} is full and cannot be renamed: Device or resource busy; it is emptied"
+    assert (said, log.problem) == (f"metrics.json_log: {full}, now and whenever it has 0 MiB", full)
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_two_threads_at_the_limit_begin_a_new_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "metrics.log"
     log = JsonLog(str(path), max_bytes=300)
@@ -104,8 +124,10 @@ def test_what_was_lost_is_said_once_when_it_begins_and_counted_when_it_ends(
     folder.rename(tmp_path / "gone")
     for _ in range(3):
         log.write(NS, {"uptime": 1})
+    assert log.problem == f"{folder}/metrics.log cannot be written: No such file or directory"
     folder.mkdir()
     log.write(NS, {"uptime": 2})
+    assert log.problem == ""
     said = [record.getMessage() for record in caplog.records]
     assert said == [
         f"metrics.json_log: {folder}/metrics.log cannot be written: No such file or directory",

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import msgspec
+from kinetod.gpus.gpu_activity import NAMES, GpuActivity
 from kinetod.gpus.gpu_types import GpuState
 from kinetod.telemetry.dynolog.gpu_values import GpuUser, gpu_values
 from kinetod.telemetry.dynolog.host_values import NETWORK, HostCounters, Value, host_values
@@ -67,8 +69,22 @@ def test_the_table_says_served_of_exactly_what_is_served() -> None:
     counted = dict.fromkeys(("nvlink_transmit_bytes", "nvlink_receive_bytes"), 1)
     pcie = dict.fromkeys(("pcie_transmit_bytes_per_second", "pcie_receive_bytes_per_second"), 1.0)
     full = GpuState(vendor="nvidia", index=0, uuid="u", name="n", device="nvidia0", **numbers, **counted, **pcie)  # type: ignore[arg-type]
-    user = GpuUser(job_id="1", username="a", pod_namespace="b", pod_name="c", container_name="d")
-    gpu = gpu_values(full, full, 1.0, user).keys()
+    before, after = (
+        msgspec.structs.replace(
+            full, activity=GpuActivity(since_ns=1, seconds=seconds, totals=dict.fromkeys(NAMES, 1.0))
+        )
+        for seconds in (1.0, 2.0)
+    )
+    user = GpuUser(
+        job_id="1",
+        username="a",
+        slurm_account="e",
+        slurm_partition="f",
+        pod_namespace="b",
+        pod_name="c",
+        container_name="d",
+    )
+    gpu = gpu_values(after, before, 1.0, user).keys()
     assert {metric.name for metric in GPU_METRICS if metric.served is not ServedIn.NOT} == gpu
 
 

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 from kinetod.gpus.container_owners import GpuContainer
-from kinetod.gpus.gpu_types import GpuState, Snapshot
+from kinetod.gpus.gpu_activity import GpuActivity
+from kinetod.gpus.gpu_types import GpuProcess, GpuState, Snapshot
+from kinetod.gpus.slurm_variables import SlurmNames
 from kinetod.telemetry.dynolog.host_values import HostCounters
 from kinetod.telemetry.dynolog.json_log import JsonLog
 from kinetod.telemetry.dynolog.samplers import Every, GpuSampler, HostSampler
@@ -99,6 +101,30 @@ def test_each_gpu_that_answers_is_a_line_with_rates_over_the_interval(tmp_path: 
     always = {"device": 0, "gpu_name": "H200", "gpu_uuid": "GPU-0", "job_id": "42"}
     always |= {"pod_namespace": "ml", "pod_name": "p", "container_name": "c"}
     assert written(path) == [always, {**always, "nvlink_tx_bytes": 200}]
+
+
+def test_a_line_has_what_the_gpus_units_did_and_the_account(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    left = [
+        Snapshot(
+            gpus=(
+                gpu(
+                    0,
+                    processes=(GpuProcess(pid=7),),
+                    activity=GpuActivity(since_ns=1, seconds=seconds, totals={"tensor_active": total}),
+                ),
+            ),
+            monotonic_ns=round(seconds * SECOND_NS),
+        )
+        for seconds, total in ((10.0, 2.0), (20.0, 9.0))
+    ]
+    said = {7: SlurmNames(account="physics")}
+    sampler = GpuSampler(JsonLog(str(path)), read=lambda _deadline_s: left.pop(0), slurm=lambda _: said)
+    sampler.step()
+    sampler.step()
+    first, second = written(path)
+    assert "tensorcore_active" not in first
+    assert (second["tensorcore_active"], second["slurm_account"]) == ("0.700", "physics")
 
 
 def stopped_after(wanted: int, step: Callable[[int], None]) -> int:

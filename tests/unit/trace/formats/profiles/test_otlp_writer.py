@@ -111,3 +111,10 @@ def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "opentelemetry.proto.profiles.v1development", None)
     with pytest.raises(FormatError, match=r"pip install 'kinetod\[otlp\]'"):
         otlp_message(profile(Context(trace({}))))
+
+
+def test_control_characters_of_names_are_spelled_out() -> None:
+    row = {"start": 0, "duration": 5, "name": "a\x1b[31m\nb\ud800", "stream": 7, "correlation": 1}
+    data = otlp_message(profile(Context(trace({"kernel": [row]}))))
+    assert r"a\x1b[31m\x0ab\ud800" in data.dictionary.string_table
+    assert all(text.isprintable() for text in data.dictionary.string_table)

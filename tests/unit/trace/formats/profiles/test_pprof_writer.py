@@ -12,7 +12,7 @@ from kineto_trace.model.trace import GPU_TABLES
 from kineto_trace.open.trace_opener import open_trace
 from support.profiles import pprof
 from support.profiles.small_trace import SPAN, profiled
-from support.trace_files.traces import START_NS, trace
+from support.trace_files.traces import START_NS, target, trace
 
 H200 = Path(__file__).parents[4] / "data" / "h200"
 
@@ -101,12 +101,25 @@ def test_one_subject_alone_has_its_own_types_and_period() -> None:
     assert "thread_id" not in {texts[label.key] for sample in found.sample for label in sample.label}
 
 
-def test_a_name_that_is_no_valid_unicode_is_written_with_a_mark() -> None:
+def test_a_name_that_is_no_valid_unicode_is_spelled_out() -> None:
     rows = {"kernel": [{"duration": 3, "name": "a\udcffb"}]}
-    assert "a?b" in pprof_message(profile(Context(trace(rows)))).string_table
+    assert r"a\udcffb" in pprof_message(profile(Context(trace(rows)))).string_table
 
 
 def test_a_trace_without_samples_is_an_empty_profile_and_a_note_says_so(tmp_path: Path) -> None:
     path = tmp_path / "empty.pb.gz"
     assert export_trace(trace({}), path).notes == ("the trace has no samples, operators or GPU work",)
     assert not pb.Profile.FromString(gzip.decompress(path.read_bytes())).sample
+
+
+HOSTILE = "a\x1b[31m\x07\x00\nb\u202e\ud800"
+SHOWN = r"a\x1b[31m\x07\x00\x0ab\u202e\ud800"
+
+
+def test_what_would_steer_a_terminal_is_spelled_out(tmp_path: Path) -> None:
+    path = tmp_path / "hostile.pb.gz"
+    row = {"start": 0, "duration": 5, "name": HOSTILE, "stream": 7, "correlation": 1}
+    export_trace(trace({"kernel": [row]}, target=target(labels={"x": HOSTILE})), path)
+    told = pprof.shown(path, "-top", "-unit=ns")
+    assert any(line.startswith("       5ns") and line.endswith(f"  {SHOWN}") for line in told.splitlines())
+    assert f"kineto.label.x: {SHOWN}" in told

@@ -4,13 +4,13 @@ import os
 from pathlib import Path
 
 import pytest
-from kinetod.captures.kineto_target.trace_folder import (
+from kinetod.kineto_files.interface import (
     FileRefused,
     FileTooLarge,
     FolderUnreachable,
     Sight,
-    TraceFolder,
 )
+from kinetod.kineto_files.trace_folder import TraceFolder, copy_file
 from kinetod.processes.identity import ProcessKey, start_time_ns
 
 OWN = ProcessKey(os.getpid(), start_time_ns(os.getpid()))
@@ -35,7 +35,7 @@ def test_it_is_copied_byte_for_byte_and_removed(folder: TraceFolder, tmp_path: P
     data = os.urandom(3 * MIB + 1)
     (tmp_path / NAME).write_bytes(data)
     sizes: list[int] = []
-    assert folder.copy(NAME, tmp_path / "copy", max_bytes=4 * MIB, on_bytes=sizes.append) == len(data)
+    assert copy_file(folder.open_file(NAME), tmp_path / "copy", max_bytes=4 * MIB, on_bytes=sizes.append) == len(data)
     assert (tmp_path / "copy").read_bytes() == data
     assert sizes == [MIB, 2 * MIB, 3 * MIB, len(data)]
     (tmp_path / f"{NAME}.tmp").write_text("of a recording that was broken off")
@@ -47,13 +47,13 @@ def test_it_is_copied_byte_for_byte_and_removed(folder: TraceFolder, tmp_path: P
 def test_a_file_beyond_the_limit_is_not_copied_further(folder: TraceFolder, tmp_path: Path) -> None:
     (tmp_path / NAME).write_bytes(bytes(MIB + 1))
     with pytest.raises(FileTooLarge):
-        folder.copy(NAME, tmp_path / "copy", max_bytes=MIB)
+        copy_file(folder.open_file(NAME), tmp_path / "copy", max_bytes=MIB)
 
 
 def test_a_link_is_refused_wherever_it_leads(folder: TraceFolder, tmp_path: Path) -> None:
     (tmp_path / NAME).symlink_to("/etc/hostname")
     with pytest.raises(FileRefused, match="symbolic link"):
-        folder.copy(NAME, tmp_path / "copy", max_bytes=MIB)
+        copy_file(folder.open_file(NAME), tmp_path / "copy", max_bytes=MIB)
     folder.remove(NAME)
     assert (tmp_path / NAME).is_symlink()
 
@@ -61,21 +61,21 @@ def test_a_link_is_refused_wherever_it_leads(folder: TraceFolder, tmp_path: Path
 def test_what_is_no_regular_file_is_refused(folder: TraceFolder, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / NAME)
     with pytest.raises(FileRefused, match="is not a regular file"):
-        folder.copy(NAME, tmp_path / "copy", max_bytes=MIB)
+        copy_file(folder.open_file(NAME), tmp_path / "copy", max_bytes=MIB)
 
 
 def test_a_file_with_a_second_name_is_refused(folder: TraceFolder, tmp_path: Path) -> None:
     (tmp_path / "other").write_text("{}")
     (tmp_path / NAME).hardlink_to(tmp_path / "other")
     with pytest.raises(FileRefused, match="has 2 names"):
-        folder.copy(NAME, tmp_path / "copy", max_bytes=MIB)
+        copy_file(folder.open_file(NAME), tmp_path / "copy", max_bytes=MIB)
 
 
 def test_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
     (tmp_path / NAME).write_text("{}")
     folder = TraceFolder.open(OWN, str(tmp_path), os.geteuid() + 1)
     with pytest.raises(FileRefused, match="belongs to uid"):
-        folder.copy(NAME, tmp_path / "copy", max_bytes=MIB)
+        copy_file(folder.open_file(NAME), tmp_path / "copy", max_bytes=MIB)
 
 
 def test_a_folder_behind_a_link_is_refused(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_an_error_while_copying_leaves_no_descriptor_open(folder: TraceFolder, t
         raise OSError(28, "No space left on device")
 
     with pytest.raises(OSError, match="No space left"):
-        folder.copy(NAME, tmp_path / "copy", max_bytes=MIB, on_bytes=full)
+        copy_file(folder.open_file(NAME), tmp_path / "copy", max_bytes=MIB, on_bytes=full)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
     folder.close()
     folder.close()

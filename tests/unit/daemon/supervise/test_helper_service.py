@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from kinetod.base.errors import StartError
-from kinetod.base.service_sockets import own_socket
+from kinetod.supervise.helper_service import own_socket
 
 
 @pytest.mark.parametrize(("for_group", "mode"), [(False, 0o600), (True, 0o660)])

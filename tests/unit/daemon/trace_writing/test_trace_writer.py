@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kinetod.trace_writing import trace_writer
 from support.dynolog.door import open_folder
+from support.service import attach_service
 from support.service.daemon import as_user
 
 ADA = 61001
@@ -37,9 +39,12 @@ def write(
             "root": str(root),
             "parts": parts.split("/") if parts else [],
             "files": [[stored.fileno(), name]] if files else [],
+            "unit": "kinetod.service",
+            "max_bytes": 1 << 20,
+            "deadline_s": 60,
         }
         done = subprocess.run(
-            [*prefix, sys.executable, "-m", "kinetod.dynolog_door.trace_writer"],
+            [*prefix, sys.executable, "-m", "kinetod.trace_writing.trace_writer"],
             input=json.dumps(question), capture_output=True, text=True, pass_fds=[stored.fileno()], check=True,
         )  # fmt: skip
     (problem,) = json.loads(done.stdout)
@@ -130,3 +135,90 @@ def test_roots_rights_are_not_used_where_others_choose_what_a_name_means(root: P
 def test_a_user_whom_one_may_not_become_gets_nothing(root: Path) -> None:
     me = ADA if IS_ROOT else os.getuid()
     assert "cannot become uid" in write(root, uid=me + 1, prefix=as_user(me) if IS_ROOT else ())
+
+
+@pytest.mark.parametrize("size", [len(TRACE) + 10, len(TRACE) - 10])
+def test_no_more_is_read_than_there_was_at_first_and_no_half_trace_is_left(
+    root: Path, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, folder = root.parent / "stored", os.open(root, os.O_PATH)
+    source.write_bytes(TRACE)
+    check = trace_writer._check_replaceable
+
+    def changing(at: int, name: str) -> None:
+        check(at, name)
+        os.truncate(source, size)  # between the first look and the copy
+
+    monkeypatch.setattr(trace_writer, "_check_replaceable", changing)
+    with source.open("rb") as stored:
+        if size < len(TRACE):
+            with pytest.raises(trace_writer.WriteRefused, match="has become shorter meanwhile"):
+                trace_writer.written(stored.fileno(), folder, "t.json", 1 << 20)
+            assert list(root.iterdir()) == []
+        else:
+            trace_writer.written(stored.fileno(), folder, "t.json", 1 << 20)
+            assert (root / "t.json").read_bytes() == TRACE
+    os.close(folder)
+
+
+def test_what_is_too_long_or_is_no_trace_is_not_written(root: Path) -> None:
+    source, folder = root.parent / "other", os.open(root, os.O_PATH)
+    for content, limit, why in (
+        (b"#!/bin/sh", 99, "is not a trace"),
+        (TRACE, 9, "bytes, of which 9"),
+    ):
+        source.write_bytes(content)
+        with source.open("rb") as stored, pytest.raises(trace_writer.WriteRefused, match=why):
+            trace_writer.written(stored.fileno(), folder, "t.json", limit)
+    assert list(root.iterdir()) == []
+    os.close(folder)
+
+
+@only_root
+def test_who_has_become_the_user_has_no_capability_left(root: Path) -> None:
+    code = (
+        "import re; from kinetod.trace_writing.trace_writer import become; become(61001)\n"
+        "print(*re.findall(r'^Cap(?!Bnd)...:\\t(.*)$', open('/proc/self/status').read(), re.M))\n"
+        "import os\ntry: os.setuid(61002)\nexcept PermissionError: print('stays')"
+    )
+    prefix = attach_service.unprivileged(64990, "setuid", "setgid", "dac_read_search")
+    done = subprocess.run([*prefix, sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    *sets, stays = done.stdout.split()
+    assert stays == "stays"
+    assert {int(each, 16) for each in sets} == {0}
+
+
+def mounted(root: Path, options: str) -> list[str]:
+    """Prefix of a command for which a file system with these options is mounted there."""
+    script = f'mount -t tmpfs -o {options} none {root} && exec "$@"'
+    return ["unshare", "--mount", "sh", "-c", script, "sh"]
+
+
+@only_root
+def test_of_a_root_that_is_read_only_it_is_said_which_line_the_unit_needs(root: Path) -> None:
+    said = write(root, uid=ADA, prefix=mounted(root, "ro,mode=777"))
+    assert said == (
+        f"{root} is read-only for kinetod.service; if it is not for others, add the line ReadWritePaths={root} below "
+        "[Service] (`systemctl edit kinetod.service`), then `systemctl restart kinetod.service`"
+    )
+
+
+@only_root
+def test_of_a_full_disk_it_is_said_and_no_half_trace_is_left(root: Path) -> None:
+    script = (
+        f"mount -t tmpfs -o size=4k,mode=777 none {root} && head -c 4096 /dev/zero > {root}/full && "
+        f'"$@" && ls -A {root} >&2'
+    )
+    said = write(root, uid=ADA, prefix=["unshare", "--mount", "sh", "-c", script, "sh"])
+    assert said == "t_7.json: No space left on device"
+    assert not (root / "full").exists()  # it was on that disk
+
+
+@pytest.mark.parametrize(
+    ("root", "line"), [("/home/none/x", "ProtectHome=no"), ("/tmp/none-such/x", "PrivateTmp=no"), ("/srv/none", "")]
+)
+def test_of_a_root_that_a_unit_may_hide_it_is_said_how_to_show_it(root: str, line: str) -> None:
+    with pytest.raises(trace_writer.WriteRefused) as caught:
+        trace_writer.opened_root(root, "kinetod-writer.service")
+    assert str(caught.value).startswith(f"{root}: No such file or directory")
+    assert (f"needs the line {line} below [Service]" in str(caught.value)) == bool(line)

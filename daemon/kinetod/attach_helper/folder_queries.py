@@ -1,0 +1,134 @@
+"""What a helper process does in the folder of a process whose libkineto writes a trace there.
+
+A question to enter the process's folder is {"do": FOLDER, "step": MAKE, TRY or REOPEN, "pid", "start_time_ns",
+"boot_time_ns", "uid", "until_s" or "name"}; MAKE and REOPEN bring the descriptor of our own folder. With it comes each
+later question, {"do": FOLDER, "step": LOOK, OPEN or REMOVE, "uid", "file", "name"}, when the process may have ended.
+An answer with "problem" says why something cannot be done.
+"""
+
+import errno
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from kinetod.attach.inspect.process_inspection import read_file
+from kinetod.kineto_files import own_folder
+from kinetod.kineto_files.interface import FileRefused, FolderUnreachable
+from kinetod.kineto_files.trace_folder import TraceFolder, mount_id
+from kinetod.kineto_files.trace_location import trace_folder
+from kinetod.processes.identity import PROC, ProcessKey
+
+FOLDER = "folder"
+MAKE, TRY, REOPEN, LOOK, OPEN, REMOVE = "make", "try", "reopen", "look", "open", "remove"
+NOTHING = "nothing"  # who answers that has started
+_MAX_MOUNTS_BYTES = 4 << 20
+_AGENT = "let kinetod's agent record (--recorder agent)"
+_ELSEWHERE = "let KINETO_ONDEMAND_TRACE_DIR of the process name a folder that"
+
+Answered = tuple[dict[str, Any], int | None]
+
+
+def answer(question: Mapping[str, Any], descriptor: int | None, proc: Path = PROC) -> Answered:
+    """The answer and its descriptor, which is the caller's. Raises ValueError for what is not a question."""
+    try:
+        if question["step"] in (MAKE, TRY, REOPEN):
+            return _enter(question, proc)
+        if question["step"] == NOTHING:
+            return {}, None
+        if descriptor is None:
+            raise ValueError("the folder's descriptor is missing")
+        return _inside(question, descriptor)
+    except FolderUnreachable as exc:
+        return {"problem": str(exc)}, None
+    except OSError as exc:
+        return {"problem": exc.strerror or str(exc)}, None  # the caller says where
+
+
+def _enter(question: Mapping[str, Any], proc: Path) -> Answered:
+    pid, uid, step = int(question["pid"]), int(question["uid"]), question["step"]
+    key = ProcessKey(pid, int(question["start_time_ns"]))
+    where = trace_folder(pid, proc)
+    check = _answering(pid, where, proc)
+    outer = TraceFolder.open(key, where, uid, proc, boot_time_ns=int(question["boot_time_ns"]), check=check)
+    try:
+        if step == REOPEN:
+            name = str(question["name"])
+            try:
+                return {"path": f"{where}/{name}"}, own_folder.reopen(outer.descriptor, name)
+            except OSError as exc:
+                raise FolderUnreachable(f"{where}/{name} of process {pid}: {exc.strerror}") from exc
+        own_folder.sweep(outer.descriptor, time.time())
+        try:
+            name, made = own_folder.make(outer.descriptor, uid, int(question["until_s"]))
+        except OSError as exc:
+            raise FolderUnreachable(_why_not_made(pid, where, exc)) from exc
+        if step == MAKE:
+            return {"path": f"{where}/{name}"}, made
+        try:
+            own_folder.remove(made, name)
+        finally:
+            os.close(made)
+        return {"path": f"{where}/{name}"}, None
+    finally:
+        outer.close()
+
+
+def _inside(question: Mapping[str, Any], descriptor: int) -> Answered:
+    step, file = question["step"], str(question["file"])
+    folder = TraceFolder(descriptor, int(question["uid"]))
+    if step == LOOK:
+        sight = folder.look(file)
+        return {"writing_bytes": sight.writing_bytes, "whole": sight.whole}, None
+    if step == OPEN:
+        try:
+            return {"refused": ""}, folder.open_file(file)
+        except FileRefused as exc:
+            return {"refused": str(exc)}, None
+    if step == REMOVE:
+        folder.remove(file)
+        own_folder.remove(descriptor, str(question["name"]))
+        return {}, None
+    raise ValueError(f"not a step: {step!r}")
+
+
+def _answering(pid: int, where: str, proc: Path) -> Callable[[int], None]:
+    """A check that refuses folders which a program serves: a user's could let the helper wait for ever."""
+    types = _mount_types(pid, proc)
+
+    def check(descriptor: int) -> None:
+        found = types.get(mount_id(descriptor), "")
+        if found == "fuse" or found.startswith("fuse."):
+            raise FolderUnreachable(
+                f"{where} of process {pid}, where its libkineto writes, lies on a file system that a program serves "
+                f"({found}), which the attach helper does not enter; {_ELSEWHERE} lies on another one, or {_AGENT}"
+            )
+
+    return check
+
+
+def _mount_types(pid: int, proc: Path) -> dict[int, str]:
+    types = {}
+    for line in read_file(proc / str(pid) / "mountinfo", _MAX_MOUNTS_BYTES).decode("utf-8", "replace").splitlines():
+        head, _, tail = line.partition(" - ")
+        if tail:
+            types[int(head.split()[0])] = tail.split()[0]
+    return types
+
+
+def _why_not_made(pid: int, where: str, exc: OSError) -> str:
+    what = f"{where} of process {pid}, where its libkineto writes,"
+    if exc.errno == errno.EOVERFLOW:
+        return (
+            f"{what} lies in a user namespace that has no number for the attach helper's user (uid {os.geteuid()}), so "
+            f"that the helper can make no folder there; {_AGENT}, or run a daemon of the process's own user"
+        )
+    if exc.errno in (errno.EACCES, errno.EPERM):
+        return (
+            f"{what} may not be written to by the attach helper's user (uid {os.geteuid()}); {_ELSEWHERE} everybody "
+            f"may write to (chmod 1777), or {_AGENT}"
+        )
+    if exc.errno == errno.EROFS:
+        return f"{what} is read-only; {_ELSEWHERE} can be written to, or {_AGENT}"
+    return f"the attach helper can make no folder in {what} {exc.strerror or exc}; {_AGENT}"

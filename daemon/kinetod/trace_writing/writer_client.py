@@ -1,0 +1,97 @@
+"""The front end's side of the kinetod-writer service, for a daemon that may not become other users.
+
+Theory of operation
+    One connection for each thing that is asked. The service must be root's or our own user's (SO_PEERCRED; for a socket
+    that systemd passes it is root). It is asked when it is needed, so that it may be enabled while the daemon runs.
+"""
+
+import asyncio
+import os
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+from kineto_protos import unix_peer
+
+from kinetod.base.safe_text import clean
+from kinetod.base.unix_sockets import receive
+from kinetod.supervise.helper_service import send
+from kinetod.trace_writing import writer_messages as messages
+from kinetod.trace_writing.writer_messages import PlaceTraces
+
+START_GRACE_S = 20.0  # the first caller after a while waits for the service's start
+_CONNECT_AGAIN_S = 0.02
+ENABLE = "`systemctl enable --now kinetod-writer.socket`"
+LOOK = "`systemctl status kinetod-writer.socket kinetod-writer.service`"
+
+
+class WriterUnreachable(Exception):
+    """The service cannot be asked. The text says why. advice: what an administrator does about it."""
+
+    def __init__(self, why: str, advice: str) -> None:
+        super().__init__(why)
+        self.advice = advice
+
+
+class WriterClient:
+    """Asks the service that listens on `path`."""
+
+    def __init__(self, path: Path, *, start_grace_s: float = START_GRACE_S) -> None:
+        self._path = path
+        self._start_grace_s = start_grace_s
+
+    async def place(
+        self, uid: int | None, folder: Path, files: Sequence[tuple[int, str]] = (), *, deadline_s: float
+    ) -> list[str]:
+        """What is wrong with each file (a descriptor and a name), or with the folder. Raises WriterUnreachable.
+
+        uid: None asks whether anything may be written there at all. deadline_s: beyond the time of the service's start.
+        """
+        asked = PlaceTraces(uid=uid, folder=str(folder), names=tuple(name for _fd, name in files))
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+        with sock:
+            try:
+                async with asyncio.timeout(deadline_s + self._start_grace_s):
+                    packet = await self._said(sock, messages.encode(asked), [fd for fd, _name in files])
+            except TimeoutError as exc:
+                raise WriterUnreachable(f"the writer service does not answer at {self._path}", LOOK) from exc
+            except OSError as exc:
+                raise self._unreachable(exc) from exc
+        try:
+            problems = messages.answer(packet).problems
+        except messages.BadWriterMessage as exc:
+            raise WriterUnreachable(f"the writer service does not answer as it should: {exc}", LOOK) from exc
+        count = max(1, len(files))
+        if len(problems) != count:  # it refused before it understood what was asked
+            problems = (problems[0] or "the writer service did not answer for each file",) * count
+        return [clean(each, messages.MAX_PROBLEM_CHARS) for each in problems]
+
+    async def _said(self, sock: socket.socket, packet: bytes, fds: list[int]) -> bytes:
+        """Raises OSError, WriterUnreachable."""
+        await self._connect(sock)
+        _pid, uid, _gid = unix_peer.credentials(sock)
+        if uid not in (0, os.geteuid()):
+            raise WriterUnreachable(f"{self._path} belongs to uid {uid}, neither root nor the daemon's own user", LOOK)
+        await send(sock, packet, fds, self._start_grace_s)
+        said, unexpected = await receive(sock, messages.MAX_PACKET_BYTES + 1)
+        for fd in unexpected:
+            os.close(fd)
+        if not said:
+            raise WriterUnreachable("the writer service hung up", LOOK)
+        return said
+
+    async def _connect(self, sock: socket.socket) -> None:
+        """Waits while the service has more callers than it has accepted, of which asyncio would know nothing."""
+        while True:
+            try:
+                sock.connect(str(self._path))
+                return
+            except BlockingIOError:
+                await asyncio.sleep(_CONNECT_AGAIN_S)
+
+    def _unreachable(self, error: OSError) -> WriterUnreachable:
+        if isinstance(error, FileNotFoundError | ConnectionRefusedError):
+            return WriterUnreachable("the writer service, which could, is not enabled", f"enable it with {ENABLE}")
+        if isinstance(error, PermissionError):
+            return WriterUnreachable(f"the writer service, which could, serves another daemon ({self._path})", LOOK)
+        return WriterUnreachable(f"the writer service cannot be reached ({self._path}: {error.strerror})", LOOK)

@@ -1,0 +1,245 @@
+"""The kinetod-writer service: takes the front end's requests, decides by itself, and lets a child that becomes the user
+write.
+
+Theory of operation
+    One task per connection, one request at a time. The caller is who the kernel says (SO_PEERCRED); the policy file is
+    read for each request. This process opens no path of a request: `trace_writer` does, as the user, below a root of
+    the policy, and is killed at its deadline.
+
+    What hangs must not block others. Each root has turns of its own, fairly by user. A user whose folder did not answer
+    is refused below that root for HANG_S, and as long as the process that wrote cannot be ended: it holds a pipe open
+    until then.
+
+    Every use is logged: who asked, as whom what was written where, and what came of it.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import PurePath
+
+from kinetod.base.fair_slots import FairSlots, payer
+from kinetod.base.policy_file import PolicyError
+from kinetod.base.safe_text import clean
+from kinetod.base.unix_sockets import receive
+from kinetod.permissions.caller_limits import RequestRate
+from kinetod.supervise.helper_service import Connections, HelperCaller, HungUp, send
+from kinetod.trace_writing import writer_messages as messages
+from kinetod.trace_writing.writer_messages import PlaceTraces
+from kinetod.trace_writing.writer_policy import WriterPolicy, load
+from kinetod.trace_writing.writing_process import (
+    CHECK_S,
+    FILES_AT_ONCE,
+    WRITE_S,
+    WRITER,
+    NoAnswer,
+    WriteQuestion,
+    answer,
+)
+
+log = logging.getLogger(__name__)
+
+UNIT = "kinetod-writer.service"
+REQUEST_S = 30.0  # how long a connection may say nothing
+SEND_S = 5.0
+TURNS, SPARE_TURNS = 2, 6  # of one root: for one user, and for users who have none
+TURN_S = 10.0  # the front end waits for longer than for this and the work together
+REQUESTS_PER_SECOND = 10  # of one user; four seconds' worth may come at once
+HANG_S = 60.0
+_LOOKING = -1  # instead of a user's number
+
+
+class _Refused(Exception):
+    """The request is refused; the text says why."""
+
+
+class WriterService:
+    """Serves connections. load_policy: called for each request."""
+
+    def __init__(
+        self,
+        load_policy: Callable[[], WriterPolicy] = load,
+        *,
+        command: Sequence[str] = WRITER,
+        check_s: float = CHECK_S,
+        write_s: float = WRITE_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._load_policy = load_policy
+        self._command = command
+        self._check_s = check_s
+        self._write_s = write_s
+        self._clock = clock
+        self._turns: dict[PurePath, FairSlots] = {}
+        self._rate = RequestRate(lambda: REQUESTS_PER_SECOND, clock)
+        self._hung: dict[tuple[int, str], _Hang] = {}
+        self.connections = Connections(self._serve)
+
+    async def start(self) -> None:
+        """Does nothing: processes are started when they are needed."""
+
+    async def stop(self) -> None:
+        """Closes all connections and ends what they have begun."""
+        await self.connections.stop()
+        for hang in self._hung.values():
+            hang.close()
+        self._hung.clear()
+
+    async def _serve(self, sock: socket.socket, caller: HelperCaller) -> None:
+        try:
+            while True:
+                async with asyncio.timeout(REQUEST_S):
+                    packet, fds = await receive(sock, messages.MAX_PACKET_BYTES + 1, FILES_AT_ONCE)
+                try:
+                    if not packet:
+                        raise HungUp
+                    problems = await self._answer(caller, packet, fds)
+                finally:
+                    for fd in fds:
+                        os.close(fd)
+                await _tell(sock, problems)
+        except (_Refused, messages.BadWriterMessage) as exc:  # before anything was understood: the end of it
+            why = clean(str(exc), messages.MAX_PROBLEM_CHARS)
+            log.warning("%s was refused: %s", caller, why)
+            await _tell(sock, [why])
+
+    async def _answer(self, caller: HelperCaller, packet: bytes, fds: Sequence[int]) -> list[str]:
+        """Raises _Refused, BadWriterMessage."""
+        policy = self._policy_for(caller)
+        asked = messages.request(packet)
+        began = self._clock()
+        try:
+            problems = await self._placed(policy, asked, fds)
+        except _Refused as exc:
+            problems = [str(exc)] * max(1, len(asked.names))
+        self._note(caller, asked, problems, self._clock() - began)
+        return problems
+
+    def _policy_for(self, caller: HelperCaller) -> WriterPolicy:
+        try:
+            policy = self._load_policy()
+        except PolicyError as exc:
+            raise _Refused(f"the writer service serves no caller: {exc}") from exc
+        if why := policy.refuses_caller(caller.uid):
+            raise _Refused(why)
+        return policy
+
+    async def _placed(self, policy: WriterPolicy, asked: PlaceTraces, fds: Sequence[int]) -> list[str]:
+        """Raises _Refused."""
+        folder = PurePath(asked.folder)
+        root = policy.root_of(folder)
+        if root is None or "\0" in asked.folder:
+            where = clean(asked.folder, 200)
+            raise _Refused(f"{where} is below no folder of `roots` in {policy.path}; an administrator names it there")
+        if len(fds) != len(asked.names):
+            raise _Refused(f"{len(asked.names)} files were announced, but {len(fds)} descriptors came")
+        for name in asked.names:
+            _check_name(name)
+        if asked.uid is None and asked.names:
+            raise _Refused("nothing is written without a user")
+        if asked.uid is not None and (why := policy.refuses_user(asked.uid)):
+            raise _Refused(why)
+        user = _LOOKING if asked.uid is None else asked.uid
+        if self._rate.late_s(str(user)):
+            raise _Refused(f"more than {REQUESTS_PER_SECOND} requests per second; wait a moment")
+        question = WriteQuestion(
+            uid=asked.uid,
+            root=str(root),
+            parts=folder.relative_to(root).parts,
+            files=tuple(zip(fds, asked.names, strict=True)),
+            unit=UNIT,
+            max_bytes=policy.max_bytes,
+        )
+        payer.set(f"uid {user}")
+        turns = self._turns.setdefault(root, FairSlots(TURNS, spare=SPARE_TURNS))
+        async with contextlib.AsyncExitStack() as turn:
+            try:
+                async with asyncio.timeout(TURN_S):
+                    await turn.enter_async_context(turns.turn())
+            except TimeoutError:
+                raise _Refused(f"too many traces are being written below {root}; wait a moment") from None
+            return await self._asked(question, (user, question.root))
+
+    async def _asked(self, question: WriteQuestion, where: tuple[int, str]) -> list[str]:
+        """Raises _Refused. where: user and root."""
+        self._check_hang(where)
+        deadline_s = self._write_s if question.files else self._check_s
+        with _pipe() as (kept, alive):
+            try:
+                return await answer(question, deadline_s=deadline_s, command=self._command, alive=alive)
+            except NoAnswer as exc:
+                self._forget_hang(where)
+                self._hung[where] = _Hang(os.dup(kept), self._clock() + HANG_S, str(exc))
+                raise _Refused(str(exc)) from exc
+
+    def _check_hang(self, where: tuple[int, str]) -> None:
+        """Raises _Refused while this user's last folder below this root must be believed to hang."""
+        hang = self._hung.get(where)
+        if hang is None:
+            return
+        if hang.until > self._clock() or not hang.has_ended():
+            raise _Refused(f"{hang.why} a moment ago; traces go there again when it does")
+        self._forget_hang(where)
+
+    def _forget_hang(self, where: tuple[int, str]) -> None:
+        if (hang := self._hung.pop(where, None)) is not None:
+            hang.close()
+
+    def _note(self, caller: HelperCaller, asked: PlaceTraces, problems: Sequence[str], took_s: float) -> None:
+        bad = [each for each in problems if each]
+        whom = "nobody" if asked.uid is None else f"uid {asked.uid}"
+        result = f"{len(problems) - len(bad)} of {len(asked.names)} written" if asked.names else "looked at"
+        if bad:
+            result += f", refused: {clean(bad[0], 500)}"
+        log.log(
+            logging.WARNING if bad else logging.INFO,
+            "request of %s as %s for %s %s: %s in %.0f ms",
+            caller, whom, clean(asked.folder, 300), [clean(name, 100) for name in asked.names], result, took_s * 1000,
+        )  # fmt: skip
+
+
+class _Hang:
+    """A process that was killed at its deadline. kept: the reading end of the pipe that it holds open."""
+
+    def __init__(self, kept: int, until: float, why: str) -> None:
+        self._kept = kept
+        self.until = until
+        self.why = why
+
+    def has_ended(self) -> bool:
+        """Whether the kernel has released the process."""
+        try:
+            return os.read(self._kept, 1) == b""
+        except BlockingIOError:
+            return False
+
+    def close(self) -> None:
+        """Forgets it."""
+        os.close(self._kept)
+
+
+@contextlib.contextmanager
+def _pipe() -> Iterator[tuple[int, int]]:
+    """Both ends of a pipe for the block; the reading one does not block."""
+    kept, alive = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        yield kept, alive
+    finally:
+        os.close(kept)
+        os.close(alive)
+
+
+def _check_name(name: str) -> None:
+    """Raises _Refused unless it is the name of a file in a folder."""
+    if not name.isprintable() or "/" in name or name in (".", "..") or len(name.encode()) > messages.MAX_NAME_BYTES:
+        raise _Refused(f"{clean(name, 100)!r} is not a file name")
+
+
+async def _tell(sock: socket.socket, problems: Sequence[str]) -> None:
+    """Raises OSError, TimeoutError."""
+    said = messages.TracesPlaced(problems=tuple(each[: messages.MAX_PROBLEM_CHARS] for each in problems))
+    await send(sock, messages.encode(said), [], SEND_S)
