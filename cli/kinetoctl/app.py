@@ -40,7 +40,7 @@ SUMMARIES = {
     "memory": "Take a CUDA memory snapshot of running PyTorch processes and download it.",
     "ps": "List processes that train or use a GPU, and whether they can be traced.",
     "top": "Show the host, its GPUs and what trains or uses them, live.",
-    "counters": "Sample the hardware counters of whole GPUs.",
+    "counters": "Sample the hardware counters of whole GPUs, without touching a process.",
     "doctor": "Check whether a process can be traced, and if not, what to do about it.",
     "explain": "Explain a reason code of a verdict or an error: what it means and what to do.",
     "captures": "List, show, fetch, cancel, pin, verify and delete captures.",
