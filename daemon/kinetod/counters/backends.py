@@ -14,8 +14,8 @@ def _cupti(library: str, library_of: Sequence[int]) -> CounterBackend:
     return CuptiBackend(library, find=lambda: find_libraries(pids=tuple(library_of)))
 
 
-def _cupti_python(library: str, library_of: Sequence[int]) -> CounterBackend:
-    return CuptiPythonBackend(library, find=lambda: find_libraries(pids=tuple(library_of)))
+def _cupti_python(library: str, _library_of: Sequence[int]) -> CounterBackend:
+    return CuptiPythonBackend(library)
 
 
 BACKENDS: Mapping[str, Callable[[str, Sequence[int]], CounterBackend]] = {CUPTI: _cupti, CUPTI_PYTHON: _cupti_python}

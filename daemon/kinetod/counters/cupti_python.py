@@ -1,7 +1,8 @@
 """The backend that users may choose instead: sampling by the package cupti-python, which they install themselves.
 
 Its licence is NVIDIA's own, so it is neither a dependency nor part of any package of ours; it is imported when somebody
-asks, in kinetod-counters only. What GPUs and metrics there are is asked as the backend `cupti` does.
+asks, in kinetod-counters only. What GPUs and metrics there are is asked as the backend `cupti` does,
+of the libcupti that the package has loaded.
 
 Its Collector takes CUPTI's profiler down for the whole process when it is disabled. So one GPU is sampled at a time,
 and the process ends after its first sampling; the next question starts another one.
@@ -14,11 +15,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from kineto_agent.system.mappings import mapped_files
 
 from kinetod.counters.cupti.cupti_backend import CuptiBackend
 from kinetod.counters.cupti.cupti_results import HARDWARE_BUSY, rights_problem
 from kinetod.counters.cupti.native_sampling import CUPTI, HARDWARE_BUFFER_BYTES, POLL_NS
-from kinetod.counters.interface import CounterCode, CounterDevice, CounterError, CounterPlan, WantedCounters
+from kinetod.counters.interface import CounterCode, CounterError, CounterPlan, WantedCounters
 from kinetod.counters.sample_rings import ERROR, STOPPED, TOO_LONG, Failure, RingWriter
 
 _LEAST_SAMPLES, _MOST_SAMPLES, _POLLS_IN_IMAGE = 64, 4096, 4
@@ -80,14 +82,14 @@ class CuptiPythonBackend(CuptiBackend):
     name = "cupti-python"
     serves_once = True
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+    def __init__(self, library: str = "", **options: Any) -> None:
+        super().__init__(library, **{"find": lambda: mapped_files("libcupti.so"), **options})
         self._used = threading.Lock()
 
-    def devices(self) -> list[CounterDevice]:
-        """Every GPU that CUDA sees, if the package is there."""
+    def open(self) -> None:
+        """Imports the package, and takes the libcupti that it has loaded unless another one is named."""
         _collectors()
-        return super().devices()
+        super().open()
 
     def start(  # type: ignore[override]
         self, uuid: str, wanted: WantedCounters, interval_ns: int, make_ring: Callable[[int], RingWriter]

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from kineto_trace.spool.counter_samples import read_counter_samples
+from kinetod.counters.backends import CUPTI
 from kinetod.counters.counter_client import CounterClient
 from kinetod.counters.counter_recording import CounterRecording, RecordedCounters, record_counters
 from kinetod.counters.interface import CounterError, WantedCounters
@@ -90,9 +91,9 @@ def gpu_work() -> Iterator[GpuWork]:
 
 
 @contextlib.asynccontextmanager
-async def sampler() -> AsyncIterator[tuple[CounterClient, str]]:
+async def sampler(backend: str = CUPTI) -> AsyncIterator[tuple[CounterClient, str]]:
     """A kinetod-counters of its own, and the first GPU that it can sample."""
-    client = CounterClient(CountersChild())
+    client = CounterClient(CountersChild(("--backend", backend)))
     try:
         yield client, next(gpu.uuid for gpu in (await client.gpus()).gpus if not gpu.problem)
     finally:
