@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # One more than there are cores in the smallest machines meant: tests wait for other processes for a fifth of the time.
 PYTEST := $(BIN)/pytest -n 3 --dist worksteal
-NATIVE := $(wildcard agent/native/*.py agent/native/*/*.[ch] agent/native_tools/*.c daemon/native/*/*.[ch])
+NATIVE := $(wildcard agent/native/*.py agent/native/*/*.[ch] agent/native_tools/*.c daemon/native/*/*.[ch] daemon/native_counters/*.[ch])
 
 .PHONY: demo dyno test test-all lock audit test-pythons newer-pythons level-zero lint unit sanitize gpu rocm rocm-fake zoo bench bench-attach bench-traces rootcause rootcause-gpu rootcause-ranks campaign campaign-attach campaign-own-gil campaign-profiler campaign-jax campaign-systemd fuzz fuzz-replay campaign-fuzz-service campaign-access campaign-exec-race campaign-uploads campaign-reports campaign-diff campaign-load campaign-faults campaign-slurm campaign-fleet campaign-clocks campaign-kineto campaign-xpu views config-docs images screenshots docs protos clean install
 
@@ -37,7 +37,7 @@ lint: $(STAMP)
 unit: $(STAMP)
 	$(PYTEST) -m 'not slow'
 
-# Renews the pinned versions and hashes that the image and the packages are built from. Every extra but the developers' (dev, docs, fuzz), those of notebooks (notebook, polars) and the Perfetto UI (perfetto).
+# Renews the pinned versions and hashes that the image and the packages are built from. Every extra but the developers' (dev, docs, fuzz), those of notebooks (notebook, polars), the Perfetto UI (perfetto) and what has a licence of its own (cupti).
 EXTRAS := nvidia amd s3 gcs azure otlp dask kubernetes web
 LOCK := pip compile --quiet --universal --python-version 3.11 --generate-hashes --fork-strategy fewest --upgrade \
     --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock'

@@ -46,6 +46,7 @@ def libraries(project: Path) -> List[Library]:
     known.append(Library(AGENT / "native_tools", AGENT / "kineto_agent" / "_native" / "libkineto_rocprofiler.so"))
     daemon = project / "daemon"
     known.append(Library(daemon / "native", daemon / "kineto_trace" / "_native" / "libkineto_codec.so"))
+    known.append(Library(daemon / "native_counters", daemon / "kinetod" / "_native" / "libkineto_counters.so"))
     return [library for library in known if any(library.sources.rglob("*.c"))]
 
 

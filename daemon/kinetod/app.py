@@ -54,6 +54,7 @@ from kinetod.rpc.diagnose_host import HostDiagnoser
 from kinetod.rpc.diagnose_process import Diagnoser
 from kinetod.rpc.grpc_server import RpcServer
 from kinetod.rpc.profiler_service import ProfilerService
+from kinetod.rpc.watch_counters import CounterWatcher
 from kinetod.rpc.watch_host import HostWatcher
 from kinetod.sandbox.kernel_support import support
 from kinetod.selection.process_registry import Registry
@@ -62,6 +63,7 @@ from kinetod.store.path_guard import check_store
 from kinetod.telemetry.health import PROBE_PERIOD_S, Health, HealthReport
 from kinetod.telemetry.host_info import HostInfo, read_gpus
 from kinetod.wiring.access_wiring import make_access
+from kinetod.wiring.counters_wiring import make_counters
 from kinetod.wiring.dynolog_wiring import make_dynolog_door
 from kinetod.wiring.kineto_wiring import make_recorder, start_poll_door
 from kinetod.wiring.kubernetes_wiring import make_kubernetes
@@ -355,6 +357,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
             doors=door.findings,
             metrics=lambda: json_log_findings(json_log),
         ),
+        counters=CounterWatcher(make_counters(config, stack), registry, gpus, settings),
         gate=gate,
         settings=settings,
         looks=looks,

@@ -124,6 +124,8 @@ def about_the_host(run: Campaign, caller: Caller) -> None:
     run.ask(caller, "GetHost", pb.GetHostRequest(), OK)
     run.ask(caller, "GetClock", pb.GetClockRequest(), OK)
     run.ask(caller, "DiagnoseHost", pb.DiagnoseHostRequest(), OK)
+    if caller.name == "viewer":
+        run.ask(caller, "WatchCounters", pb.WatchCountersRequest(), "PERMISSION_DENIED ROLE_NEEDED")
     agents = {agent.pid: uid for uid, agent in run.agents.items()} | {run.privileged.pid: ADA}
     expected = {pid for pid, uid in agents.items() if caller.sees_all or uid == caller.uid}
     listed = run.ask(caller, "ListProcesses", pb.ListProcessesRequest(), OK).only.processes

@@ -233,3 +233,13 @@ class Client:
         """Whether and how a process could be traced."""
         diagnosis: pb.Diagnosis = self._call(self._stub.DiagnoseProcess, pb.DiagnoseProcessRequest(pid=pid))
         return diagnosis
+
+    def counters(self, *, base_metrics: bool = False) -> pb.ListCountersResponse:
+        """The GPUs whose hardware counters can be sampled, and what of them."""
+        request = pb.ListCountersRequest(base_metrics=base_metrics)
+        response: pb.ListCountersResponse = self._call(self._stub.ListCounters, request)
+        return response
+
+    def watch_counters(self, request: pb.WatchCountersRequest) -> Iterator[pb.CounterMeans]:
+        """Means of hardware counters. Ends with an error after STREAM_DEADLINE_S at the latest."""
+        return self._stream(self._stub.WatchCounters, request)

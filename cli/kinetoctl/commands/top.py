@@ -1,8 +1,6 @@
 """`kinetoctl top`."""
 
 import sys
-import time
-from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +8,8 @@ import click
 
 from kinetoctl.base.common_options import CommonOptions, common_options, current
 from kinetoctl.client.daemon_client import Client
+from kinetoctl.client.open_streams import kept_open
 from kinetoctl.client.selection import Selection
-from kinetoctl.errors import TimedOut
 from kinetoctl.exit_codes import ExitCode
 from kinetoctl.options.capture_spec import DEFAULT_DURATION_NS
 from kinetoctl.options.listing_options import interval_option
@@ -25,20 +23,6 @@ from kinetoctl.output.top.view import TopView
 
 if TYPE_CHECKING:
     from kineto_protos.v1 import profiler_pb2 as pb
-
-SHORTEST_STREAM_S = 1.0  # a watch that ends sooner is not reopened
-
-
-def _samples(watch: Callable[[], Iterator["pb.HostSample"]]) -> "Iterator[pb.HostSample]":
-    """Yields samples as long as the daemon sends them; reopens a stream that reaches its deadline."""
-    while True:
-        began = time.monotonic()
-        try:
-            yield from watch()
-            return
-        except TimedOut:
-            if time.monotonic() - began < SHORTEST_STREAM_S:
-                raise
 
 
 def _default_spec(pid: int) -> "pb.CaptureSpec":
@@ -105,7 +89,7 @@ def command(
     settings = current()
     with Client(settings.address, timeout_s=settings.timeout_s) as client:
         samples = partial(
-            _samples,
+            kept_open,
             lambda: client.watch_host(
                 selection.to_proto(), interval_ns=interval, include_without_agent=include_without_agent
             ),

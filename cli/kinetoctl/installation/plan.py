@@ -32,18 +32,25 @@ from kinetoctl.installation.steps import (
     Write,
 )
 
-USER, HELPER_USER, WRITER_USER = "kineto", "kineto-attach", "kineto-writer"
-USERS = (USER, HELPER_USER, WRITER_USER)
+USER, HELPER_USER, WRITER_USER, COUNTERS_USER = "kineto", "kineto-attach", "kineto-writer", "kineto-counters"
+USERS = (USER, HELPER_USER, WRITER_USER, COUNTERS_USER)
 SERVICE, HELPER, HELPER_SOCKET = "kinetod.service", "kinetod-attach.service", "kinetod-attach.socket"
+COUNTERS, COUNTERS_SOCKET = "kinetod-counters.service", "kinetod-counters.socket"
 # Laid down, and started by whoever has configured them.
 WEB, WRITER, WRITER_SOCKET = "kinetod-web.service", "kinetod-writer.service", "kinetod-writer.socket"
-UNITS = (SERVICE, HELPER_SOCKET, HELPER, WRITER_SOCKET, WRITER, WEB)
-PROGRAMS = ("kinetod", "kinetod-attach", "kinetod-writer")
+UNITS = (SERVICE, HELPER_SOCKET, HELPER, COUNTERS_SOCKET, COUNTERS, WRITER_SOCKET, WRITER, WEB)
+ENABLED = (SERVICE, HELPER_SOCKET, COUNTERS_SOCKET)
+PROGRAMS = ("kinetod", "kinetod-attach", "kinetod-counters", "kinetod-writer")
 INTERPRETER = "python3"  # beside them
 POLICIES = ("attach.toml", "writer.toml")
 CONFIGURATION = ("config.toml", *POLICIES)
 CONFIG_DIR, STATE_DIR, CREDENTIALS_DIR = Path("/etc/kinetod"), Path("/var/lib/kineto"), Path("/etc/credstore")
-RUN_DIRS = (Path("/run/kineto"), Path("/run/kinetod-attach"), Path("/run/kinetod-writer"))
+RUN_DIRS = (
+    Path("/run/kineto"),
+    Path("/run/kinetod-attach"),
+    Path("/run/kinetod-counters"),
+    Path("/run/kinetod-writer"),
+)
 DEFAULT_PROGRAMS = Path("/opt/kinetod/bin")
 _HOMES = ("/home", "/root", "/run/user")
 _DATA = Path(__file__).parent / "data"
@@ -112,7 +119,7 @@ def install(layout: FileLayout, parts: InstallPart, *, programs: Path, start: bo
             Write(CONFIG_DIR / "config.toml", data("config/config.toml"), Owned(group=USER, mode=0o640), keep=True),
             *(Write(CONFIG_DIR / name, data(f"config/{name}"), keep=True) for name in POLICIES),
             Control(("daemon-reload",), if_changed=True),
-            EnabledUnits((SERVICE, HELPER_SOCKET)),
+            EnabledUnits(ENABLED),
         ]
         if start:
             steps += _started(always=InstallPart.FILES not in parts)
@@ -121,12 +128,11 @@ def install(layout: FileLayout, parts: InstallPart, *, programs: Path, start: bo
 
 def _started(*, always: bool) -> list[Step]:
     """The steps that start the service. always: even if no file has changed, because a package has new programs."""
-    running = "" if always else HELPER_SOCKET
+    sockets = {HELPER_SOCKET: HELPER, COUNTERS_SOCKET: COUNTERS}
     return [
-        Control(("start", HELPER_SOCKET), unless_active=running),
+        *(Control(("start", socket), unless_active="" if always else socket) for socket in sockets),
         # The next requests start the new ones.
-        Control(("stop", HELPER), if_active=HELPER, if_changed=not always),
-        Control(("stop", WRITER), if_active=WRITER, if_changed=not always),
+        *(Control(("stop", each), if_active=each, if_changed=not always) for each in (*sockets.values(), WRITER)),
         Control(("restart", SERVICE), unless_active="" if always else SERVICE, says=f"start {SERVICE}"),
     ]
 
@@ -137,7 +143,7 @@ def uninstall(layout: FileLayout, parts: InstallPart, *, purge: bool) -> list[St
     if InstallPart.SETUP in parts:
         steps += [
             *(Control(("stop", name), if_active=name) for name in UNITS),
-            EnabledUnits((SERVICE, HELPER_SOCKET, WRITER_SOCKET), wanted=False),
+            EnabledUnits((*ENABLED, WRITER_SOCKET), wanted=False),
         ]
     if InstallPart.FILES in parts:
         steps += [Remove(layout.units / name) for name in UNITS]

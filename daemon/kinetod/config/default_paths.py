@@ -11,6 +11,7 @@ from kinetod.config.addresses import ListenAddress
 SYSTEM_CONFIG_DIR = Path("/etc/kinetod")
 CONFIG_FILE_NAME = "config.toml"
 HELPER_SOCKET = Path("/run/kinetod-attach/attach.sock")  # as kinetod-attach.socket makes it
+COUNTERS_SOCKET = Path("/run/kinetod-counters/counters.sock")  # as kinetod-counters.socket makes it
 WRITER_SOCKET = Path("/run/kinetod-writer/writer.sock")  # as kinetod-writer.socket makes it, if it is enabled
 
 
@@ -51,6 +52,11 @@ def default_helper_socket(uid: int | None = None, path: Path = HELPER_SOCKET) ->
     """The socket of the installed attach helper if this user may use it; None for root, who needs none."""
     uid = os.geteuid() if uid is None else uid
     return path if uid != 0 and os.access(path, os.W_OK, effective_ids=True) else None
+
+
+def default_counters_socket(path: Path = COUNTERS_SOCKET) -> Path | None:
+    """The socket of the installed kinetod-counters if this user may use it, which root may, too."""
+    return path if os.access(path, os.W_OK, effective_ids=True) else None
 
 
 def _runtime_dir(uid: int | None, environ: Mapping[str, str]) -> Path:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kinetod.config.addresses import ListenAddress, parse_metrics_listen
-from kinetod.config.foreign_tools_settings import ForeignToolsConfig
+from kinetod.config.counters_settings import CountersConfig
 from kinetod.config.setting import setting
 from kinetod.config.value_kinds import Choice, Duration, FolderPath, ListOf, Maybe, ParsedText, Switch, Text
 
@@ -21,7 +21,7 @@ def checked_json_log(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MetricsConfig(ForeignToolsConfig):  # classes with slots can only be combined in a chain
+class MetricsConfig(CountersConfig):  # classes with slots can only be combined in a chain
     """Metrics. Durations are nanoseconds."""
 
     # By hand: a line of facts and one of meaning for each setting.

@@ -58,6 +58,7 @@ SECTIONS = {
     "hooks": "What is run or called when a capture has ended; see docs/orchestration.md.",
     "access": "Who may do what, and how much; see docs/access.md.",
     "kubernetes": "What the daemon asks Kubernetes; see docs/kubernetes.md.",
+    "counters": "Hardware counters of GPUs; see docs/counters.md.",
     "metrics": "What Prometheus can read; see docs/metrics.md.",
     "dynolog": "Processes and clients that were made for Dynolog; see docs/dynolog.md.",
 }

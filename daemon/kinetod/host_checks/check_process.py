@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 
@@ -43,9 +44,18 @@ def lines(question: CheckQuestion) -> Iterator[Line]:
     yield Line(next=names[0])
     for name, following in zip(checks, names[1:], strict=True):
         yield Line(findings=packed(checks[name](question)), next=following)
-    found = scan(own=frozenset({os.getpid(), question.daemon_pid}))
+    found = scan(own=own_processes(question.daemon_pid))
     asked = dcgm.profiling() if any(each.product in (DCGM, EXPORTER) for each in found.profilers) else None
     yield Line(scan=found, dcgm=asked)
+
+
+def own_processes(daemon_pid: int, proc: Path = Path("/proc")) -> frozenset[int]:
+    """This process, the daemon, and its children: its sampler of counters has CUPTI's libraries, too."""
+    own = {os.getpid(), daemon_pid}
+    for path in (proc / str(daemon_pid) / "task").glob("*/children"):
+        with contextlib.suppress(OSError):  # a thread that has just ended
+            own.update(map(int, path.read_text().split()))
+    return frozenset(own)
 
 
 def main() -> int:

@@ -26,6 +26,8 @@ COSTS = {
     "WatchHost": 2,
     "DiagnoseProcess": 4,
     "DiagnoseHost": 4,
+    "ListCounters": 4,
+    "WatchCounters": 4,
     "CreateCapture": 2,
     "PinCapture": 2,
     "DeleteCapture": 2,

@@ -51,6 +51,7 @@ class Action(StrEnum):
     SEE_PROCESS = "see a process"
     TRACE = "trace a process"
     SEE_CAPTURE = "see and fetch a capture"
+    SAMPLE_COUNTERS = "sample the counters of a GPU"
     CHANGE_CAPTURE = "start, cancel, delete or pin a capture"
 
 
@@ -70,6 +71,8 @@ CALLS: Mapping[str, Action] = {
     "ListProcesses": Action.SEE_PROCESS,
     "DiagnoseProcess": Action.SEE_PROCESS,
     "DiagnoseHost": Action.SEE_HOST,
+    "ListCounters": Action.SEE_HOST,
+    "WatchCounters": Action.SAMPLE_COUNTERS,
     "CreateCapture": Action.TRACE,
     "StartCapture": Action.CHANGE_CAPTURE,
     "WatchCapture": Action.SEE_CAPTURE,
@@ -92,6 +95,13 @@ GRANTS: Mapping[Action, Mapping[Role, Relation]] = {
         Role.ADMIN: Relation.ANY,
     },
     Action.TRACE: {
+        Role.OWN: Relation.OWN,
+        Role.JOBS: Relation.JOB,
+        Role.PODS: Relation.POD,
+        Role.ADMIN: Relation.ANY,
+    },
+    # Of every process on the GPU, since its counters tell of all; and it withholds them from others.
+    Action.SAMPLE_COUNTERS: {
         Role.OWN: Relation.OWN,
         Role.JOBS: Relation.JOB,
         Role.PODS: Relation.POD,
@@ -175,7 +185,7 @@ def may_at_all(caller: Caller, action: Action) -> bool:
 
 def _relations(caller: Caller, action: Action, thing: Thing) -> set[Relation]:
     relations = {Relation.ANY}
-    if thing.uid is None or (action is Action.TRACE and not thing.plain):
+    if thing.uid is None or (action in (Action.TRACE, Action.SAMPLE_COUNTERS) and not thing.plain):
         return relations
     if thing.uid == caller.uid:
         relations.add(Relation.OWN)

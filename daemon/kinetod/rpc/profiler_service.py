@@ -20,6 +20,7 @@ from kinetod.rpc.diagnose_host import HostDiagnoser
 from kinetod.rpc.diagnose_process import Diagnoser
 from kinetod.rpc.error_status import Context, streaming, unary
 from kinetod.rpc.trace_metadata import caller_trace_parent, traced
+from kinetod.rpc.watch_counters import CounterWatcher
 from kinetod.rpc.watch_host import HostWatcher
 from kinetod.selection.process_registry import Registry, checked_selector
 from kinetod.telemetry.host_info import HostInfo
@@ -55,6 +56,7 @@ class ProfilerService(ProfilerServicer):
         watcher: HostWatcher,
         diagnoser: Diagnoser,
         host_diagnoser: HostDiagnoser,
+        counters: CounterWatcher,
         gate: Gate,
         settings: Settings,
         looks: FairSlots,
@@ -68,6 +70,7 @@ class ProfilerService(ProfilerServicer):
         self._watcher = watcher
         self._diagnoser = diagnoser
         self._host_diagnoser = host_diagnoser
+        self._counters = counters
         self._looks = looks
         self._streams = Shares(
             Reason.TOO_MANY_STREAMS,
@@ -180,3 +183,15 @@ class ProfilerService(ProfilerServicer):
         """Reports what on this host could prevent tracing."""
         async with self._looks.turn():
             return await self._host_diagnoser.diagnose(caller)
+
+    @unary
+    async def ListCounters(self, request: pb.ListCountersRequest, _caller: Caller) -> pb.ListCountersResponse:
+        """Lists the GPUs whose hardware counters can be sampled."""
+        async with self._looks.turn():
+            return await self._counters.available(request)
+
+    @streaming
+    async def WatchCounters(self, request: pb.WatchCountersRequest, caller: Caller) -> AsyncIterator[pb.CounterMeans]:
+        """Streams means of hardware counters."""
+        async for means in self._counters.watch(request, caller):
+            yield means

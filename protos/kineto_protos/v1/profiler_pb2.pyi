@@ -927,6 +927,120 @@ class ProcessSample(_message.Message):
     gpus: _containers.RepeatedCompositeFieldContainer[GpuUse]
     def __init__(self, process: _Optional[_Union[Process, _Mapping]] = ..., cpu: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., gpus: _Optional[_Iterable[_Union[GpuUse, _Mapping]]] = ...) -> None: ...
 
+class CounterMetric(_message.Message):
+    __slots__ = ("name", "label", "unit")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    label: str
+    unit: str
+    def __init__(self, name: _Optional[str] = ..., label: _Optional[str] = ..., unit: _Optional[str] = ...) -> None: ...
+
+class LeftOutMetric(_message.Message):
+    __slots__ = ("name", "why")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    why: str
+    def __init__(self, name: _Optional[str] = ..., why: _Optional[str] = ...) -> None: ...
+
+class CounterSet(_message.Message):
+    __slots__ = ("name", "metrics", "left_out", "problem")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    metrics: _containers.RepeatedCompositeFieldContainer[CounterMetric]
+    left_out: _containers.RepeatedCompositeFieldContainer[LeftOutMetric]
+    problem: str
+    def __init__(self, name: _Optional[str] = ..., metrics: _Optional[_Iterable[_Union[CounterMetric, _Mapping]]] = ..., left_out: _Optional[_Iterable[_Union[LeftOutMetric, _Mapping]]] = ..., problem: _Optional[str] = ...) -> None: ...
+
+class CounterGpu(_message.Message):
+    __slots__ = ("gpu", "chip", "pci_bus_id", "reason_code", "reason", "sets", "base_metrics")
+    GPU_FIELD_NUMBER: _ClassVar[int]
+    CHIP_FIELD_NUMBER: _ClassVar[int]
+    PCI_BUS_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_CODE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    SETS_FIELD_NUMBER: _ClassVar[int]
+    BASE_METRICS_FIELD_NUMBER: _ClassVar[int]
+    gpu: Gpu
+    chip: str
+    pci_bus_id: str
+    reason_code: str
+    reason: str
+    sets: _containers.RepeatedCompositeFieldContainer[CounterSet]
+    base_metrics: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, gpu: _Optional[_Union[Gpu, _Mapping]] = ..., chip: _Optional[str] = ..., pci_bus_id: _Optional[str] = ..., reason_code: _Optional[str] = ..., reason: _Optional[str] = ..., sets: _Optional[_Iterable[_Union[CounterSet, _Mapping]]] = ..., base_metrics: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ListCountersRequest(_message.Message):
+    __slots__ = ("base_metrics",)
+    BASE_METRICS_FIELD_NUMBER: _ClassVar[int]
+    base_metrics: bool
+    def __init__(self, base_metrics: bool = ...) -> None: ...
+
+class ListCountersResponse(_message.Message):
+    __slots__ = ("gpus", "backend", "library_version")
+    GPUS_FIELD_NUMBER: _ClassVar[int]
+    BACKEND_FIELD_NUMBER: _ClassVar[int]
+    LIBRARY_VERSION_FIELD_NUMBER: _ClassVar[int]
+    gpus: _containers.RepeatedCompositeFieldContainer[CounterGpu]
+    backend: str
+    library_version: str
+    def __init__(self, gpus: _Optional[_Iterable[_Union[CounterGpu, _Mapping]]] = ..., backend: _Optional[str] = ..., library_version: _Optional[str] = ...) -> None: ...
+
+class WatchCountersRequest(_message.Message):
+    __slots__ = ("gpus", "set", "metrics", "interval_ns", "period_ns")
+    GPUS_FIELD_NUMBER: _ClassVar[int]
+    SET_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    INTERVAL_NS_FIELD_NUMBER: _ClassVar[int]
+    PERIOD_NS_FIELD_NUMBER: _ClassVar[int]
+    gpus: _containers.RepeatedScalarFieldContainer[int]
+    set: str
+    metrics: _containers.RepeatedScalarFieldContainer[str]
+    interval_ns: int
+    period_ns: int
+    def __init__(self, gpus: _Optional[_Iterable[int]] = ..., set: _Optional[str] = ..., metrics: _Optional[_Iterable[str]] = ..., interval_ns: _Optional[int] = ..., period_ns: _Optional[int] = ...) -> None: ...
+
+class CounterMeans(_message.Message):
+    __slots__ = ("gpus",)
+    GPUS_FIELD_NUMBER: _ClassVar[int]
+    gpus: _containers.RepeatedCompositeFieldContainer[GpuCounters]
+    def __init__(self, gpus: _Optional[_Iterable[_Union[GpuCounters, _Mapping]]] = ...) -> None: ...
+
+class GpuCounters(_message.Message):
+    __slots__ = ("gpu", "uuid", "start_ns", "end_ns", "samples", "metrics", "means", "maxima", "left_out", "lost_ns", "dropped_samples", "reason_code", "reason")
+    GPU_FIELD_NUMBER: _ClassVar[int]
+    UUID_FIELD_NUMBER: _ClassVar[int]
+    START_NS_FIELD_NUMBER: _ClassVar[int]
+    END_NS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    MEANS_FIELD_NUMBER: _ClassVar[int]
+    MAXIMA_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    LOST_NS_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    REASON_CODE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    gpu: int
+    uuid: str
+    start_ns: int
+    end_ns: int
+    samples: int
+    metrics: _containers.RepeatedCompositeFieldContainer[CounterMetric]
+    means: _containers.RepeatedScalarFieldContainer[float]
+    maxima: _containers.RepeatedScalarFieldContainer[float]
+    left_out: _containers.RepeatedCompositeFieldContainer[LeftOutMetric]
+    lost_ns: int
+    dropped_samples: int
+    reason_code: str
+    reason: str
+    def __init__(self, gpu: _Optional[int] = ..., uuid: _Optional[str] = ..., start_ns: _Optional[int] = ..., end_ns: _Optional[int] = ..., samples: _Optional[int] = ..., metrics: _Optional[_Iterable[_Union[CounterMetric, _Mapping]]] = ..., means: _Optional[_Iterable[float]] = ..., maxima: _Optional[_Iterable[float]] = ..., left_out: _Optional[_Iterable[_Union[LeftOutMetric, _Mapping]]] = ..., lost_ns: _Optional[int] = ..., dropped_samples: _Optional[int] = ..., reason_code: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
 class Check(_message.Message):
     __slots__ = ("name", "status", "detail", "advice")
     NAME_FIELD_NUMBER: _ClassVar[int]

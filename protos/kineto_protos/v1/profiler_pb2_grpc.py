@@ -94,6 +94,16 @@ class ProfilerStub(object):
                 request_serializer=kineto__protos_dot_v1_dot_profiler__pb2.DiagnoseHostRequest.SerializeToString,
                 response_deserializer=kineto__protos_dot_v1_dot_profiler__pb2.HostDiagnosis.FromString,
                 )
+        self.ListCounters = channel.unary_unary(
+                '/kineto.v1.Profiler/ListCounters',
+                request_serializer=kineto__protos_dot_v1_dot_profiler__pb2.ListCountersRequest.SerializeToString,
+                response_deserializer=kineto__protos_dot_v1_dot_profiler__pb2.ListCountersResponse.FromString,
+                )
+        self.WatchCounters = channel.unary_stream(
+                '/kineto.v1.Profiler/WatchCounters',
+                request_serializer=kineto__protos_dot_v1_dot_profiler__pb2.WatchCountersRequest.SerializeToString,
+                response_deserializer=kineto__protos_dot_v1_dot_profiler__pb2.CounterMeans.FromString,
+                )
 
 
 class ProfilerServicer(object):
@@ -213,6 +223,21 @@ class ProfilerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListCounters(self, request, context):
+        """Lists the GPUs whose hardware counters can be sampled, and what of them; nothing is measured.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchCounters(self, request, context):
+        """Samples hardware counters of GPUs and streams their means until the caller cancels. The figures tell of all processes
+        on a GPU, and nobody else can have its counters meanwhile. FAILED_PRECONDITION / COUNTERS_BUSY if somebody has.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ProfilerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -295,6 +320,16 @@ def add_ProfilerServicer_to_server(servicer, server):
                     servicer.DiagnoseHost,
                     request_deserializer=kineto__protos_dot_v1_dot_profiler__pb2.DiagnoseHostRequest.FromString,
                     response_serializer=kineto__protos_dot_v1_dot_profiler__pb2.HostDiagnosis.SerializeToString,
+            ),
+            'ListCounters': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListCounters,
+                    request_deserializer=kineto__protos_dot_v1_dot_profiler__pb2.ListCountersRequest.FromString,
+                    response_serializer=kineto__protos_dot_v1_dot_profiler__pb2.ListCountersResponse.SerializeToString,
+            ),
+            'WatchCounters': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchCounters,
+                    request_deserializer=kineto__protos_dot_v1_dot_profiler__pb2.WatchCountersRequest.FromString,
+                    response_serializer=kineto__protos_dot_v1_dot_profiler__pb2.CounterMeans.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -575,5 +610,39 @@ class Profiler(object):
         return grpc.experimental.unary_unary(request, target, '/kineto.v1.Profiler/DiagnoseHost',
             kineto__protos_dot_v1_dot_profiler__pb2.DiagnoseHostRequest.SerializeToString,
             kineto__protos_dot_v1_dot_profiler__pb2.HostDiagnosis.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def ListCounters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/kineto.v1.Profiler/ListCounters',
+            kineto__protos_dot_v1_dot_profiler__pb2.ListCountersRequest.SerializeToString,
+            kineto__protos_dot_v1_dot_profiler__pb2.ListCountersResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def WatchCounters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(request, target, '/kineto.v1.Profiler/WatchCounters',
+            kineto__protos_dot_v1_dot_profiler__pb2.WatchCountersRequest.SerializeToString,
+            kineto__protos_dot_v1_dot_profiler__pb2.CounterMeans.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)

@@ -36,11 +36,13 @@ from kinetod.rpc.diagnose_host import HostDiagnoser
 from kinetod.rpc.diagnose_process import Diagnoser
 from kinetod.rpc.grpc_server import RpcServer
 from kinetod.rpc.profiler_service import ProfilerService
+from kinetod.rpc.watch_counters import CounterWatcher
 from kinetod.rpc.watch_host import HostWatcher
 from kinetod.selection.process_registry import Registry
 from kinetod.store.capture_store import Store
 from kinetod.telemetry.host_info import HostInfo
 from kinetod.wiring.access_wiring import make_access
+from kinetod.wiring.counters_wiring import make_counters
 from kinetod.wiring.lifecycle_wiring import start_keeping
 
 RPC_SOCKET, AGENT_SOCKET, STATE_DIR = "rpc", "agents", "state"  # in a host's folder
@@ -181,6 +183,7 @@ async def start_host(
         ),
         diagnoser=Diagnoser(registry, attaching=False),
         host_diagnoser=HostDiagnoser(settings, registry, shared.gpus, folder.name),
+        counters=CounterWatcher(make_counters(config, stack), registry, shared.gpus, settings),
         gate=gate,
         settings=settings,
         looks=looks,

@@ -28,13 +28,15 @@ from support.waiting import scaled
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Profiler"]
 METHODS = [method.name for method in SERVICE.methods]
-WEIGHTS = [1 if name in ("WatchHost", "DiagnoseProcess") else 8 for name in METHODS]  # those that take long
+WEIGHTS = [
+    1 if name in ("WatchHost", "DiagnoseProcess", "WatchCounters", "ListCounters") else 8 for name in METHODS
+]  # those that take long
 SECRET = b"4c1d9f-the-secret-4c1d9f"
 TIMEOUT_S = 15.0
 LONG_S = 1.0  # of calls that last until the caller goes
 REFUSALS = ("INVALID_ARGUMENT", "NOT_FOUND", "FAILED_PRECONDITION", "ALREADY_EXISTS", "PERMISSION_DENIED",
             "RESOURCE_EXHAUSTED", "OUT_OF_RANGE", "UNAVAILABLE", "ABORTED", "UNIMPLEMENTED", "DATA_LOSS")  # fmt: skip
-LONG = ("WatchHost", "WatchCapture")  # that end when the caller goes
+LONG = ("WatchHost", "WatchCapture", "WatchCounters")  # that end when the caller goes
 LOOK_EVERY = 200
 ARMED_NS = 20_000_000  # long enough to be started, at times
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"

@@ -67,6 +67,8 @@ class FakeProfiler(profiler_pb2_grpc.ProfilerServicer):
     diagnosis: pb.Diagnosis | Abort = field(default_factory=pb.Diagnosis)
     host_diagnosis: pb.HostDiagnosis | Abort = field(default_factory=pb.HostDiagnosis)
     host_samples: list[pb.HostSample | Abort | WaitForCancel] = field(default_factory=list)
+    counters: pb.ListCountersResponse | Abort = field(default_factory=pb.ListCountersResponse)
+    counter_means: list[pb.CounterMeans | Abort] = field(default_factory=list)
     checks: list[pb.FileCheck] = field(default_factory=list)
     watches: list[list[StreamItem]] = field(default_factory=list)  # one script per call, the last one repeats
     content: bytes = b""  # of the stored file
@@ -131,6 +133,17 @@ class FakeProfiler(profiler_pb2_grpc.ProfilerServicer):
 
     async def DiagnoseHost(self, request: pb.DiagnoseHostRequest, context: Any) -> Any:
         return await self._answer(request, self.host_diagnosis, context)
+
+    async def ListCounters(self, request: pb.ListCountersRequest, context: Any) -> Any:
+        return await self._answer(request, self.counters, context)
+
+    async def WatchCounters(self, request: pb.WatchCountersRequest, context: Any) -> AsyncIterator[pb.CounterMeans]:
+        self.requests.append(request)
+        for item in self.counter_means:
+            if isinstance(item, Abort):
+                await _abort(context, item)
+            else:
+                yield item
 
     async def WatchCapture(self, request: pb.WatchCaptureRequest, context: Any) -> AsyncIterator[pb.CaptureEvent]:
         self.requests.append(request)

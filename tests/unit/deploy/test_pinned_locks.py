@@ -18,7 +18,7 @@ from support.peers.kubernetes import ROOT
 pytestmark = pytest.mark.slow
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-NOT_DEPLOYED = {"dev", "docs", "fuzz", "notebook", "perfetto", "polars"}  # no image and no package has them
+NOT_DEPLOYED = {"cupti", "dev", "docs", "fuzz", "notebook", "perfetto", "polars"}  # no image and no package has them
 EXTRAS = {
     name: lines for name, lines in PROJECT["project"]["optional-dependencies"].items() if name not in NOT_DEPLOYED
 }

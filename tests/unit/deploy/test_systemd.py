@@ -11,8 +11,8 @@ import pytest
 
 UNITS = Path(__file__).parents[3] / "deploy/systemd"
 NAMES = (
-    "kinetod.service", "kinetod-attach.socket", "kinetod-attach.service", "kinetod-writer.socket",
-    "kinetod-writer.service", "kinetod-web.service",
+    "kinetod.service", "kinetod-attach.socket", "kinetod-attach.service", "kinetod-counters.socket",
+    "kinetod-counters.service", "kinetod-writer.socket", "kinetod-writer.service", "kinetod-web.service",
 )  # fmt: skip
 HELPERS = {"kinetod-attach.service": "kineto-attach", "kinetod-writer.service": "kineto-writer"}
 FRONT_END_EXPOSURE = 3.0
@@ -68,12 +68,16 @@ def exposure(unit: Path) -> float:
 def test_what_has_no_right_over_processes_is_hardly_exposed(units: Path) -> None:
     assert exposure(units / "kinetod.service") <= FRONT_END_EXPOSURE
     assert exposure(units / "kinetod-web.service") <= FRONT_END_EXPOSURE
+    assert exposure(units / "kinetod-counters.service") <= FRONT_END_EXPOSURE
     assert exposure(units / "kinetod-writer.service") <= FRONT_END_EXPOSURE
 
 
 def test_the_front_end_has_no_capability_and_its_helpers_those_that_they_give_a_reason_for() -> None:
     front = dict(settings("kinetod.service"))
     assert (front["CapabilityBoundingSet"], front["AmbientCapabilities"], front["User"]) == ("", "", "kineto")
+    sampler = dict(settings("kinetod-counters.service"))
+    assert (sampler["CapabilityBoundingSet"], sampler["AmbientCapabilities"]) == ("", "")
+    assert sampler["User"] == "kineto-counters"
     for name, user in HELPERS.items():
         helper = dict(settings(name))
         assert helper["User"] == user
@@ -112,10 +116,11 @@ def test_every_user_of_the_units_is_made() -> None:
 
 
 def test_the_sockets_are_where_the_daemon_looks_for_them() -> None:
-    from kinetod.config.default_paths import HELPER_SOCKET, WRITER_SOCKET
+    from kinetod.config.default_paths import COUNTERS_SOCKET, HELPER_SOCKET, WRITER_SOCKET
 
     assert dict(settings("kinetod-attach.socket"))["ListenSequentialPacket"] == str(HELPER_SOCKET)
     assert dict(settings("kinetod-writer.socket"))["ListenSequentialPacket"] == str(WRITER_SOCKET)
+    assert dict(settings("kinetod-counters.socket"))["ListenSequentialPacket"] == str(COUNTERS_SOCKET)
 
 
 def test_nothing_enables_or_wants_the_writer_before_an_administrator_does() -> None:

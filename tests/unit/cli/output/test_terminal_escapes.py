@@ -69,6 +69,8 @@ def server() -> Iterator[FakeServer]:
         diagnosis=evil(pb.Diagnosis),
         host_diagnosis=evil(pb.HostDiagnosis),
         host_samples=[evil(pb.HostSample)],
+        counters=evil(pb.ListCountersResponse),
+        counter_means=[evil(pb.CounterMeans)],
         checks=[evil(pb.FileCheck)],
     )
     with serve(profiler) as running:
@@ -85,6 +87,10 @@ COMMANDS = [
     ("doctor",),
     ("doctor", "7"),
     ("top", "--once"),
+    ("counters", "list"),
+    ("counters", "list", "--metrics"),
+    ("counters", "sets"),
+    ("counters", "watch", "--once"),
     ("version",),
 ]
 

@@ -1,0 +1,148 @@
+"""Files of hardware counter samples, as the daemon writes them beside a capture: KCSAMP01.
+
+    8 bytes     KCSAMP01
+    u32         bytes of the header, little-endian like everything
+    header      JSON, a CounterHeader; then zeros up to a multiple of 8 from the beginning of the file
+    rows        i64 start_ns, i64 end_ns, f32 for each metric, zeros up to a multiple of 8
+
+Times are Unix time. Rows are in the order of time and do not overlap. A row that a crash has cut off is no part of the
+file. Content is untrusted: bounds are checked before anything is made of it.
+"""
+
+import os
+import stat
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Annotated
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from kineto_trace.errors import FileError
+
+MAGIC = b"KCSAMP01"
+SUFFIX = ".counters"
+MAX_HEADER_BYTES = 64 << 10
+MAX_METRICS = 64
+MAX_FILE_BYTES = 2 << 30
+_LENGTH = struct.Struct("<I")
+_ALIGNMENT = 8
+
+Text = Annotated[str, msgspec.Meta(max_length=256)]
+
+
+class SampledMetric(msgspec.Struct, frozen=True, kw_only=True):
+    """A column. name: the vendor's. unit: "%", "B/s", "Hz" or the vendor's word; empty: none."""
+
+    name: Text
+    label: Text
+    unit: Text
+
+
+class CounterHeader(msgspec.Struct, frozen=True, kw_only=True):
+    """What a file tells of its rows. set: the set that was asked for; empty: metrics were."""
+
+    gpu_uuid: Text
+    gpu_index: Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
+    chip: Text
+    interval_ns: Annotated[int, msgspec.Meta(gt=0, lt=1 << 62)]
+    metrics: Annotated[tuple[SampledMetric, ...], msgspec.Meta(min_length=1, max_length=MAX_METRICS)]
+    set: Text
+    backend: Text
+    library_version: Text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CounterSamples:
+    """A file's content. start_ns, end_ns: int64 of n rows; values: float32 of n rows and a column for each metric.
+
+    disordered: rows that were left out since they have no length or begin before the one before has ended.
+    """
+
+    header: CounterHeader
+    start_ns: npt.NDArray[np.int64]
+    end_ns: npt.NDArray[np.int64]
+    values: npt.NDArray[np.float32]
+    disordered: int
+
+
+def row_type(metrics: int) -> np.dtype[np.void]:
+    """The layout of a row with so many metrics: start_ns, end_ns, values."""
+    size = 16 + 4 * metrics
+    return np.dtype(
+        {
+            "names": ["start_ns", "end_ns", "values"],
+            "formats": ["<i8", "<i8", ("<f4", (metrics,))],
+            "offsets": [0, 8, 16],
+            "itemsize": size + -size % _ALIGNMENT,
+        }
+    )
+
+
+def write_header(file: IO[bytes], header: CounterHeader) -> None:
+    """Begins a file. Raises ValueError for a header that no reader would take."""
+    text = msgspec.json.encode(header)
+    if len(text) > MAX_HEADER_BYTES:
+        raise ValueError(f"a header of {len(text)} bytes")
+    msgspec.json.decode(text, type=CounterHeader)
+    begin = MAGIC + _LENGTH.pack(len(text)) + text
+    file.write(begin + bytes(-len(begin) % _ALIGNMENT))
+
+
+def write_rows(file: IO[bytes], rows: npt.NDArray[np.void]) -> None:
+    """Appends rows of `row_type`; padding is written as zeros."""
+    clean = np.zeros(len(rows), dtype=rows.dtype)
+    for name in ("start_ns", "end_ns", "values"):
+        clean[name] = rows[name]
+    file.write(clean.tobytes())
+
+
+def read_counter_samples(path: Path, *, max_bytes: int = MAX_FILE_BYTES) -> CounterSamples:
+    """Reads a file. Raises FileError."""
+    try:
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+            status = os.fstat(file.fileno())
+            size = status.st_size
+            if not stat.S_ISREG(status.st_mode):
+                raise FileError(f"{path} is no regular file")
+            if size > max_bytes:
+                raise FileError(f"{path}: {size} bytes of counter samples are more than {max_bytes}")
+            header = _read_header(path, file)
+            layout = row_type(len(header.metrics))
+            data = file.read(max(0, size - file.tell()))
+    except (OSError, ValueError) as exc:
+        raise FileError(f"{path} cannot be read: {exc}") from exc
+    rows = np.frombuffer(data, dtype=layout, count=len(data) // layout.itemsize)
+    return _ordered(header, rows)
+
+
+def _read_header(path: Path, file: IO[bytes]) -> CounterHeader:
+    begin = file.read(len(MAGIC) + _LENGTH.size)
+    if len(begin) < len(MAGIC) + _LENGTH.size or begin[: len(MAGIC)] != MAGIC:
+        raise FileError(f"{path} is no file of counter samples: it does not begin with {MAGIC.decode()}")
+    (length,) = _LENGTH.unpack_from(begin, len(MAGIC))
+    if length > MAX_HEADER_BYTES:
+        raise FileError(f"{path}: a header of {length} bytes is more than {MAX_HEADER_BYTES}")
+    try:
+        header = msgspec.json.decode(file.read(length), type=CounterHeader)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise FileError(f"{path}: its header cannot be decoded: {exc}") from exc
+    file.read(-(len(begin) + length) % _ALIGNMENT)
+    return header
+
+
+def _ordered(header: CounterHeader, rows: npt.NDArray[np.void]) -> CounterSamples:
+    start, end = rows["start_ns"].astype(np.int64), rows["end_ns"].astype(np.int64)
+    valid = (start >= 0) & (end > start)
+    latest = np.maximum.accumulate(np.where(valid, end, 0)) if len(end) else end
+    valid[1:] &= start[1:] >= latest[:-1]
+    values = rows["values"].astype(np.float32).reshape(len(rows), len(header.metrics))
+    return CounterSamples(
+        header=header,
+        start_ns=start[valid],
+        end_ns=end[valid],
+        values=values[valid],
+        disordered=int(len(valid) - valid.sum()),
+    )

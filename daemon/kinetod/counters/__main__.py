@@ -1,0 +1,174 @@
+"""`kinetod-counters`: samples hardware counters of GPUs for kinetod, as a service or as the daemon's child."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import pwd
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+import click
+from kineto_protos.options import Parsed
+from kineto_protos.units import parse_duration_ns
+
+from kinetod import __version__
+from kinetod.base import logs
+from kinetod.base.errors import StartError
+from kinetod.base.unix_sockets import receive
+from kinetod.config.addresses import checked_socket_path
+from kinetod.counters.backends import BACKENDS, make_backend
+from kinetod.counters.sampler_server import SamplerService
+from kinetod.supervise.helper_service import own_socket, passed_socket, serve
+
+log = logging.getLogger(__name__)
+
+EXIT_CANNOT_START = 1
+_LOOK_ROUND_S = 0.5
+
+
+@click.command(context_settings={"max_content_width": 100})
+@click.option(
+    "--socket",
+    "path",
+    type=Parsed("path", checked_socket_path),
+    help="Create this socket and listen on it if no service manager passes one.",
+)
+@click.option(
+    "--parent",
+    is_flag=True,
+    help="Take connections from standard input, a socket on which the daemon sends them, and end with it.",
+)
+@click.option(
+    "--caller",
+    "callers",
+    multiple=True,
+    metavar="USER",
+    help="A user who may ask, by name or number, besides root and the own user. May be repeated.",
+)
+@click.option(
+    "--backend",
+    type=click.Choice(sorted(BACKENDS)),
+    default="cupti",
+    show_default=True,
+    help="What samples: kinetod's own use of libcupti, or the package cupti-python (pip install 'kinetod[cupti]').",
+)
+@click.option(
+    "--library",
+    type=click.Path(path_type=Path),
+    help="This libcupti, instead of the wheel's (pip install nvidia-cuda-cupti) or the host's.",
+)
+@click.option(
+    "--library-of",
+    type=click.IntRange(min=1),
+    multiple=True,
+    metavar="PID",
+    help="Where neither is installed, this process's libcupti, if only root and the own user could change it.",
+)
+@click.option(
+    "--idle-exit",
+    type=Parsed("duration", parse_duration_ns),
+    default="10min",
+    show_default=True,
+    help="Exit after this long without a caller if a service manager passed the socket or with --parent; 0: never.",
+)
+@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info")
+@click.version_option(__version__, prog_name="kinetod-counters")
+def command(
+    path: Path | None,
+    parent: bool,
+    callers: tuple[str, ...],
+    backend: str,
+    library: Path | None,
+    library_of: tuple[int, ...],
+    idle_exit: int,
+    log_level: str,
+) -> int:
+    """Sample hardware counters of whole GPUs for kinetod.
+
+    It needs no right over any process and creates no CUDA context. It holds the counters of a GPU only while somebody
+    samples them, and killing it at any moment frees them.
+    """
+    logs.configure(log_level)
+    try:
+        service = SamplerService(
+            make_backend(backend, "" if library is None else str(library), library_of),
+            may_ask=_uids(callers).__contains__,
+        )
+        if parent:
+            asyncio.run(_serve_parent(service, idle_exit / 1e9))
+            _exit_at_once(0)
+        listener = passed_socket() or (own_socket(path, for_group=True) if path is not None else None)
+        if listener is None:
+            raise StartError("no socket was passed (LISTEN_FDS); start kinetod-counters.socket, or give --socket")
+        greeting = f"kinetod-counters {__version__} serves"
+        asyncio.run(serve(listener, service, greeting, idle_exit_s=0 if path is not None else idle_exit / 1e9))
+        _exit_at_once(0)
+    except StartError as exc:
+        log.error("%s", exc)
+        return EXIT_CANNOT_START
+
+
+def _uids(callers: tuple[str, ...]) -> set[int]:
+    """Raises StartError."""
+    uids = {0, os.geteuid()}
+    for caller in callers:
+        try:
+            uids.add(int(caller) if caller.isascii() and caller.isdecimal() else pwd.getpwnam(caller).pw_uid)
+        except KeyError:
+            raise StartError(f"--caller: there is no user {caller!r}") from None
+    return uids
+
+
+async def _serve_parent(service: SamplerService, idle_exit_s: float) -> None:
+    """Serves the connections that come over standard input, until it ends or nobody has asked for long."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    control = socket.socket(fileno=os.dup(0))
+    control.setblocking(False)
+    await service.start()
+    service.connections.begin()
+    taking = asyncio.create_task(_take_connections(control, service))
+    taking.add_done_callback(lambda _: stop.set())
+    while not stop.is_set() and not (idle_exit_s and service.connections.idle_s() >= idle_exit_s):
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), _LOOK_ROUND_S)
+    taking.cancel()
+    with contextlib.suppress(asyncio.CancelledError, OSError):
+        await taking
+    control.close()
+    await service.stop()
+
+
+async def _take_connections(control: socket.socket, service: SamplerService) -> None:
+    while True:
+        packet, descriptors = await receive(control, 16)
+        if not packet:
+            return
+        for descriptor in descriptors:
+            service.connections.accepted(socket.socket(fileno=descriptor))
+
+
+def _exit_at_once(status: int) -> NoReturn:
+    """Without the destructors of the vendor's libraries, which threads may still be in."""
+    logging.shutdown()
+    os._exit(status)
+
+
+def main() -> int:
+    """Entry point; exit status 0 after a clean stop, 1 if the service cannot start, 2 for usage errors."""
+    try:
+        return int(command.main(standalone_mode=False) or 0)
+    except click.ClickException as exc:
+        exc.show()
+        return exc.exit_code
+    except click.Abort:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Counters of NVIDIA's GPUs by CUPTI's PM sampling."""

@@ -1,0 +1,285 @@
+"""kinetod-counters as a service: takes the daemon's requests and samples GPUs, a thread each.
+
+Theory of operation
+    One task per connection, one request at a time, one GPU per connection. The caller is who the kernel says
+    (SO_PEERCRED). The end of the connection ends the sampling, so that a daemon that dies leaves no GPU held.
+
+    Nothing that may hang in the driver is done by the loop. What is late is refused and its thread left behind; when it
+    returns nevertheless, it gives back what it has. As long as one is left behind, `hung` is true: the process serves
+    those who are being served, takes nothing new, and should end when they are done, since only its end frees a thread.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from kinetod.base.safe_text import clean
+from kinetod.base.unix_sockets import receive
+from kinetod.counters import messages
+from kinetod.counters.counter_holders import UNKNOWN, holder
+from kinetod.counters.interface import CounterBackend, CounterCode, CounterDevice, CounterError, WantedCounters
+from kinetod.counters.sampling_job import SamplingJob, in_own_thread
+from kinetod.supervise.helper_service import Connections, HelperCaller, HungUp, send
+
+log = logging.getLogger(__name__)
+
+EXIT_HUNG = 70
+LOOK_S = 0.2
+REQUEST_S = 30.0  # how long a connection that samples nothing may say nothing
+WORK_S = 20.0  # enabling takes 0.3 s for each GPU, one after the other; loading the driver a few seconds
+STOP_S = 5.0
+FREED_S = 1.0  # the daemon ends a watch that was cancelled a moment after its caller has gone
+SEND_S = 5.0
+HOLDER_S = 2.0
+T = TypeVar("T")
+
+
+class SamplerService:
+    """Serves connections. may_ask: whether a user is served. holder_of: who has a GPU's counters; may block."""
+
+    def __init__(
+        self,
+        backend: CounterBackend,
+        *,
+        may_ask: Callable[[int], bool],
+        holder_of: Callable[[str], str] = holder,
+        work_s: float = WORK_S,
+    ) -> None:
+        self.backend = backend
+        self._may_ask = may_ask
+        self._holder_of = holder_of
+        self.work_s = work_s
+        self.connections = Connections(self._serve)
+        self._looking: asyncio.Task[None] | None = None
+        self._late: set[asyncio.Task[Any]] = set()
+        self.held: dict[str, asyncio.Task[None]] = {}  # done when the GPU is free again
+        self._sampled = False
+
+    @property
+    def used_up(self) -> bool:
+        """Whether the process must end, because its backend samples once."""
+        return self._sampled and self.backend.serves_once and not self.held
+
+    @property
+    def hung(self) -> bool:
+        """Whether a thread is left behind in the driver."""
+        return bool(self._late)
+
+    async def start(self) -> None:
+        """Begins to look whether the process must end."""
+        self._looking = asyncio.create_task(self._look(), name="counters end")
+
+    async def _look(self) -> None:
+        """Ends the process to be rid of a thread that hangs, or when it is used up, once nobody is served."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if self.connections.idle_s() <= 0:
+                continue
+            if self.hung:
+                log.error("exiting, because a thread hangs in the driver")
+                logging.shutdown()
+                os._exit(EXIT_HUNG)
+            if self.used_up:
+                signal.raise_signal(signal.SIGTERM)
+
+    async def stop(self) -> None:
+        """Closes all connections, which ends their sampling."""
+        if self._looking is not None:
+            self._looking.cancel()
+        await self.connections.stop()
+
+    async def _serve(self, sock: socket.socket, caller: HelperCaller) -> None:
+        await _Connection(self, sock, caller).serve()
+
+    def check_caller(self, caller: HelperCaller) -> None:
+        """Raises CounterError for a user who is not served."""
+        if not self._may_ask(caller.uid):
+            log.warning("%s was refused: --caller names the users who may ask", caller)
+            reason = f"uid {caller.uid} may not ask kinetod-counters; its option --caller names those who may"
+            raise CounterError(CounterCode.NOT_PERMITTED, reason)
+
+    async def work(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Awaits work that may hang. Raises CounterError if it does, and what it raises."""
+        if self.hung:
+            coroutine.close()
+            raise CounterError(CounterCode.FAILED, "the driver does not answer; kinetod-counters starts anew soon")
+        task = asyncio.create_task(coroutine)
+        done, _ = await asyncio.wait((task,), timeout=self.work_s)
+        if not done:
+            log.error("the driver has not answered for %g s", self.work_s)
+            self.note_late(task)
+            raise CounterError(CounterCode.FAILED, f"the driver did not answer within {self.work_s:g} s")
+        return task.result()
+
+    def hold(self, uuid: str, job: SamplingJob) -> asyncio.Task[None]:
+        """Remembers who samples a GPU until the job has ended, when the task is done."""
+
+        async def freed() -> None:
+            await job.ended.wait()
+            del self.held[uuid]
+
+        self._sampled = True
+        self.held[uuid] = asyncio.create_task(freed(), name="counters held")
+        return self.held[uuid]
+
+    async def is_free(self, uuid: str) -> bool:
+        """Whether nobody here samples this GPU; waits a moment for one who is about to end."""
+        if (freed := self.held.get(uuid)) is not None:
+            await asyncio.wait((freed,), timeout=FREED_S)
+        return uuid not in self.held
+
+    def note_late(self, task: asyncio.Task[Any]) -> None:
+        """Remembers work that hangs until it returns."""
+        self._late.add(task)
+        task.add_done_callback(self._returned)
+
+    def _returned(self, task: asyncio.Task[Any]) -> None:
+        self._late.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.warning("a late answer of the driver: %s", error)
+
+    async def with_holder(self, error: CounterError, uuid: str, pci_bus_id: str) -> CounterError:
+        """The same error with who holds the counters, where that can be seen."""
+        name = UNKNOWN
+        with contextlib.suppress(TimeoutError, OSError):
+            async with asyncio.timeout(HOLDER_S):
+                name = await in_own_thread(lambda: self._holder_of(pci_bus_id))
+        reason = (
+            f"GPU {uuid}: {name} has its counters, which one process can have at a time; stop it, or try again later"
+        )
+        return CounterError(error.code, reason)
+
+
+class _Connection:
+    """One caller."""
+
+    def __init__(self, service: SamplerService, sock: socket.socket, caller: HelperCaller) -> None:
+        self._service = service
+        self._sock = sock
+        self._caller = caller
+        self._job: SamplingJob | None = None
+        self._freed: asyncio.Task[None] | None = None
+
+    async def serve(self) -> None:
+        """Serves until the caller hangs up, is silent for too long, or breaks the protocol."""
+        try:
+            while True:
+                async with asyncio.timeout(None if self._job is not None else REQUEST_S):
+                    packet = await self._receive()
+                try:
+                    # Not before: closing a socket with a packet that was not read would lose the refusal.
+                    self._service.check_caller(self._caller)
+                    await self._carry_out(messages.request(packet))
+                except CounterError as exc:
+                    log.info("refused %s: %s", exc.code, exc.reason)
+                    await self._refuse(exc.code, exc.reason)
+        except messages.BadCounterMessage as exc:
+            log.warning("a caller was refused: %s", clean(str(exc), 500))
+            await self._refuse("REQUEST", str(exc))
+        finally:
+            await self._end()
+
+    async def _receive(self) -> bytes:
+        packet, fds = await receive(self._sock, messages.MAX_REQUEST_BYTES + 1)
+        for fd in fds:
+            socket.close(fd)
+        if not packet:
+            raise HungUp
+        return packet
+
+    async def _refuse(self, code: str, reason: str) -> None:
+        await self._send(messages.CountersRefused(code=code, reason=clean(reason, 2000)))
+
+    async def _send(self, said: messages.CounterAnswer, *descriptors: int) -> None:
+        """Raises OSError, TimeoutError."""
+        await send(self._sock, messages.encode(said), list(descriptors), SEND_S)
+
+    async def _carry_out(self, asked: messages.CounterRequest) -> None:
+        service, backend = self._service, self._service.backend
+        said: messages.CounterAnswer
+        if isinstance(asked, messages.StartSampling):
+            await self._start(asked)
+            return
+        if isinstance(asked, messages.StopSampling):
+            await self._end()
+            said = messages.SamplingStopped()
+        elif isinstance(asked, messages.ListGpus):
+            gpus = await service.work(in_own_thread(_opened(backend)))
+            said = messages.GpusReply(gpus=tuple(gpus), backend=backend.name, library_version=backend.library_version)
+        elif isinstance(asked, messages.ListBaseMetrics):
+            uuid = asked.gpu
+            names = await service.work(in_own_thread(lambda: backend.base_metrics(uuid)))
+            said = messages.BaseMetricsReply(names=tuple(_fitting(names)))
+        else:
+            plan_of = asked
+            plan = await service.work(in_own_thread(lambda: backend.plan(plan_of.gpu, _wanted(plan_of))))
+            said = messages.PlanReply(plan=plan)
+        await self._send(said)
+
+    async def _start(self, asked: messages.StartSampling) -> None:
+        """Raises CounterError, BadCounterMessage."""
+        service, backend = self._service, self._service.backend
+        if self._job is not None:
+            raise messages.BadCounterMessage("a second GPU in one connection")
+        gpus = await service.work(in_own_thread(_opened(backend)))
+        gpu = next((each for each in gpus if each.uuid == asked.gpu), None)
+        if gpu is None:
+            raise CounterError(CounterCode.UNAVAILABLE, f"there is no GPU {asked.gpu} that CUDA sees")
+        if not await service.is_free(asked.gpu):
+            reason = f"GPU {asked.gpu}: kinetod samples its counters for another request; try again when it has ended"
+            raise CounterError(CounterCode.BUSY, reason)
+        job = SamplingJob(backend, asked.gpu, _wanted(asked), asked.interval_ns, asked.most_ns)
+        self._job, self._freed = job, service.hold(asked.gpu, job)
+        try:
+            plan = await service.work(job.start())
+        except CounterError as exc:
+            await self._end()
+            if exc.code is not CounterCode.BUSY:
+                raise
+            raise await service.with_holder(exc, asked.gpu, gpu.pci_bus_id) from exc
+        started = messages.SamplingStarted(
+            gpu=gpu, plan=plan, backend=backend.name, library_version=backend.library_version
+        )
+        log.info("samples %d metrics of %s every %g ms", len(plan.metrics), asked.gpu, asked.interval_ns / 1e6)
+        await self._send(started, job.descriptor())
+
+    async def _end(self) -> None:
+        """Ends the sampling. One that does not end counts as hung until it has."""
+        job, self._job = self._job, None
+        if job is None or self._freed is None:
+            return
+        job.stop()
+        done, _ = await asyncio.wait((self._freed,), timeout=STOP_S)
+        if done:
+            job.release()
+        else:
+            log.error("the driver does not end a sampling")
+            self._service.note_late(self._freed)
+
+
+def _opened(backend: CounterBackend) -> Callable[[], list[CounterDevice]]:
+    def look() -> list[CounterDevice]:
+        backend.open()
+        return backend.devices()
+
+    return look
+
+
+def _wanted(asked: messages.PlanSampling | messages.StartSampling) -> WantedCounters:
+    return WantedCounters(set_name=asked.set_name, metrics=asked.metrics)
+
+
+def _fitting(names: list[str]) -> list[str]:
+    room = messages.MAX_ANSWER_BYTES - 1024
+    fitting = []
+    for name in names[:4096]:
+        room -= len(name.encode()) + 3
+        if room < 0:
+            break
+        fitting.append(name)
+    return fitting

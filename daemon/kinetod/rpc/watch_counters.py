@@ -1,0 +1,275 @@
+"""ListCounters and WatchCounters: hardware counters of GPUs for callers who may have them.
+
+Theory of operation
+    A GPU's counters tell of all its processes, and whoever samples them keeps others from it. So a caller must have the
+    right to trace every process that is on it; a GPU on which nobody is, or of which nobody tells who is, is for those
+    who may trace everything. That is looked at before the sampling, and every LOOK_S while it lasts: it ends when a
+    process of somebody else comes.
+
+    Samples stay in the daemon; what is streamed are their means.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Collection, Sequence
+
+from kineto_protos.v1 import profiler_pb2 as pb
+
+from kinetod.base.errors import (
+    InvalidRequest,
+    KinetodError,
+    NotFound,
+    NotPermitted,
+    Precondition,
+    Reason,
+    invalid,
+)
+from kinetod.config.settings import Settings
+from kinetod.counters.counter_client import CounterClient, CounterSession, GpuList, check_interval
+from kinetod.counters.interface import (
+    CounterCode,
+    CounterDevice,
+    CounterError,
+    CounterPlan,
+    WantedCounters,
+    checked_wanted,
+)
+from kinetod.counters.metric_sets import OVERVIEW, SETS
+from kinetod.counters.sample_means import SampleMeans
+from kinetod.counters.sample_rings import RingError
+from kinetod.gpus.gpu_reader import GpuReader
+from kinetod.gpus.gpu_types import GpuQuestion
+from kinetod.permissions.caller_limits import Shares
+from kinetod.permissions.role_policy import Action, Caller, Role, may, sees_all
+from kinetod.selection.process_registry import Registry
+
+DEFAULT_INTERVAL_NS = 1_000_000
+DEFAULT_PERIOD_NS = 10**9
+LEAST_PERIOD_NS = 100_000_000
+MOST_PERIOD_NS = 3600 * 10**9
+TAKE_S = 0.5  # a ring has room for 8 s of 8 metrics at 100 us
+LOOK_S = 5.0
+MAX_WATCHES = 32
+_NAMES = 4096
+
+
+class CounterWatcher:
+    """Answers the calls."""
+
+    def __init__(self, client: CounterClient, registry: Registry, gpus: GpuReader, settings: Settings) -> None:
+        self._client = client
+        self._registry = registry
+        self._gpus = gpus
+        self._watches = Shares(
+            Reason.TOO_MANY_WATCHERS,
+            "watches of counters",
+            "access.max_watches_per_user",
+            own=lambda: settings.current.max_watches_per_user,
+            in_all=lambda: MAX_WATCHES,
+        )
+
+    async def available(self, request: pb.ListCountersRequest) -> pb.ListCountersResponse:
+        """The GPUs and what of them can be sampled. Raises KinetodError."""
+        found = await self._found()
+        response = pb.ListCountersResponse(backend=found.backend, library_version=found.library_version)
+        for gpu in found.gpus:
+            shown = response.gpus.add(
+                gpu=pb.Gpu(index=gpu.index, uuid=gpu.uuid, name=gpu.name),
+                chip=gpu.chip,
+                pci_bus_id=gpu.pci_bus_id,
+                reason_code=gpu.code,
+                reason=gpu.problem,
+            )
+            if gpu.problem:
+                continue
+            for name in SETS:
+                shown.sets.append(await self._set(gpu.uuid, name))
+            if request.base_metrics:
+                try:
+                    shown.base_metrics.extend((await self._client.base_metrics(gpu.uuid))[:_NAMES])
+                except CounterError as exc:
+                    raise _refused(exc) from exc
+        return response
+
+    async def _found(self) -> GpuList:
+        try:
+            return await self._client.gpus()
+        except CounterError as exc:
+            raise _refused(exc) from exc
+
+    async def _set(self, uuid: str, name: str) -> pb.CounterSet:
+        try:
+            plan = await self._client.plan(uuid, WantedCounters(set_name=name))
+        except CounterError as exc:
+            return pb.CounterSet(name=name, problem=exc.reason)
+        return pb.CounterSet(name=name, metrics=_metrics(plan), left_out=_left_out(plan))
+
+    async def watch(self, request: pb.WatchCountersRequest, caller: Caller) -> AsyncIterator[pb.CounterMeans]:
+        """Yields means until the caller goes, or no GPU is sampled any more. Raises KinetodError."""
+        wanted = _wanted(request)
+        interval_ns = request.interval_ns or DEFAULT_INTERVAL_NS
+        try:
+            check_interval(interval_ns)
+        except CounterError as exc:
+            raise invalid("interval_ns", exc.reason) from exc
+        period_ns = request.period_ns or DEFAULT_PERIOD_NS
+        if not LEAST_PERIOD_NS <= period_ns <= MOST_PERIOD_NS:
+            raise invalid("period_ns", f"must be between {LEAST_PERIOD_NS} and {MOST_PERIOD_NS}, got {period_ns}")
+        with self._watches.one(caller.key, caller, admin=Role.ADMIN in caller.roles):
+            gpus = await self._chosen(request.gpus, caller)
+            watched = await self._started(gpus, wanted, interval_ns)
+            try:
+                async for means in self._means(watched, caller, period_ns / 1e9):
+                    yield means
+            finally:
+                await asyncio.gather(*(each.end() for each in watched))
+
+    async def _chosen(self, indexes: Collection[int], caller: Caller) -> list[CounterDevice]:
+        """Raises NotFound, NotPermitted."""
+        gpus = {gpu.index: gpu for gpu in (await self._found()).gpus}
+        if missing := sorted(set(indexes) - gpus.keys()):
+            reason = f"there is no GPU {missing[0]}; `kinetoctl counters list` has those that there are"
+            raise NotFound(Reason.COUNTERS_UNAVAILABLE, reason)
+        if indexes:
+            chosen = [gpus[index] for index in sorted(set(indexes))]
+            await self._check(chosen, caller)
+            return chosen
+        strange = await self._strange(list(gpus.values()), caller)
+        chosen = [gpu for gpu in gpus.values() if gpu.uuid not in strange]
+        if not chosen and gpus:
+            raise _not_yours(caller, next(iter(gpus.values())))
+        usable = [gpu for gpu in chosen if not gpu.problem]
+        if not usable:
+            why = chosen[0].problem if chosen else "there is none"
+            code = Reason(chosen[0].code) if chosen else Reason.COUNTERS_UNAVAILABLE
+            raise Precondition(code, f"no GPU of this host can be sampled: {why}")
+        return usable
+
+    async def _check(self, gpus: Sequence[CounterDevice], caller: Caller) -> None:
+        """Raises NotPermitted."""
+        strange = await self._strange(gpus, caller)
+        for gpu in gpus:
+            if gpu.uuid in strange:
+                raise _not_yours(caller, gpu)
+
+    async def _strange(self, gpus: Sequence[CounterDevice], caller: Caller) -> set[str]:
+        """Those on which the caller may not trace everything, by UUID."""
+        if sees_all(caller, Action.SAMPLE_COUNTERS):
+            return set()
+        snapshot = await asyncio.to_thread(lambda: self._gpus.read(question=GpuQuestion.PROCESSES))
+        on = {gpu.uuid: {process.pid for process in gpu.processes} for gpu in snapshot.gpus}
+        found = await self._registry.candidates({pid for gpu in gpus for pid in on.get(gpu.uuid, ())})
+        mine = {each.key.pid for each in found if may(caller, Action.SAMPLE_COUNTERS, each.thing())}
+        return {gpu.uuid for gpu in gpus if not on.get(gpu.uuid) or on[gpu.uuid] - mine}
+
+    async def _started(
+        self, gpus: Sequence[CounterDevice], wanted: WantedCounters, interval_ns: int
+    ) -> "list[_WatchedGpu]":
+        """Raises KinetodError if one of them cannot be sampled; then none is."""
+        started = await asyncio.gather(
+            *(self._client.start(gpu.uuid, wanted, interval_ns) for gpu in gpus), return_exceptions=True
+        )
+        watched = [_WatchedGpu(each) for each in started if isinstance(each, CounterSession)]
+        for error in started:
+            if isinstance(error, BaseException):
+                await asyncio.gather(*(each.end() for each in watched))
+                raise _refused(error) if isinstance(error, CounterError) else error
+        return watched
+
+    async def _means(
+        self, watched: "Sequence[_WatchedGpu]", caller: Caller, period_s: float
+    ) -> AsyncIterator[pb.CounterMeans]:
+        looked = time.monotonic()
+        due = looked + period_s
+        while not all(each.ended for each in watched):
+            await asyncio.sleep(min(TAKE_S, max(0.0, due - time.monotonic())))
+            for each in watched:
+                each.take()
+            now = time.monotonic()
+            if now - looked >= LOOK_S:
+                looked = now
+                await self._check([each.session.gpu for each in watched], caller)
+            if now >= due:
+                due = max(due + period_s, now)
+                yield pb.CounterMeans(gpus=[each.answer() for each in watched])
+        yield pb.CounterMeans(gpus=[each.answer() for each in watched])
+
+
+class _WatchedGpu:
+    """A session, and the samples since the last answer."""
+
+    def __init__(self, session: CounterSession) -> None:
+        self.session = session
+        self.ended = False
+        self._means = SampleMeans(len(session.plan.metrics))
+
+    def take(self) -> None:
+        """Takes what is there."""
+        try:
+            while len(rows := self.session.take()):
+                self._means.add(rows)
+            self.ended = self.session.status().ended or self.session.gone()
+        except RingError:
+            self.ended = True
+
+    def answer(self) -> pb.GpuCounters:
+        """The means since the last answer."""
+        means, self._means = self._means, SampleMeans(len(self.session.plan.metrics))
+        verdict = self.session.verdict()
+        return pb.GpuCounters(
+            gpu=self.session.gpu.index,
+            uuid=self.session.gpu.uuid,
+            start_ns=means.start_ns,
+            end_ns=means.end_ns,
+            samples=means.samples,
+            metrics=_metrics(self.session.plan),
+            means=means.means(),
+            maxima=means.maxima(),
+            left_out=_left_out(self.session.plan),
+            lost_ns=verdict.lost_ns,
+            dropped_samples=verdict.dropped_rows,
+            reason_code=verdict.code if self.ended else "",
+            reason=verdict.reason if self.ended else "",
+        )
+
+    async def end(self) -> None:
+        """Gives the counters back."""
+        await self.session.stop()
+        self.session.close()
+
+
+def _wanted(request: pb.WatchCountersRequest) -> WantedCounters:
+    """Raises InvalidRequest."""
+    wanted = WantedCounters(
+        set_name=request.set or ("" if request.metrics else OVERVIEW), metrics=tuple(request.metrics)
+    )
+    try:
+        checked_wanted(wanted, tuple(SETS))
+    except CounterError as exc:
+        raise invalid("set" if request.set else "metrics", exc.reason) from exc
+    if any(len(name) > 128 for name in wanted.metrics):
+        raise invalid("metrics", "a name is longer than 128 characters")
+    return wanted
+
+
+def _refused(error: CounterError) -> KinetodError:
+    reason = Reason(error.code.value)
+    if error.code is CounterCode.INVALID_METRIC:
+        return InvalidRequest(reason, error.reason, field="metrics")
+    return Precondition(reason, error.reason)
+
+
+def _not_yours(caller: Caller, gpu: CounterDevice) -> NotPermitted:
+    return NotPermitted(
+        Reason.NOT_YOUR_GPU,
+        f"{caller} may not sample GPU {gpu.index}: its counters tell of all its processes, which must be there and be "
+        "processes that the caller may trace; the role admin may sample any",
+    )
+
+
+def _metrics(plan: CounterPlan) -> list[pb.CounterMetric]:
+    return [pb.CounterMetric(name=each.name, label=each.label, unit=each.unit) for each in plan.metrics]
+
+
+def _left_out(plan: CounterPlan) -> list[pb.LeftOutMetric]:
+    return [pb.LeftOutMetric(name=each.name, why=each.why) for each in plan.left_out]

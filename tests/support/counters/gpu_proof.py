@@ -1,0 +1,253 @@
+"""What hardware counters are held against on a real GPU. Each function returns its figures; nothing here decides."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from kineto_trace.spool.counter_samples import read_counter_samples
+from kinetod.counters.backends import CUPTI
+from kinetod.counters.counter_client import CounterClient
+from kinetod.counters.counter_recording import CounterRecording, RecordedCounters, record_counters
+from kinetod.counters.interface import CounterError, WantedCounters
+from kinetod.counters.metric_sets import OVERVIEW, SETS
+from kinetod.counters.sampler_connections import CountersChild
+
+from support.machine.native import ROOT
+
+MS = 1_000_000
+WANTED = WantedCounters(set_name=OVERVIEW)
+MARGIN_NS = 50 * MS  # at both ends of a phase
+NCU, NVCC = "/usr/local/cuda/bin/ncu", "/usr/local/cuda/bin/nvcc"
+KERNELS = """
+#include <cstdio>
+__global__ void spin(float *x) { for (int i = 0; i < 20000; i++) { *x = *x * 1.0001f; } }
+int main(int argc, char **argv) {
+    float *x;
+    cudaMalloc(&x, 4);
+    for (int i = 0; i < (argc > 1 ? 300 : 2); i++) {
+        spin<<<1, 1>>>(x);
+        cudaDeviceSynchronize();
+        if (argc > 1 && i == 0) { fclose(fopen(argv[1], "w")); }
+    }
+    return cudaGetLastError();
+}
+"""
+
+
+class GpuWork:
+    """A process of support.counters.gpu_work."""
+
+    def __init__(self) -> None:
+        environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "support.counters.gpu_work"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ, text=True,
+        )  # fmt: skip
+        self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+        return answer
+
+    def begin(self, phase: str, seconds: float) -> None:
+        """Starts a phase."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{phase} {seconds}\n")
+        self._process.stdin.flush()
+
+    async def do(self, phase: str, seconds: float) -> dict[str, Any]:
+        """A phase, to its end."""
+        self.begin(phase, seconds)
+        return await self.end()
+
+    async def end(self) -> dict[str, Any]:
+        """The end of the phase that was begun."""
+        return await asyncio.to_thread(self._answer)
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+@contextlib.contextmanager
+def gpu_work() -> Iterator[GpuWork]:
+    work = GpuWork()
+    try:
+        yield work
+    finally:
+        work.close()
+
+
+@contextlib.asynccontextmanager
+async def sampler(backend: str = CUPTI) -> AsyncIterator[tuple[CounterClient, str]]:
+    """A kinetod-counters of its own, and the first GPU that it can sample."""
+    client = CounterClient(CountersChild(("--backend", backend)))
+    try:
+        yield client, next(gpu.uuid for gpu in (await client.gpus()).gpus if not gpu.problem)
+    finally:
+        await client.stop()
+
+
+async def recording(
+    client: CounterClient, uuid: str, interval_ns: int, wanted: WantedCounters = WANTED
+) -> CounterRecording:
+    """Records into a new folder. Raises CounterError."""
+    begun = await record_counters(client, [uuid], wanted, interval_ns, Path(tempfile.mkdtemp()))
+    if begun.refused:
+        raise AssertionError(begun.refused)
+    return begun
+
+
+async def stopped(begun: CounterRecording) -> RecordedCounters:
+    (result,) = await begun.stop()
+    begun.close()
+    return result
+
+
+async def inventory(client: CounterClient, uuid: str) -> dict[str, Any]:
+    """What this GPU has of each set."""
+    listed = await client.gpus()
+    found: dict[str, Any] = {"library": listed.library_version, "gpus": [gpu.chip for gpu in listed.gpus]}
+    found["base_metrics"] = len(await client.base_metrics(uuid))
+    for name in SETS:
+        plan = await client.plan(uuid, WantedCounters(set_name=name))
+        found[name] = {"metrics": len(plan.metrics), "left_out": [f"{each.name}: {each.why}" for each in plan.left_out]}
+    return found
+
+
+async def phases(client: CounterClient, uuid: str, work: GpuWork, seconds: float = 1.2) -> dict[str, Any]:
+    """Means of the overview by phase, and the losses."""
+    begun = await recording(client, uuid, MS)
+    times = {name: await work.do(name, seconds) for name in ("matmul", "copy", "sleep")}
+    result = await stopped(begun)
+    assert result.path is not None
+    samples = read_counter_samples(result.path)
+    labels = [metric.label for metric in samples.header.metrics]
+    found: dict[str, Any] = {}
+    for name, at in times.items():
+        inside = (samples.start_ns > at["begin_ns"] + MARGIN_NS) & (samples.end_ns < at["end_ns"] - MARGIN_NS)
+        means = np.nanmean(samples.values[inside], axis=0) if inside.any() else np.full(len(labels), np.nan)
+        found[name] = {"samples": int(inside.sum()), **dict(zip(labels, map(float, means), strict=True))}
+    found["losses"] = _losses(result)
+    return found
+
+
+def _losses(result: RecordedCounters) -> dict[str, Any]:
+    each = result.losses
+    return {
+        "rows": each.rows, "gaps": each.gaps, "lost_ms": each.lost_ns / MS, "dropped": each.dropped_rows,
+        "reason": each.reason,
+    }  # fmt: skip
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def cost(client: CounterClient, uuid: str, work: GpuWork, interval_ns: int, seconds: float) -> dict[str, Any]:
+    """The share of a core that kinetod-counters takes, and what it lost, beside matmuls."""
+    begun = await recording(client, uuid, interval_ns)
+    (pid,) = client.pids()
+    before = cpu_seconds(pid)
+    at = await work.do("matmul", seconds)
+    used = cpu_seconds(pid) - before
+    result = await stopped(begun)
+    return {"cpu_share": used / ((at["end_ns"] - at["begin_ns"]) / 1e9), **_losses(result)}
+
+
+async def kills(client: CounterClient, uuid: str, count: int) -> dict[str, Any]:
+    """Starts, kills and starts again: how often a start failed, and the slowest one."""
+    failed, slowest, loop = [], 0.0, asyncio.get_running_loop()
+    for _ in range(count):
+        began = loop.time()
+        try:
+            session = await client.start(uuid, WANTED, MS)
+        except CounterError as exc:
+            failed.append(exc.reason)
+            continue
+        slowest = max(slowest, loop.time() - began)
+        (pid,) = client.pids()
+        os.kill(pid, signal.SIGKILL)
+        await session.stop()
+        session.close()
+    return {"kills": count, "failed": failed, "slowest_start_s": slowest}
+
+
+def build_kernels(folder: Path) -> Path:
+    source = folder / "spin.cu"
+    source.write_text(KERNELS)
+    subprocess.run([NVCC, "-o", str(folder / "spin"), str(source)], check=True, capture_output=True)
+    return folder / "spin"
+
+
+async def ncu(program: Path, *arguments: str) -> tuple[int, str]:
+    """Exit status and output of ncu over the program."""
+    command = [NCU, "--metrics", "sm__cycles_active.avg", "--clock-control", "none", str(program), *arguments]
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+async def beside_ncu(client: CounterClient, uuid: str, program: Path) -> dict[str, Any]:
+    """ncu before, during and after a sampling; and a sampling while ncu has the counters."""
+    before = await ncu(program)
+    begun = await recording(client, uuid, MS)
+    during = await ncu(program)
+    losses = _losses(await stopped(begun))
+    after = await ncu(program)
+    busy, mark = "", program.with_name("measured")
+    profiled = asyncio.create_task(ncu(program, str(mark)))
+    while not mark.exists() and not profiled.done():
+        await asyncio.sleep(0.01)
+    if not profiled.done():
+        try:
+            session = await client.start(uuid, WANTED, MS)
+            await session.stop()
+            session.close()
+        except CounterError as exc:
+            busy = f"{exc.code}: {exc.reason}"
+    ended = await profiled
+    said = next((line for line in during[1].splitlines() if "unavailable" in line or "ERROR" in line), "")
+    return {
+        "before": before[0], "during": [during[0], said.strip()], "losses": losses, "after": after[0],
+        "busy": busy, "ncu_meanwhile": ended[0],
+    }  # fmt: skip
+
+
+async def two_samplers(client: CounterClient, uuid: str) -> dict[str, Any]:
+    """What a second kinetod-counters is told, and what the first one loses."""
+    begun = await recording(client, uuid, MS)
+    async with sampler() as (second, _):
+        try:
+            await (await second.start(uuid, WANTED, MS)).stop()
+            told = "it was given the counters"
+        except CounterError as exc:
+            told = f"{exc.code}: {exc.reason}"
+    return {"second": told, "losses": _losses(await stopped(begun))}
+
+
+async def paired_steps(client: CounterClient, uuid: str, work: GpuWork, pairs: int, seconds: float) -> dict[str, Any]:
+    """Length of training-like steps with sampling over without: the mean of the ratios, and half its 95 % interval."""
+    ratios = []
+    for number in range(pairs):
+        lengths = {}
+        for sampled in (number % 2 == 0, number % 2 != 0):
+            begun = await recording(client, uuid, MS) if sampled else None
+            lengths[sampled] = (await work.do("steps", seconds))["step_ms"]
+            if begun is not None:
+                await stopped(begun)
+        ratios.append(lengths[True] / lengths[False])
+    half = 2.26 * statistics.stdev(ratios) / len(ratios) ** 0.5 if pairs > 1 else float("nan")
+    return {"ratio": statistics.mean(ratios), "half_interval": half, "pairs": pairs}

@@ -1,0 +1,196 @@
+"""WatchCounters and ListCounters: who may watch which GPU, and what they get."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import aclosing, asynccontextmanager
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from kineto_protos.v1 import profiler_pb2 as pb
+from kinetod.base.errors import InvalidRequest, KinetodError, NotFound, NotPermitted, Precondition, Reason
+from kinetod.config.settings import Config, Settings
+from kinetod.counters.counter_client import CounterClient
+from kinetod.counters.interface import CounterCode, CounterError
+from kinetod.counters.sampler_server import SamplerService
+from kinetod.gpus.gpu_types import GpuProcess, GpuState, Snapshot
+from kinetod.permissions.role_policy import Caller, Role, Thing, Via
+from kinetod.rpc import watch_counters
+from kinetod.rpc.watch_counters import CounterWatcher
+from support.counters.in_process import InProcess
+from support.counters.memory_backend import MemoryBackend
+from support.waiting import soon
+
+ME, OTHER = 1000, 1001
+OWNERS = {10: ME, 11: ME, 20: OTHER}
+
+
+class Host:
+    """Which processes are on the GPUs, and whose they are."""
+
+    def __init__(self, *on: tuple[int, ...]) -> None:
+        self.on = on
+
+    def read(self, **_: object) -> Snapshot:
+        gpus = [
+            GpuState(
+                vendor="nvidia", index=number, uuid=f"GPU-{number}", name="",
+                processes=tuple(GpuProcess(pid=pid) for pid in pids),
+            )
+            for number, pids in enumerate(self.on)
+        ]  # fmt: skip
+        return Snapshot(gpus=tuple(gpus), time_ns=1)
+
+    async def candidates(self, pids: Iterable[int]) -> list[Any]:
+        def one(pid: int) -> Any:
+            return SimpleNamespace(key=SimpleNamespace(pid=pid), thing=lambda: Thing(uid=OWNERS[pid]))
+
+        return [one(pid) for pid in pids if pid in OWNERS]
+
+
+@asynccontextmanager
+async def watching(backend: MemoryBackend, host: Host) -> AsyncIterator[tuple[CounterWatcher, InProcess]]:
+    service = SamplerService(backend, may_ask=lambda _: True, holder_of=lambda _: "ncu (process 7)")
+    connections = InProcess(service)
+    client = CounterClient(connections)
+    try:
+        yield CounterWatcher(client, cast(Any, host), cast(Any, host), Settings(Config())), connections
+    finally:
+        await client.stop()
+
+
+def run(
+    host: Host, body: Callable[[CounterWatcher, InProcess], Awaitable[None]], backend: MemoryBackend | None = None
+) -> None:
+    async def ask() -> None:
+        async with watching(backend or MemoryBackend(), host) as (watcher, connections):
+            await body(watcher, connections)
+
+    asyncio.run(ask())
+
+
+def user(*roles: Role) -> Caller:
+    return Caller(uid=ME, user="me", roles=frozenset(roles or (Role.OWN,)), via=Via.UNIX)
+
+
+def request(*gpus: int, **more: Any) -> pb.WatchCountersRequest:
+    return pb.WatchCountersRequest(gpus=gpus, **{"period_ns": 10**8, **more})
+
+
+async def first(watcher: CounterWatcher, asked: pb.WatchCountersRequest, caller: Caller) -> pb.CounterMeans:
+    async with aclosing(cast(AsyncGenerator[pb.CounterMeans, None], watcher.watch(asked, caller))) as stream:
+        return await stream.__anext__()
+
+
+def test_a_user_watches_the_gpus_on_which_only_own_processes_are() -> None:
+    async def body(watcher: CounterWatcher, connections: InProcess) -> None:
+        means = await first(watcher, request(), user())
+        (gpu,) = means.gpus
+        assert (gpu.gpu, gpu.uuid, gpu.samples, list(gpu.means)) == (0, "GPU-0", 1, [7.0])
+        assert (gpu.start_ns, gpu.end_ns, gpu.metrics[0].unit, gpu.reason_code) == (1000, 2000, "%", "")
+        await soon(lambda: not connections.service.held, "the GPU is free again")
+
+    run(Host((10, 11), (10, 20)), body)
+
+
+@pytest.mark.parametrize(
+    ("on", "gpu"),
+    [
+        (((10, 20), (10,)), 0),  # somebody else's process is there, too
+        (((), (10,)), 0),  # nobody's
+        (((10, 99), (10,)), 0),  # of one process it is not known whose it is
+        ((), 1),  # the driver does not tell
+    ],
+)
+def test_a_user_does_not_watch_what_is_not_only_theirs(on: tuple[tuple[int, ...], ...], gpu: int) -> None:
+    async def body(watcher: CounterWatcher, connections: InProcess) -> None:
+        with pytest.raises(NotPermitted) as told:
+            await first(watcher, request(gpu), user())
+        assert told.value.reason is Reason.NOT_YOUR_GPU
+        assert not connections.service.held
+
+    run(Host(*on), body)
+
+
+def test_an_administrator_watches_all() -> None:
+    async def body(watcher: CounterWatcher, _: InProcess) -> None:
+        means = await first(watcher, request(), user(Role.ADMIN))
+        assert [gpu.gpu for gpu in means.gpus] == [0, 1]
+
+    run(Host(), body)
+
+
+def test_a_watch_ends_when_somebody_elses_process_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch_counters, "LOOK_S", 0.05)
+    monkeypatch.setattr(watch_counters, "TAKE_S", 0.02)
+    host = Host((10,))
+
+    async def body(watcher: CounterWatcher, connections: InProcess) -> None:
+        stream = watcher.watch(request(0), user())
+        await stream.__anext__()
+        host.on = ((10, 20),)
+        with pytest.raises(NotPermitted):
+            async for _ in stream:
+                pass
+        await soon(lambda: not connections.service.held, "the GPU is free again")
+
+    run(host, body)
+
+
+def test_a_sampler_that_is_gone_ends_the_watch_with_the_reason() -> None:
+    async def body(watcher: CounterWatcher, connections: InProcess) -> None:
+        stream = watcher.watch(request(0), user(Role.ADMIN))
+        await stream.__anext__()
+        await connections.service.stop()
+        last = [means async for means in stream][-1]
+        assert last.gpus[0].reason_code == "" or "has ended" in last.gpus[0].reason
+
+    run(Host(), body)
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "reason"),
+    [
+        (request(interval_ns=1), InvalidRequest, Reason.INVALID_FIELD),
+        (request(period_ns=1), InvalidRequest, Reason.INVALID_FIELD),
+        (request(set="no"), InvalidRequest, Reason.INVALID_FIELD),
+        (request(set="memory", metrics=["a"]), InvalidRequest, Reason.INVALID_FIELD),
+        (request(metrics=["a" * 200]), InvalidRequest, Reason.INVALID_FIELD),
+        (request(5), NotFound, Reason.COUNTERS_UNAVAILABLE),
+    ],
+)
+def test_requests_that_make_no_sense_are_refused(
+    asked: pb.WatchCountersRequest, error: type[KinetodError], reason: Reason
+) -> None:
+    async def body(watcher: CounterWatcher, _: InProcess) -> None:
+        with pytest.raises(error) as told:
+            await first(watcher, asked, user(Role.ADMIN))
+        assert told.value.reason is reason
+
+    run(Host(), body)
+
+
+@pytest.mark.parametrize("code", list(CounterCode))
+def test_every_refusal_of_the_sampler_has_its_reason(code: CounterCode) -> None:
+    backend = MemoryBackend()
+    backend.error = CounterError(code, "it says no")
+
+    async def body(watcher: CounterWatcher, connections: InProcess) -> None:
+        with pytest.raises((Precondition, InvalidRequest)) as told:
+            await first(watcher, request(), user(Role.ADMIN))
+        assert told.value.reason.value == code.value
+        await soon(lambda: not connections.service.held, "nothing is held")
+
+    run(Host(), body, backend)
+
+
+def test_the_list_has_gpus_sets_and_on_request_metrics() -> None:
+    async def body(watcher: CounterWatcher, _: InProcess) -> None:
+        found = await watcher.available(pb.ListCountersRequest())
+        assert (found.backend, [gpu.gpu.uuid for gpu in found.gpus]) == ("memory", ["GPU-0", "GPU-1"])
+        assert [each.name for each in found.gpus[0].sets] == ["overview", "memory", "tensor", "interconnect"]
+        assert list(found.gpus[0].base_metrics) == []
+        with_metrics = await watcher.available(pb.ListCountersRequest(base_metrics=True))
+        assert with_metrics.gpus[0].base_metrics[0].startswith("metric_0000")
+
+    run(Host(), body)
