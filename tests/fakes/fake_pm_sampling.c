@@ -10,6 +10,7 @@
 //   full=N              the Nth decoding stops with COUNTER_DATA_FULL and loses what did not fit
 //   gap=N               after N samples, three are missing
 //   lose=1              the hardware loses the older half of what waits at every decoding
+//   triage=1            there are metrics TPC.TriageCompute.sm__…
 //   busy=PATH           a lock file: the first process that configures a GPU has its counters, others get HARDWARE_BUSY
 // Samples take FAKE interval (the one configured) of CLOCK_REALTIME and begin at cuptiPmSamplingStart; value i of sample n
 // of GPU d is 1000 * d + 100 * i + n % 100.
@@ -243,6 +244,10 @@ static const char *const KNOWN[] = {
 };
 
 static int is_known(const char *name) {
+    static const char triage[] = "TPC.TriageCompute.sm__";
+    if (strncmp(name, triage, sizeof triage - 1) == 0) {
+        return number("triage", 0) != 0;
+    }
     for (size_t i = 0; i < sizeof KNOWN / sizeof *KNOWN; i++) {
         size_t length = strlen(KNOWN[i]);
         if (strncmp(KNOWN[i], name, length) == 0 && (name[length] == '.' || name[length] == '\0')) {

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from kinetod.processes.profiler_signs import BY_PRODUCT, Holds
+from kinetod.processes.profiler_signs import BY_PRODUCT, COUNTERS_USER, Holds
 from kinetod.profilers.profiler_scan import ProfilingTool, scan
 
 UNKNOWN = "another process"
@@ -17,8 +17,14 @@ def holder(pci_bus_id: str, proc: Path = Path("/proc")) -> str:
     suspects = [tool for tool in found if _holds(tool) and (not tool.gpus or minor is None or minor in tool.gpus)]
     if not suspects:
         return UNKNOWN
-    tool = max(suspects, key=lambda each: (BY_PRODUCT[each.product].holds is not Holds.PROCESS, bool(each.gpus)))
+    tool = max(suspects, key=_likelihood)
     return f"{tool.product} (process {tool.pid})" if tool.pid else tool.product
+
+
+def _likelihood(tool: ProfilingTool) -> tuple[bool, bool, bool]:
+    """For comparison. What a tool loads into the programs that it measures says less than the tool's own name."""
+    sign = BY_PRODUCT[tool.product]
+    return sign.holds is not Holds.PROCESS, sign is not COUNTERS_USER, bool(tool.gpus)
 
 
 def device_minor(pci_bus_id: str, proc: Path = Path("/proc")) -> int | None:

@@ -29,6 +29,10 @@ class Sign:
     libraries: str = "(?!)"  # a regular expression for the beginning of the name; this one matches nothing
 
 
+# Whoever reads counters has these, tools as well as programs that a tool measures.
+COUNTERS_USER = Sign(
+    product="CUPTI's hardware counters", holds=Holds.COUNTERS, libraries=r"libnvperf_(host|target)\.so"
+)
 DCGM, EXPORTER = "DCGM", "dcgm-exporter"
 SIGNS: Sequence[Sign] = (
     Sign(
@@ -58,7 +62,7 @@ SIGNS: Sequence[Sign] = (
         libraries=r"libsanitizer-(collection|public)\.so",
     ),
     Sign(product="Triton's Proton", holds=Holds.PERHAPS, libraries=r"libproton\.so"),
-    Sign(product="CUPTI's hardware counters", holds=Holds.COUNTERS, libraries=r"libnvperf_(host|target)\.so"),
+    COUNTERS_USER,
 )
 CUPTI_USER = Sign(product="a program with CUPTI of its own", holds=Holds.PERHAPS, libraries=r"libcupti\.so")
 # Those that load CUPTI come what may, and our own.

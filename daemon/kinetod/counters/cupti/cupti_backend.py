@@ -180,25 +180,29 @@ class CuptiBackend:
 
 
 def _fitting(cupti: NativeCupti, gpu: SampledGpu, wanted: Sequence[CounterMetric]) -> CounterPlan:
-    """As many as fit into one pass, in this order. Raises CounterError if none does."""
-    known, left_out = list[CounterMetric](), list[LeftOutMetric]()
+    """As many as fit into one pass, in this order, and one of each label. Raises CounterError if none does."""
+    known, left_out = list[CounterMetric](), dict[str, LeftOutMetric]()  # the latter by label
     for metric in wanted:
+        if any(metric.label == each.label for each in known):
+            continue
         try:
             passes = cupti.passes(gpu.index, [each.name for each in (*known, metric)])
         except NativeFailure as exc:
             if exc.kind != CUPTI or exc.result not in (INVALID_METRIC_NAME, UNKNOWN, HARDWARE_BUSY):
                 raise translated(exc, gpu.uuid) from exc
-            left_out.append(LeftOutMetric(name=metric.name, why=f"{gpu.chip} does not have it"))
+            left_out[metric.label] = LeftOutMetric(name=metric.name, why=f"{gpu.chip} does not have it")
             continue
         if passes == 1:
             known.append(metric)
+            left_out.pop(metric.label, None)
         else:
             why = f"it needs {passes} passes beside the others" if known else f"it needs {passes} passes"
-            left_out.append(LeftOutMetric(name=metric.name, why=why))
+            left_out[metric.label] = LeftOutMetric(name=metric.name, why=why)
     if not known:
-        reason = f"GPU {gpu.uuid}: {gpu.chip} has no metric of this set: {left_out[0].name}: {left_out[0].why}"
+        first = next(iter(left_out.values()))
+        reason = f"GPU {gpu.uuid}: {gpu.chip} has no metric of this set: {first.name}: {first.why}"
         raise CounterError(CounterCode.INVALID_METRIC, reason)
-    return CounterPlan(metrics=tuple(known), left_out=tuple(left_out))
+    return CounterPlan(metrics=tuple(known), left_out=tuple(left_out.values()))
 
 
 def _all_of(cupti: NativeCupti, gpu: SampledGpu, names: Sequence[str]) -> tuple[CounterMetric, ...]:

@@ -51,6 +51,12 @@ def test_one_that_only_may_hold_counters_is_named_last(proc: Path) -> None:
     assert holder(BUS, proc) == "CUPTI's hardware counters (process 61)"
 
 
+def test_a_tool_is_named_rather_than_the_program_that_it_measures(proc: Path) -> None:
+    process(proc, 60, "ncu", ())
+    process(proc, 61, "train", (3,), "libnvperf_host.so")
+    assert holder(BUS, proc) == "Nsight Compute (process 60)"
+
+
 def test_our_own_process_is_not_the_holder(proc: Path) -> None:
     process(proc, os.getpid(), "kinetod-counters", (3,), "libnvperf_host.so")
     assert holder(BUS, proc) == UNKNOWN

@@ -293,6 +293,23 @@ def test_metrics_of_a_set_that_do_not_fit_or_exist_are_left_out_with_the_reason(
     assert [metric.label for metric in links.metrics] == ["PCIe read", "PCIe write", "GPU busy", "DRAM"]
 
 
+def test_where_a_chip_lacks_the_cheaper_of_two_metrics_the_other_one_is_taken(fake: FakePmSampling) -> None:
+    plan = fake.backend().plan(GPU, WantedCounters(set_name="overview"))
+    assert [metric.name for metric in plan.metrics if metric.label == "Tensor pipe"] == [
+        "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed"
+    ]
+    assert not plan.left_out
+
+
+def test_where_a_chip_has_both_metrics_the_cheaper_one_is_taken(fake: FakePmSampling) -> None:
+    fake.play("triage=1")
+    plan = fake.backend().plan(GPU, WantedCounters(set_name="tensor"))
+    assert [metric.label for metric in plan.metrics if metric.name.startswith("TPC.")] == [
+        "Tensor pipe", "Instructions", "FMA pipe",
+    ]  # fmt: skip
+    assert not plan.left_out
+
+
 @pytest.mark.parametrize(
     ("names", "reason"),
     [
