@@ -52,9 +52,11 @@ class Watched:
 
     def during(self, work: Callable[[], object]) -> dict[str, float]:
         """Shares and bytes per second while that was done again and again."""
-        work()
-        torch.cuda.synchronize()
-        before = self.now()
+        began, before = self.now(), self.now()
+        while seconds(before) - seconds(began) < LEAST_S:  # a sample may be that old, of what was done before
+            work()
+            torch.cuda.synchronize()
+            before = self.now()
         end = time.monotonic() + PHASE_S
         while time.monotonic() < end:
             work()
@@ -62,6 +64,12 @@ class Watched:
         rates = between(before.activity, self.now().activity)
         print(json.dumps({name: round(rate, 4) for name, rate in rates.items()}))
         return rates
+
+
+def seconds(gpu: GpuState) -> float:
+    """For how long its units have been observed."""
+    assert gpu.activity is not None
+    return gpu.activity.seconds
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +126,7 @@ def test_copies_from_the_host_are_what_the_gpu_receives(gpu: Watched) -> None:
 def test_a_profiler_in_the_process_sees_every_kernel_meanwhile(gpu: Watched) -> None:
     a = torch.ones(256, 256, device="cuda")
     before = gpu.now()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profiler:
         for _ in range(10):
             for _ in range(100):
                 a.add_(1)
