@@ -31,7 +31,8 @@ EXPECTED = {
 POINTS = 5.0
 # Shares of a core. CUPTI takes some 75 us for a sample of eight metrics, of which 22 us are for any one of the
 # multiprocessors' counters.
-MOST_COST = {"cost_1ms": 0.15, "cost_100us": 0.6}
+LOST_TO_NCU_MS = 5.0  # its attempt to begin may cost samples, which are told
+MOST_COST = {"cost_1ms": 0.15, "cost_100us": 0.8}
 
 
 async def measure(kills: int, seconds: float, backend: str) -> dict[str, Any]:
@@ -88,7 +89,7 @@ def _problems_beside_others(found: dict[str, Any]) -> list[str]:
     if found["kills"]["failed"]:
         wrong.append(f"{len(found['kills']['failed'])} starts after a kill failed")
     ncu = found["ncu"]
-    if ncu["before"] or ncu["after"] or not ncu["during"][0] or ncu["losses"]["lost_ms"]:
+    if ncu["before"] or ncu["after"] or not ncu["during"][0] or ncu["losses"]["lost_ms"] > LOST_TO_NCU_MS:
         wrong.append("ncu before, during or after")
     if "Nsight Compute" not in ncu["busy"]:
         wrong.append(f"while ncu measures: {ncu['busy'] or 'not refused'}")

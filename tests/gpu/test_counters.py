@@ -53,7 +53,8 @@ def test_a_killed_sampler_leaves_the_counters_to_the_next() -> None:
 def test_ncu_works_before_and_after_and_is_refused_meanwhile(tmp_path: Path) -> None:
     program = proof.build_kernels(tmp_path)
     found = asked(lambda client, uuid: proof.beside_ncu(client, uuid, program))
-    assert (found["before"], found["after"], found["losses"]["lost_ms"]) == (0, 0, 0)
+    assert (found["before"], found["after"]) == (0, 0)
+    assert found["losses"]["lost_ms"] < 5  # ncu's attempt to begin may cost a sample, which is told
     assert found["during"][0] != 0
     assert "Nsight Compute" in found["busy"]
     assert subprocess.run([str(program)], check=False).returncode == 0

@@ -52,7 +52,9 @@ class Watched:
 
     def during(self, work: Callable[[], object]) -> dict[str, float]:
         """Shares and bytes per second while that was done again and again."""
-        began, before = self.now(), self.now()
+        work()  # the first time takes longer
+        torch.cuda.synchronize()
+        began = before = self.now()
         while seconds(before) - seconds(began) < LEAST_S:  # a sample may be that old, of what was done before
             work()
             torch.cuda.synchronize()

@@ -76,9 +76,8 @@ class GpuWork:
         return await asyncio.to_thread(self._answer)
 
     def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
+        with self._process:  # closes its pipes and waits for its end
+            pass
 
 
 @contextlib.contextmanager
