@@ -25,8 +25,8 @@ class FakePmSampling:
         shutil.copy(built, self.library)
         (folder / "libcuda.so.1").symlink_to(self.library)
         # What a test's own process loads has no driver's name: the agent's tests would find it in that process.
-        self._driver = folder / "libfake_driver.so"
-        self._driver.symlink_to(self.library)
+        self.driver = folder / "libfake_driver.so"
+        self.driver.symlink_to(self.library)
         self._plan = folder / "plan"
         self._log = folder / "log"
         self.environ = {
@@ -57,7 +57,7 @@ class FakePmSampling:
 
     def backend(self, proc: Path = Path("/proc")) -> CuptiBackend:
         """A backend in this process, which must have `environ`."""
-        return CuptiBackend(str(self.library), cuda=str(self._driver), proc=proc)
+        return CuptiBackend(str(self.library), cuda=str(self.driver), proc=proc)
 
     def child(self) -> CountersChild:
         """A kinetod-counters, started when somebody connects; this process must have `environ`."""

@@ -26,7 +26,7 @@ def collectors(monkeypatch: pytest.MonkeyPatch) -> FakeCollectors:
 
 @pytest.fixture
 def backend(fake: FakePmSampling) -> CuptiPythonBackend:
-    return CuptiPythonBackend(str(fake.library), cuda=str(fake.folder / "libcuda.so.1"))
+    return CuptiPythonBackend(str(fake.library), cuda=str(fake.driver))
 
 
 class Run:
