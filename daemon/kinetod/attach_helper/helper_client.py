@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
-from kineto_protos import unix_peer
 
 from kinetod.attach.attach_types import Approval, AttachCode, Attached, AttachError
 from kinetod.attach.finding import Finding, Status
@@ -34,6 +33,7 @@ from kinetod.processes.accelerator_signs import OutsideSigns
 from kinetod.processes.identity import BOOT_TIME_NS, ProcessKey, start_time_ns
 from kinetod.processes.process_info import PrivateFacts
 from kinetod.profilers.profiler_scan import ProfilingTool
+from kinetod.supervise.helper_connection import connected
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,6 @@ DIAGNOSE_DEADLINE_S = 15.0
 KUBELET_DEADLINE_S = 5.0
 NAMESPACES_DEADLINE_S = 60.0  # each new one takes as long as a Python takes to start
 DEVICE_CODE_DEADLINE_S = 2.0  # some 10 ms are usual; a capture waits for it
-_QUEUE_PAUSE_S = 0.02
 _BRINGERS = messages.AttachReply | messages.Connected | messages.PollSockets | messages.TraceFileReply
 Said = TypeVar("Said", messages.Seen, messages.Found)
 
@@ -259,32 +258,16 @@ class _Conversation:
     def __init__(self, path: Path, deadline_s: float) -> None:
         self._path = path
         self._end = asyncio.get_running_loop().time() + deadline_s
-        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
 
     async def __aenter__(self) -> "_Conversation":
         try:
             async with asyncio.timeout_at(self._end):
-                await self._connect()
-            _pid, uid, _gid = unix_peer.credentials(self._sock)
-            if uid not in (0, os.geteuid()):
-                raise HelperUnreachable(f"the socket belongs to uid {uid}, neither root nor the daemon's own user")
-        except BaseException as exc:
-            self._sock.close()
-            if isinstance(exc, TimeoutError):
-                raise HelperUnreachable("it does not answer") from exc
-            if isinstance(exc, OSError):
-                raise HelperUnreachable(exc.strerror or str(exc)) from exc
-            raise
+                self._sock = await connected(self._path)
+        except TimeoutError as exc:
+            raise HelperUnreachable("it does not answer") from exc
+        except OSError as exc:
+            raise HelperUnreachable(exc.strerror or str(exc)) from exc
         return self
-
-    async def _connect(self) -> None:
-        """A Unix socket connects at once, or not at all while the other side's queue is full (EAGAIN)."""
-        while True:
-            try:
-                self._sock.connect(str(self._path))
-                return
-            except BlockingIOError:
-                await asyncio.sleep(_QUEUE_PAUSE_S)
 
     async def __aexit__(self, *_exc: object) -> None:
         self._sock.close()

@@ -42,11 +42,12 @@ from kinetod.attach_helper.request_log import RequestLog
 from kinetod.attach_helper.worker_queries import DEVICE_GRAPHS, LOOK, SEARCH, TOOLKIT
 from kinetod.base.policy_file import PolicyError
 from kinetod.base.safe_text import clean
+from kinetod.base.unix_sockets import send
 from kinetod.processes import credentials
 from kinetod.processes.credentials import Credentials
 from kinetod.processes.identity import ProcessKey, start_time_ns
 from kinetod.supervise.child import Crashed, TooLate
-from kinetod.supervise.helper_service import Connections, HelperCaller, HungUp, send
+from kinetod.supervise.helper_service import Connections, HelperCaller, HungUp
 
 log = logging.getLogger(__name__)
 

@@ -41,6 +41,23 @@ async def receive(sock: socket.socket, max_bytes: int, max_fds: int = 4) -> tupl
                 loop.remove_reader(sock)
 
 
+async def send(sock: socket.socket, packet: bytes, fds: list[int], deadline_s: float) -> None:
+    """Sends a packet with descriptors on a non-blocking socket. Raises OSError, TimeoutError."""
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(deadline_s):
+        while True:
+            try:
+                socket.send_fds(sock, [packet], fds, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+                return
+            except BlockingIOError:
+                writable = asyncio.Event()
+                loop.add_writer(sock, writable.set)
+                try:
+                    await writable.wait()
+                finally:
+                    loop.remove_writer(sock)
+
+
 def remove_stale_socket(path: Path) -> None:
     """Removes a socket that nobody has open. Raises StartError if somebody has, or if it is not a socket."""
     try:

@@ -3,18 +3,16 @@
 import asyncio
 import contextlib
 import logging
-import os
 import socket
 from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from kineto_protos import unix_peer
-
 from kinetod.counters.interface import CounterCode, CounterError
 from kinetod.supervise import child
 from kinetod.supervise.child import WarmChild
+from kinetod.supervise.helper_connection import connected
 
 log = logging.getLogger(__name__)
 
@@ -47,21 +45,13 @@ class CountersService:
 
     async def connect(self) -> socket.socket:
         """Connects."""
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
         try:
             async with asyncio.timeout(CONNECT_S):
-                await asyncio.get_running_loop().sock_connect(sock, str(self._path))
-            _pid, uid, _gid = unix_peer.credentials(sock)
-            if uid not in (0, os.geteuid()):
-                raise OSError(f"the socket belongs to uid {uid}, neither root nor the daemon's own user")
-        except BaseException as exc:
-            sock.close()
-            if not isinstance(exc, OSError):  # a TimeoutError is one
-                raise
+                return await connected(self._path)
+        except OSError as exc:  # a TimeoutError is one
             why = exc.strerror or str(exc) or "it does not answer"
             reason = f"kinetod-counters cannot be reached at {self._path}: {why}; is kinetod-counters.socket enabled?"
             raise CounterError(CounterCode.UNAVAILABLE, reason) from exc
-        return sock
 
     async def stop(self) -> None:
         """Does nothing: the service stays."""

@@ -19,12 +19,12 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from kinetod.base.safe_text import clean
-from kinetod.base.unix_sockets import receive
+from kinetod.base.unix_sockets import receive, send
 from kinetod.counters import messages
 from kinetod.counters.counter_holders import UNKNOWN, holder
 from kinetod.counters.interface import CounterBackend, CounterCode, CounterDevice, CounterError, WantedCounters
 from kinetod.counters.sampling_job import SamplingJob, in_own_thread
-from kinetod.supervise.helper_service import Connections, HelperCaller, HungUp, send
+from kinetod.supervise.helper_service import Connections, HelperCaller, HungUp
 
 log = logging.getLogger(__name__)
 

@@ -208,24 +208,3 @@ async def _until_done(connections: Connections, stop: asyncio.Event, idle_exit_s
         wait_s = min(period_s, max(idle_exit_s - connections.idle_s(), 0.05)) if idle_exit_s else period_s
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), wait_s)
-
-
-async def send(sock: socket.socket, packet: bytes, fds: list[int], deadline_s: float) -> None:
-    """Sends a packet with descriptors on a non-blocking socket. Raises OSError, TimeoutError."""
-    async with asyncio.timeout(deadline_s):
-        while True:
-            try:
-                socket.send_fds(sock, [packet], fds, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
-                return
-            except BlockingIOError:
-                await _writable(sock)
-
-
-async def _writable(sock: socket.socket) -> None:
-    loop = asyncio.get_running_loop()
-    ready = asyncio.Event()
-    loop.add_writer(sock, ready.set)
-    try:
-        await ready.wait()
-    finally:
-        loop.remove_writer(sock)

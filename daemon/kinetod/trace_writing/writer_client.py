@@ -7,20 +7,16 @@ Theory of operation
 
 import asyncio
 import os
-import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from kineto_protos import unix_peer
-
 from kinetod.base.safe_text import clean
-from kinetod.base.unix_sockets import receive
-from kinetod.supervise.helper_service import send
+from kinetod.base.unix_sockets import receive, send
+from kinetod.supervise.helper_connection import NotOurService, connected
 from kinetod.trace_writing import writer_messages as messages
 from kinetod.trace_writing.writer_messages import PlaceTraces
 
 START_GRACE_S = 20.0  # the first caller after a while waits for the service's start
-_CONNECT_AGAIN_S = 0.02
 ENABLE = "`systemctl enable --now kinetod-writer.socket`"
 LOOK = "`systemctl status kinetod-writer.socket kinetod-writer.service`"
 
@@ -48,15 +44,13 @@ class WriterClient:
         uid: None asks whether anything may be written there at all. deadline_s: beyond the time of the service's start.
         """
         asked = PlaceTraces(uid=uid, folder=str(folder), names=tuple(name for _fd, name in files))
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
-        with sock:
-            try:
-                async with asyncio.timeout(deadline_s + self._start_grace_s):
-                    packet = await self._said(sock, messages.encode(asked), [fd for fd, _name in files])
-            except TimeoutError as exc:
-                raise WriterUnreachable(f"the writer service does not answer at {self._path}", LOOK) from exc
-            except OSError as exc:
-                raise self._unreachable(exc) from exc
+        try:
+            async with asyncio.timeout(deadline_s + self._start_grace_s):
+                packet = await self._said(messages.encode(asked), [fd for fd, _name in files])
+        except TimeoutError as exc:
+            raise WriterUnreachable(f"the writer service does not answer at {self._path}", LOOK) from exc
+        except OSError as exc:
+            raise self._unreachable(exc) from exc
         try:
             problems = messages.answer(packet).problems
         except messages.BadWriterMessage as exc:
@@ -66,30 +60,21 @@ class WriterClient:
             problems = (problems[0] or "the writer service did not answer for each file",) * count
         return [clean(each, messages.MAX_PROBLEM_CHARS) for each in problems]
 
-    async def _said(self, sock: socket.socket, packet: bytes, fds: list[int]) -> bytes:
+    async def _said(self, packet: bytes, fds: list[int]) -> bytes:
         """Raises OSError, WriterUnreachable."""
-        await self._connect(sock)
-        _pid, uid, _gid = unix_peer.credentials(sock)
-        if uid not in (0, os.geteuid()):
-            raise WriterUnreachable(f"{self._path} belongs to uid {uid}, neither root nor the daemon's own user", LOOK)
-        await send(sock, packet, fds, self._start_grace_s)
-        said, unexpected = await receive(sock, messages.MAX_PACKET_BYTES + 1)
+        with await connected(self._path) as sock:
+            await send(sock, packet, fds, self._start_grace_s)
+            said, unexpected = await receive(sock, messages.MAX_PACKET_BYTES + 1)
         for fd in unexpected:
             os.close(fd)
         if not said:
             raise WriterUnreachable("the writer service hung up", LOOK)
         return said
 
-    async def _connect(self, sock: socket.socket) -> None:
-        """Waits while the service has more callers than it has accepted, of which asyncio would know nothing."""
-        while True:
-            try:
-                sock.connect(str(self._path))
-                return
-            except BlockingIOError:
-                await asyncio.sleep(_CONNECT_AGAIN_S)
-
     def _unreachable(self, error: OSError) -> WriterUnreachable:
+        if isinstance(error, NotOurService):
+            why = f"{self._path} belongs to uid {error.uid}, neither root nor the daemon's own user"
+            return WriterUnreachable(why, LOOK)
         if isinstance(error, FileNotFoundError | ConnectionRefusedError):
             return WriterUnreachable("the writer service, which could, is not enabled", f"enable it with {ENABLE}")
         if isinstance(error, PermissionError):

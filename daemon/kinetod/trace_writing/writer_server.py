@@ -25,9 +25,9 @@ from pathlib import PurePath
 from kinetod.base.fair_slots import FairSlots, payer
 from kinetod.base.policy_file import PolicyError
 from kinetod.base.safe_text import clean
-from kinetod.base.unix_sockets import receive
+from kinetod.base.unix_sockets import receive, send
 from kinetod.permissions.caller_limits import RequestRate
-from kinetod.supervise.helper_service import Connections, HelperCaller, HungUp, send
+from kinetod.supervise.helper_service import Connections, HelperCaller, HungUp
 from kinetod.trace_writing import writer_messages as messages
 from kinetod.trace_writing.writer_messages import PlaceTraces
 from kinetod.trace_writing.writer_policy import WriterPolicy, load
