@@ -10,8 +10,7 @@ Theory of operation
     end and helper come from one package, so that this happens only in the seconds of an upgrade.
 """
 
-import struct
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 
@@ -25,6 +24,7 @@ from kinetod.processes.telemetry_variables import (
     MAX_TRACE_PARENT_CHARS,
     MAX_VALUE_CHARS,
 )
+from kinetod.supervise.helper_packets import PacketFormat
 
 VERSION = 6
 MAX_REQUEST_BYTES = 16 << 10
@@ -36,10 +36,7 @@ MAX_SERVED = 2 * MAX_NAMESPACES  # those with a socket, and those without one th
 MAX_PLUGINS = 16
 MAX_SIGNS_BYTES = 8 << 10  # of all plug-ins together: the question fits into a packet
 MAX_DEADLINE_MS = 60_000
-_HEAD = struct.Struct("<4sH")
-_MAGIC = b"KATT"
 _MAX_PID = 1 << 22  # the kernel's own bound
-T = TypeVar("T")
 
 Pid = Annotated[int, msgspec.Meta(gt=0, le=_MAX_PID)]
 Nanoseconds = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
@@ -329,32 +326,21 @@ Answer = AttachReply | Connected | PollSockets | Facts | FolderAnswer | RefusedR
 
 _requests: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
 _answers: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
+_PACKETS = PacketFormat(
+    b"KATT", VERSION, BadMessage, "a packet that is not a message of the attach helper's protocol", WrongVersion
+)
 
 
 def encode(message: Request | Answer) -> bytes:
     """Encodes a message as one packet."""
-    return _HEAD.pack(_MAGIC, VERSION) + msgspec.json.encode(message)
+    return _PACKETS.encode(message)
 
 
 def request(packet: bytes) -> Request:
     """Decodes a caller's request. Raises BadMessage."""
-    return _decode(packet, _requests, MAX_REQUEST_BYTES)
+    return _PACKETS.decode(packet, _requests, MAX_REQUEST_BYTES)
 
 
 def answer(packet: bytes) -> Answer:
     """Decodes the service's answer. Raises BadMessage."""
-    return _decode(packet, _answers, MAX_ANSWER_BYTES)
-
-
-def _decode(packet: bytes, decoder: msgspec.json.Decoder[T], limit: int) -> T:
-    if len(packet) > limit:
-        raise BadMessage(f"a packet of more than {limit} bytes")
-    if len(packet) < _HEAD.size or packet[:4] != _MAGIC:
-        raise BadMessage("a packet that is not a message of the attach helper's protocol")
-    _, version = _HEAD.unpack_from(packet)
-    if version != VERSION:
-        raise WrongVersion(version)
-    try:
-        return decoder.decode(packet[_HEAD.size :])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise BadMessage(f"a message that cannot be decoded: {exc}") from exc
+    return _PACKETS.decode(packet, _answers, MAX_ANSWER_BYTES)

@@ -9,8 +9,7 @@ Theory of operation
     No message names a file: which library is loaded is decided where kinetod-counters is started.
 """
 
-import struct
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import msgspec
 
@@ -22,13 +21,11 @@ from kinetod.counters.interface import (
     CounterDevice,
     CounterPlan,
 )
+from kinetod.supervise.helper_packets import PacketFormat
 
 VERSION = 1
 MAX_REQUEST_BYTES = 16 << 10
 MAX_ANSWER_BYTES = 128 << 10  # a packet must fit into the socket's buffer, 208 KiB
-_HEAD = struct.Struct("<4sH")
-_MAGIC = b"KCTR"
-T = TypeVar("T")
 
 Uuid = Annotated[str, msgspec.Meta(max_length=64)]
 Short = Annotated[str, msgspec.Meta(max_length=128)]
@@ -124,33 +121,32 @@ _requests: msgspec.json.Decoder[CounterRequest] = msgspec.json.Decoder(CounterRe
 _answers: msgspec.json.Decoder[CounterAnswer] = msgspec.json.Decoder(CounterAnswer)
 
 
+def _other_version(theirs: int) -> BadCounterMessage:
+    return BadCounterMessage(
+        f"the other side speaks version {theirs} of the protocol of kinetod-counters, and this one {VERSION}; "
+        "restart both after an upgrade"
+    )
+
+
+_PACKETS = PacketFormat(
+    b"KCTR",
+    VERSION,
+    BadCounterMessage,
+    "a packet that is no message between kinetod and kinetod-counters",
+    _other_version,
+)
+
+
 def encode(message: CounterRequest | CounterAnswer) -> bytes:
     """Encodes a message as one packet."""
-    return _HEAD.pack(_MAGIC, VERSION) + msgspec.json.encode(message)
+    return _PACKETS.encode(message)
 
 
 def request(packet: bytes) -> CounterRequest:
     """Decodes the daemon's request. Raises BadCounterMessage."""
-    return _decode(packet, _requests, MAX_REQUEST_BYTES)
+    return _PACKETS.decode(packet, _requests, MAX_REQUEST_BYTES)
 
 
 def answer(packet: bytes) -> CounterAnswer:
     """Decodes the answer of kinetod-counters. Raises BadCounterMessage."""
-    return _decode(packet, _answers, MAX_ANSWER_BYTES)
-
-
-def _decode(packet: bytes, decoder: msgspec.json.Decoder[T], limit: int) -> T:
-    if len(packet) > limit:
-        raise BadCounterMessage(f"a packet of more than {limit} bytes")
-    if len(packet) < _HEAD.size or packet[:4] != _MAGIC:
-        raise BadCounterMessage("a packet that is no message between kinetod and kinetod-counters")
-    _, version = _HEAD.unpack_from(packet)
-    if version != VERSION:
-        raise BadCounterMessage(
-            f"the other side speaks version {version} of the protocol of kinetod-counters, and this one {VERSION}; "
-            "restart both after an upgrade"
-        )
-    try:
-        return decoder.decode(packet[_HEAD.size :])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise BadCounterMessage(f"a message that cannot be decoded: {exc}") from exc
+    return _PACKETS.decode(packet, _answers, MAX_ANSWER_BYTES)

@@ -5,20 +5,17 @@ Theory of operation
     There is one request, with one descriptor (SCM_RIGHTS) for each of its names, and it has one answer.
 """
 
-import struct
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import msgspec
 
+from kinetod.supervise.helper_packets import PacketFormat
 from kinetod.trace_writing.writing_process import FILES_AT_ONCE
 
 VERSION = 1
 MAX_PACKET_BYTES = 64 << 10
 MAX_PROBLEM_CHARS = 1000
 MAX_NAME_BYTES = 255
-_HEAD = struct.Struct("<4sH")
-_MAGIC = b"KWRI"
-T = TypeVar("T")
 
 Uid = Annotated[int, msgspec.Meta(ge=0, lt=(1 << 32) - 1)]
 FolderName = Annotated[str, msgspec.Meta(max_length=4096)]
@@ -49,30 +46,27 @@ class TracesPlaced(
     problems: Annotated[tuple[Problem, ...], msgspec.Meta(min_length=1, max_length=FILES_AT_ONCE)]
 
 
+def _other_version(theirs: int) -> BadWriterMessage:
+    return BadWriterMessage(f"it speaks version {theirs} of the writer's protocol, and this side version {VERSION}")
+
+
+_requests = msgspec.json.Decoder(PlaceTraces)
+_answers = msgspec.json.Decoder(TracesPlaced)
+_PACKETS = PacketFormat(
+    b"KWRI", VERSION, BadWriterMessage, "a packet that is not a message of the writer's protocol", _other_version
+)
+
+
 def encode(message: PlaceTraces | TracesPlaced) -> bytes:
     """Encodes a message as one packet."""
-    return _HEAD.pack(_MAGIC, VERSION) + msgspec.json.encode(message)
+    return _PACKETS.encode(message)
 
 
 def request(packet: bytes) -> PlaceTraces:
     """Decodes a caller's request. Raises BadWriterMessage."""
-    return _decode(packet, PlaceTraces)
+    return _PACKETS.decode(packet, _requests, MAX_PACKET_BYTES)
 
 
 def answer(packet: bytes) -> TracesPlaced:
     """Decodes the service's answer. Raises BadWriterMessage."""
-    return _decode(packet, TracesPlaced)
-
-
-def _decode(packet: bytes, form: type[T]) -> T:
-    if len(packet) > MAX_PACKET_BYTES:
-        raise BadWriterMessage(f"a packet of more than {MAX_PACKET_BYTES} bytes")
-    if len(packet) < _HEAD.size or packet[:4] != _MAGIC:
-        raise BadWriterMessage("a packet that is not a message of the writer's protocol")
-    _, version = _HEAD.unpack_from(packet)
-    if version != VERSION:
-        raise BadWriterMessage(f"it speaks version {version} of the writer's protocol, and this side version {VERSION}")
-    try:
-        return msgspec.json.decode(packet[_HEAD.size :], type=form)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise BadWriterMessage(f"a message that cannot be decoded: {exc}") from exc
+    return _PACKETS.decode(packet, _answers, MAX_PACKET_BYTES)
