@@ -13,6 +13,7 @@ from kineto_protos.options import Parsed
 
 from kinetod import __version__
 from kinetod.base import logs
+from kinetod.base.command_line import exit_status
 from kinetod.base.errors import StartError
 from kinetod.config.config_sources import ConfigError, LoadedConfig, Origin
 from kinetod.config.config_text import default_file, effective
@@ -119,12 +120,7 @@ def _show(loaded: LoadedConfig) -> int:
 def main() -> int:
     """Entry point; exit status 0 after a clean stop, 1 if the daemon cannot start, 2 for usage and configuration."""
     try:
-        return int(command.main(standalone_mode=False) or 0)
-    except click.ClickException as exc:
-        exc.show()
-        return exc.exit_code
-    except click.Abort:
-        return 130
+        return exit_status(command)
     except ConfigError as exc:
         for problem in exc.problems:
             _complain(str(problem))

@@ -6,17 +6,16 @@ import sys
 from pathlib import Path
 
 import click
-from kineto_protos.options import Parsed
-from kineto_protos.units import parse_duration_ns
 
 from kinetod import __version__
 from kinetod.attach_helper import allow_list as policies
 from kinetod.attach_helper.helper_server import AttachService
 from kinetod.base import logs
+from kinetod.base.command_line import exit_status
 from kinetod.base.errors import StartError
 from kinetod.base.policy_file import PolicyError
-from kinetod.config.addresses import checked_socket_path
-from kinetod.supervise.helper_service import own_socket, passed_socket, serve
+from kinetod.config.service_options import idle_exit_option, listening_socket, log_level_option, socket_option
+from kinetod.supervise.helper_service import serve
 
 log = logging.getLogger(__name__)
 
@@ -24,12 +23,7 @@ EXIT_CANNOT_START = 1
 
 
 @click.command(context_settings={"max_content_width": 100})
-@click.option(
-    "--socket",
-    "path",
-    type=Parsed("path", checked_socket_path),
-    help="Create this socket and listen on it if no service manager passes one.",
-)
+@socket_option
 @click.option("--for-group", is_flag=True, help="Also let this process's group connect to that socket.")
 @click.option(
     "--policy",
@@ -38,14 +32,8 @@ EXIT_CANNOT_START = 1
     show_default=True,
     help="Who may ask, and whose processes may be entered.",
 )
-@click.option(
-    "--idle-exit",
-    type=Parsed("duration", parse_duration_ns),
-    default="10min",
-    show_default=True,
-    help="Exit after this long without a caller if a service manager passed the socket; 0: never.",
-)
-@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info")
+@idle_exit_option()
+@log_level_option
 @click.version_option(__version__, prog_name="kinetod-attach")
 def command(path: Path | None, for_group: bool, policy: Path, idle_exit: int, log_level: str) -> int:
     """Bring kinetod's agent into processes, for a kinetod that has no rights to.
@@ -55,9 +43,7 @@ def command(path: Path | None, for_group: bool, policy: Path, idle_exit: int, lo
     """
     logs.configure(log_level)
     try:
-        listener = passed_socket() or (own_socket(path, for_group=for_group) if path is not None else None)
-        if listener is None:
-            raise StartError("no socket was passed (LISTEN_FDS); start kinetod-attach.socket, or give --socket")
+        listener = listening_socket(path, "kinetod-attach.socket", for_group=for_group)
         _say_policy(policy)
         service = AttachService(lambda: policies.load(policy))
         greeting = f"kinetod-attach {__version__} serves"
@@ -78,13 +64,7 @@ def _say_policy(path: Path) -> None:
 
 def main() -> int:
     """Entry point; exit status 0 after a clean stop, 1 if the service cannot start, 2 for usage errors."""
-    try:
-        return int(command.main(standalone_mode=False) or 0)
-    except click.ClickException as exc:
-        exc.show()
-        return exc.exit_code
-    except click.Abort:
-        return 130
+    return exit_status(command)
 
 
 if __name__ == "__main__":

@@ -12,17 +12,16 @@ from pathlib import Path
 from typing import NoReturn
 
 import click
-from kineto_protos.options import Parsed
-from kineto_protos.units import parse_duration_ns
 
 from kinetod import __version__
 from kinetod.base import logs
+from kinetod.base.command_line import exit_status
 from kinetod.base.errors import StartError
 from kinetod.base.unix_sockets import receive
-from kinetod.config.addresses import checked_socket_path
+from kinetod.config.service_options import idle_exit_option, listening_socket, log_level_option, socket_option
 from kinetod.counters.backends import BACKENDS, make_backend
 from kinetod.counters.sampler_server import SamplerService
-from kinetod.supervise.helper_service import own_socket, passed_socket, serve
+from kinetod.supervise.helper_service import serve
 
 log = logging.getLogger(__name__)
 
@@ -31,12 +30,7 @@ _LOOK_ROUND_S = 0.5
 
 
 @click.command(context_settings={"max_content_width": 100})
-@click.option(
-    "--socket",
-    "path",
-    type=Parsed("path", checked_socket_path),
-    help="Create this socket and listen on it if no service manager passes one.",
-)
+@socket_option
 @click.option(
     "--parent",
     is_flag=True,
@@ -68,14 +62,8 @@ _LOOK_ROUND_S = 0.5
     metavar="PID",
     help="Where neither is installed, this process's libcupti, if only root and the own user could change it.",
 )
-@click.option(
-    "--idle-exit",
-    type=Parsed("duration", parse_duration_ns),
-    default="10min",
-    show_default=True,
-    help="Exit after this long without a caller if a service manager passed the socket or with --parent; 0: never.",
-)
-@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info")
+@idle_exit_option("if a service manager passed the socket or with --parent")
+@log_level_option
 @click.version_option(__version__, prog_name="kinetod-counters")
 def command(
     path: Path | None,
@@ -101,9 +89,7 @@ def command(
         if parent:
             asyncio.run(_serve_parent(service, idle_exit / 1e9))
             _exit_at_once(0)
-        listener = passed_socket() or (own_socket(path, for_group=True) if path is not None else None)
-        if listener is None:
-            raise StartError("no socket was passed (LISTEN_FDS); start kinetod-counters.socket, or give --socket")
+        listener = listening_socket(path, "kinetod-counters.socket", for_group=True)
         greeting = f"kinetod-counters {__version__} serves"
         asyncio.run(serve(listener, service, greeting, idle_exit_s=0 if path is not None else idle_exit / 1e9))
         _exit_at_once(0)
@@ -161,13 +147,7 @@ def _exit_at_once(status: int) -> NoReturn:
 
 def main() -> int:
     """Entry point; exit status 0 after a clean stop, 1 if the service cannot start, 2 for usage errors."""
-    try:
-        return int(command.main(standalone_mode=False) or 0)
-    except click.ClickException as exc:
-        exc.show()
-        return exc.exit_code
-    except click.Abort:
-        return 130
+    return exit_status(command)
 
 
 if __name__ == "__main__":

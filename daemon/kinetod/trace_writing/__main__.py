@@ -7,15 +7,14 @@ import sys
 from pathlib import Path
 
 import click
-from kineto_protos.options import Parsed
-from kineto_protos.units import parse_duration_ns
 
 from kinetod import __version__
 from kinetod.base import logs
+from kinetod.base.command_line import exit_status
 from kinetod.base.errors import StartError
 from kinetod.base.policy_file import PolicyError
-from kinetod.config.addresses import checked_socket_path
-from kinetod.supervise.helper_service import own_socket, passed_socket, serve
+from kinetod.config.service_options import idle_exit_option, listening_socket, log_level_option, socket_option
+from kinetod.supervise.helper_service import serve
 from kinetod.trace_writing import writer_policy as policies
 from kinetod.trace_writing.writer_server import WriterService
 
@@ -25,12 +24,7 @@ EXIT_CANNOT_START = 1
 
 
 @click.command(context_settings={"max_content_width": 100})
-@click.option(
-    "--socket",
-    "path",
-    type=Parsed("path", checked_socket_path),
-    help="Create this socket and listen on it if no service manager passes one.",
-)
+@socket_option
 @click.option(
     "--policy",
     type=click.Path(path_type=Path),
@@ -38,14 +32,8 @@ EXIT_CANNOT_START = 1
     show_default=True,
     help="Who may ask, as whom is written, and below which folders.",
 )
-@click.option(
-    "--idle-exit",
-    type=Parsed("duration", parse_duration_ns),
-    default="10min",
-    show_default=True,
-    help="Exit after this long without a caller if a service manager passed the socket; 0: never.",
-)
-@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info")
+@idle_exit_option()
+@log_level_option
 @click.version_option(__version__, prog_name="kinetod-writer")
 def command(path: Path | None, policy: Path, idle_exit: int, log_level: str) -> int:
     """Write traces where clients of Dynolog asked for them, for a kinetod that cannot become their users.
@@ -56,9 +44,7 @@ def command(path: Path | None, policy: Path, idle_exit: int, log_level: str) -> 
     logs.configure(log_level)
     os.umask(0o077)
     try:
-        listener = passed_socket() or (own_socket(path) if path is not None else None)
-        if listener is None:
-            raise StartError("no socket was passed (LISTEN_FDS); start kinetod-writer.socket, or give --socket")
+        listener = listening_socket(path, "kinetod-writer.socket")
         try:
             if not policies.load(policy).roots:
                 log.warning("nothing is written until `roots` in %s names folders", policy)
@@ -75,13 +61,7 @@ def command(path: Path | None, policy: Path, idle_exit: int, log_level: str) -> 
 
 def main() -> int:
     """Entry point; exit status 0 after a clean stop, 1 if the service cannot start, 2 for usage errors."""
-    try:
-        return int(command.main(standalone_mode=False) or 0)
-    except click.ClickException as exc:
-        exc.show()
-        return exc.exit_code
-    except click.Abort:
-        return 130
+    return exit_status(command)
 
 
 if __name__ == "__main__":
