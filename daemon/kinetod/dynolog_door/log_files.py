@@ -26,6 +26,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.base.atomic_files import write_atomically
 from kineto_trace.store.output_formats import STORED_NAMES
 from kineto_trace.store.requested_names import LogFile
 
@@ -246,7 +247,7 @@ class LogFiles:
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
             path = self._folder / f"{promise.capture_id}.json"
-            path.write_text(json.dumps(asdict(promise)))
+            write_atomically(path, json.dumps(asdict(promise)).encode())
             if promise.capture_id not in self._promises:  # it was kept in the meantime
                 path.unlink(missing_ok=True)
         except OSError as exc:

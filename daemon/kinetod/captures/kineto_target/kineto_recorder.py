@@ -5,9 +5,6 @@ Theory of operation
     Such a file is awaited in the background and removed, until polls say that the profiler is free again, or the
     process ends; with the daemon's end that ends, too. One such poll does not suffice: a libkineto that has an earlier
     answer left in its socket reads the request only as the answer to a later poll.
-
-    What looks into the folders of processes may block if these lie on a file system of somebody else's. It has threads
-    of its own, so that no other part of the daemon waits for one that does not come back.
 """
 
 import asyncio
