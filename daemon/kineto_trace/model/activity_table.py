@@ -33,6 +33,7 @@ class ViewerRow(Enum):
     MEMORY = auto()  # on their thread, without duration
     FILE = auto()  # where the file has them; only in traces that were read from a file
     NONE = auto()  # nowhere: they have no time
+    COUNTER = auto()  # as a value over time, beside the streams of their GPU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,93 +15,24 @@ Theory of operation
 """
 
 from kineto_trace.model.activity_table import ActivityTable, Column, ViewerRow
-from kineto_trace.model.event_kinds import BOOL, F64, I32, I32X3, I64, SIGNED_U32, U16, U32, U64, Arg
+from kineto_trace.model.event_kinds import BOOL, I32, I32X3, I64, SIGNED_U32, U16, U32, U64, Arg
 from kineto_trace.model.line_counts import WAITS
+from kineto_trace.model.shared_columns import (
+    API,
+    API_ARGUMENTS,
+    EXTERNAL,
+    GPU,
+    GPU_ARGUMENTS,
+    OP,
+    OP_ARGUMENTS,
+    QUEUE,
+    TIMED,
+    UNKNOWN_NUMBER,
+)
 
 STEP_PREFIX = "ProfilerStep#"  # of the names of annotations around training steps
 STEP_NUMBER = "step_num"  # argument of an annotation: the number that the program gave its step (JAX)
 NO_PRIORITY = -(2**31)  # the kernel records of this CUPTI version have no priority
-_NAN = 0x7FF8 << 48
-_UNKNOWN = 0xFFFFFFFF  # missing among the arguments: formats/chrome/chrome_tables.py takes it from pid or tid
-
-# Columns and arguments that several tables share.
-_TIMED = (
-    Column("start", "int64", "Unix ns"),
-    Column("duration", "int64", "ns"),
-    Column("name", "int32", "its name", text=True),
-)
-_GPU = (
-    *_TIMED,
-    Column("device", "uint32", "device index as the process sees it"),
-    Column("context", "uint32", "CUPTI's context id"),
-    Column("stream", "uint32", "CUPTI's stream id"),
-    Column("correlation", "uint32", "joins with the runtime or driver call that caused it"),
-    Column("external_id", "int64", "id of the innermost op or annotation around that call; 0: none"),
-)
-_QUEUE = (
-    Column("graph_id", "uint32", "CUDA graph; 0: none"),
-    Column("graph_node_id", "uint64", "node of the graph; 0: none"),
-    Column("channel", "uint32", "hardware channel"),
-    Column("channel_type", "uint32", "0 invalid, 1 compute, 2 copy"),
-)
-_API = (
-    *_TIMED,
-    Column("thread", "uint32", "system thread id"),
-    Column("correlation", "uint32", "joins with the GPU activities that the call caused"),
-    Column("cbid", "uint32", "CUPTI's callback id of the function"),
-    Column("external_id", "int64", "id of the innermost op or annotation around it; 0: none"),
-)
-_OP = (
-    *_TIMED,
-    Column("thread", "uint32", "system thread id"),
-    Column("id", "int64", "id of this op, counted from 1; unique in the trace across both tables of ops"),
-    Column("sequence", "int64", "autograd's sequence number; -1: none"),
-    Column("torch_thread", "uint32", "torch's own number of the thread; 0: unknown"),
-    Column("forward_thread", "uint32", "backward ops: torch's number of the forward op's thread; 0: none"),
-    Column("scope", "uint8", "at::RecordScope: 0 function, 1 backward function, 7 user"),
-    Column("finished", "uint8", "0: it was still running when the recording ended"),
-    Column("inputs", "int32", "its inputs as Kineto's JSON arguments; -1: not recorded", text=True),
-)
-_EXTERNAL = (Arg("External id", "external_id", I64), Arg("external id", "external_id", I64))
-_GPU_ARGUMENTS = (
-    *_EXTERNAL,
-    Arg("device", "device", U32, _UNKNOWN),
-    Arg("context", "context", U32),
-    Arg("stream", "stream", U32, _UNKNOWN),
-    Arg("correlation", "correlation", U32),
-    Arg("graph id", "graph_id", U32),
-    Arg("graph node id", "graph_node_id", U64),
-    Arg("channel", "channel", U32),
-    Arg("channel_type", "channel_type", U32),
-    Arg("bytes", "bytes", U64),
-    Arg("memory bandwidth (GB/s)", "bandwidth", F64, _NAN),
-    Arg("Ev Idx", "event_index", I64),
-    Arg("appended", "appended", I64),  # this argument and those below are Intel's
-    Arg("submitted", "submitted", I64),
-    Arg("sycl_task_begin", "sycl_task_begin", I64),
-    Arg("sycl_enqk_begin", "sycl_enqk_begin", I64),
-    Arg("kernel_id", "kernel_id", I64),
-    Arg("sycl_node_id", "sycl_node_id", I64),
-    Arg("sycl_invocation_id", "sycl_invocation_id", I64),
-    Arg("memory opration id", "memory_operation_id", I64),  # Kineto's spelling
-)
-_API_ARGUMENTS = (
-    *_EXTERNAL,
-    Arg("cbid", "cbid", U32),
-    Arg("correlation", "correlation", U32),
-    Arg("external ts", "external_ts", I64),
-    Arg("cid", "cid", I64),  # AMD's
-    Arg("Ev Idx", "event_index", I64),
-)
-_OP_ARGUMENTS = (
-    *_EXTERNAL,
-    Arg("Record function id", "record_function_id", I64),
-    Arg("Sequence number", "sequence", I64, -1),
-    Arg("Fwd thread id", "forward_thread", U32),
-    Arg("Ev Idx", "event_index", I64),
-    Arg("finished", "finished", BOOL, 1),
-    Arg("Profiler Event Index", "event_index", I64),  # the same under an older name
-)
 
 TABLES = (
     ActivityTable(
@@ -109,7 +40,7 @@ TABLES = (
         row=ViewerRow.GPU,
         meaning="Kernels that ran on a GPU.",
         columns=(
-            *_GPU,
+            *GPU,
             Column("grid_x", "int32", "blocks"),
             Column("grid_y", "int32", "blocks"),
             Column("grid_z", "int32", "blocks"),
@@ -121,7 +52,7 @@ TABLES = (
             Column("dynamic_shared_memory", "int32", "bytes per block"),
             Column("queued", "uint64", "Unix ns when it entered the command buffer; 0: not collected"),
             Column("priority", "int32", "launch priority; NO_PRIORITY: not recorded"),
-            *_QUEUE,
+            *QUEUE,
             Column(
                 "hlo",
                 "int32",
@@ -131,7 +62,7 @@ TABLES = (
             ),
         ),
         arguments=(
-            *_GPU_ARGUMENTS,
+            *GPU_ARGUMENTS,
             Arg("queued", "queued", U64),
             Arg("registers per thread", "registers", U16),
             Arg("shared memory", "dynamic_shared_memory", I32),  # the sum of both kinds
@@ -146,7 +77,7 @@ TABLES = (
         row=ViewerRow.GPU,
         meaning="Copies on a GPU, between GPUs, or between host and GPU.",
         columns=(
-            *_GPU,
+            *GPU,
             Column("bytes", "uint64", "bytes copied"),
             Column("copy_kind", "uint8", "CUPTI's: 1 HtoD, 2 DtoH, 8 DtoD, 10 PtoP, …"),
             Column("src_kind", "uint8", "memory: 1 pageable, 2 pinned, 3 device, …"),
@@ -156,12 +87,12 @@ TABLES = (
             Column("src_context", "uint32", "context id"),
             Column("dst_device", "uint32", "device index"),
             Column("dst_context", "uint32", "context id"),
-            *_QUEUE,
+            *QUEUE,
         ),
         arguments=(
-            *_GPU_ARGUMENTS,
+            *GPU_ARGUMENTS,
             Arg("fromDevice", "src_device", U32),
-            Arg("inDevice", "device", U32, _UNKNOWN),
+            Arg("inDevice", "device", U32, UNKNOWN_NUMBER),
             Arg("toDevice", "dst_device", U32),
             Arg("fromContext", "src_context", U32),
             Arg("inContext", "context", U32),
@@ -174,28 +105,28 @@ TABLES = (
         row=ViewerRow.GPU,
         meaning="Memory fills on a GPU.",
         columns=(
-            *_GPU,
+            *GPU,
             Column("bytes", "uint64", "bytes set"),
             Column("memory_kind", "uint16", "memory: 1 pageable, 2 pinned, 3 device, …"),
-            *_QUEUE,
+            *QUEUE,
         ),
-        arguments=_GPU_ARGUMENTS,
+        arguments=GPU_ARGUMENTS,
         categories=("gpu_memset", "memset"),
     ),
     ActivityTable(
         name="cuda_runtime",
         row=ViewerRow.CALL,
         meaning="Calls of the CUDA runtime (or of another vendor's) on the host.",
-        columns=_API,
-        arguments=_API_ARGUMENTS,
+        columns=API,
+        arguments=API_ARGUMENTS,
         categories=("runtime", "*_runtime"),  # cuda_, hip_, xpu_, mtia_, glow_, privateuse1_, …
     ),
     ActivityTable(
         name="cuda_driver",
         row=ViewerRow.CALL,
         meaning="Calls of the CUDA driver on the host.",
-        columns=_API,
-        arguments=_API_ARGUMENTS,
+        columns=API,
+        arguments=API_ARGUMENTS,
         categories=("*_driver",),
     ),
     ActivityTable(
@@ -203,7 +134,7 @@ TABLES = (
         row=ViewerRow.SYNC,
         meaning="Synchronisation: waiting for events, streams and contexts.",
         columns=(
-            *_TIMED,
+            *TIMED,
             Column("type", "uint32", "1 event, 2 stream waits for event, 3 stream, 4 context"),
             Column("device", "int32", "device of the context; -1: no other record names that context"),
             Column("context", "uint32", "context id"),
@@ -214,7 +145,7 @@ TABLES = (
             Column("wait_on_correlation", "int64", "correlation of that record call; -1: unknown"),
         ),
         arguments=(
-            *_EXTERNAL,
+            *EXTERNAL,
             Arg("device", "device", I32, -1),
             Arg("context", "context", U32),
             Arg("stream", "stream", SIGNED_U32, -1),
@@ -230,16 +161,16 @@ TABLES = (
         name="cpu_op",
         row=ViewerRow.OPERATOR,
         meaning="PyTorch's operators on the host.",
-        columns=_OP,
-        arguments=_OP_ARGUMENTS,
+        columns=OP,
+        arguments=OP_ARGUMENTS,
         categories=("cpu_op", "operator"),
     ),
     ActivityTable(
         name="user_annotation",
         row=ViewerRow.OPERATOR,
         meaning="Ranges that the program marked on the host (record_function, ProfilerStep#N).",
-        columns=_OP,
-        arguments=_OP_ARGUMENTS,
+        columns=OP,
+        arguments=OP_ARGUMENTS,
         categories=("user_annotation",),
     ),
     ActivityTable(
@@ -288,15 +219,15 @@ TABLES = (
         row=ViewerRow.ANNOTATION,
         meaning="Where and when the GPU work of annotations ran.",
         columns=(
-            *_TIMED,
+            *TIMED,
             Column("device", "uint32", "device index"),
             Column("stream", "uint32", "CUPTI's stream id"),
             Column("external_id", "int64", "id of the user_annotation"),
         ),
         arguments=(
-            *_EXTERNAL,
-            Arg("device", "device", U32, _UNKNOWN),
-            Arg("stream", "stream", U32, _UNKNOWN),
+            *EXTERNAL,
+            Arg("device", "device", U32, UNKNOWN_NUMBER),
+            Arg("stream", "stream", U32, UNKNOWN_NUMBER),
             Arg("Ev Idx", "event_index", I64),
         ),
         categories=("gpu_user_annotation",),
@@ -306,7 +237,7 @@ TABLES = (
         row=ViewerRow.MEMORY,
         meaning="Allocations and frees of memory.",
         columns=(
-            *_TIMED,
+            *TIMED,
             Column("thread", "uint32", "system thread id; 0: unknown"),
             Column("bytes", "int64", "allocated; negative: freed"),
             Column("address", "uint64", "of the block"),
@@ -334,7 +265,7 @@ TABLES = (
         name="overhead",
         row=ViewerRow.OVERHEAD,
         meaning="The profiler's own work.",
-        columns=(*_TIMED, Column("kind", "uint32", "CUPTI's overhead kind")),
+        columns=(*TIMED, Column("kind", "uint32", "CUPTI's overhead kind")),
         arguments=(Arg("External id", "external_id", I64), Arg("Ev Idx", "event_index", I64)),
         categories=("overhead",),
     ),
@@ -343,7 +274,7 @@ TABLES = (
         row=ViewerRow.FILE,
         meaning="Ends of arrows between events, of traces read from files.",
         columns=(
-            *_TIMED,
+            *TIMED,
             Column("thread", "uint32", "system thread id of this end; GPU rows: number of the stream"),
             Column("category", "int32", "ac2g, fwdbwd, …", text=True),
             Column("phase", "uint8", "as ASCII: s start, t step, f end"),
@@ -356,13 +287,13 @@ TABLES = (
         row=ViewerRow.FILE,
         meaning="Events of files that no other table holds: metadata, counters, instants, foreign categories.",
         columns=(
-            *_TIMED,
+            *TIMED,
             Column("thread", "uint32", "thread as in the table flow"),
             Column("category", "int32", "the category in the file; -1: none", text=True),
             Column("phase", "uint8", "as ASCII: X complete, i instant, C counter, M metadata, …"),
         ),
         arguments=(
-            *_EXTERNAL,
+            *EXTERNAL,
             Arg("device", "device", I64, -1),
             Arg("context", "context", I64),
             Arg("stream", "stream", I64, -1),
@@ -378,11 +309,24 @@ TABLES = (
         ),
     ),
     ActivityTable(
+        name="counter",
+        row=ViewerRow.COUNTER,
+        meaning="Samples of hardware counters. A value is that of the whole GPU, over the time of its sample.",
+        columns=(
+            *TIMED[:2],
+            Column("name", "int32", "what is measured, in the same words for every vendor: DRAM", text=True),
+            Column("device", "uint32", "device index as the process sees it"),
+            Column("metric", "int32", "the vendor's name of what is measured", text=True),
+            Column("unit", "int32", "%, B/s, Hz, W or the vendor's word; -1: none", text=True),
+            Column("value", "float64", "NaN: the sample has none"),
+        ),
+    ),
+    ActivityTable(
         name="python_function",
         row=ViewerRow.PYTHON,
         meaning="Python functions and calls of nn.Module on the host, recorded or sampled.",
         columns=(
-            *_TIMED,
+            *TIMED,
             Column("thread", "uint32", "system thread id"),
             Column("depth", "int32", "0: outermost frame"),
             Column("parent", "int32", "row of the calling frame's slice; NO_ROW: none"),

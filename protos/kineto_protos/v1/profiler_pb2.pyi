@@ -264,7 +264,7 @@ class Options(_message.Message):
     def __init__(self, record_shapes: bool = ..., with_stack: bool = ..., with_modules: bool = ..., with_flops: bool = ..., profile_memory: bool = ..., stack_sample_hz: _Optional[int] = ..., stack_trace: bool = ..., wait_for_user_profiler: bool = ..., execution_trace: bool = ...) -> None: ...
 
 class CaptureSpec(_message.Message):
-    __slots__ = ("selector", "duration_ns", "iterations", "warmup_ns", "start_time_ns", "activity_types", "options", "buffer_limit_bytes", "formats", "labels", "no_attach", "keep_agent_ns", "or_duration_ns", "arm_ns", "recorder")
+    __slots__ = ("selector", "duration_ns", "iterations", "warmup_ns", "start_time_ns", "activity_types", "options", "buffer_limit_bytes", "formats", "labels", "no_attach", "keep_agent_ns", "or_duration_ns", "arm_ns", "recorder", "counters")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -287,6 +287,7 @@ class CaptureSpec(_message.Message):
     OR_DURATION_NS_FIELD_NUMBER: _ClassVar[int]
     ARM_NS_FIELD_NUMBER: _ClassVar[int]
     RECORDER_FIELD_NUMBER: _ClassVar[int]
+    COUNTERS_FIELD_NUMBER: _ClassVar[int]
     selector: Selector
     duration_ns: int
     iterations: IterationWindow
@@ -302,7 +303,8 @@ class CaptureSpec(_message.Message):
     or_duration_ns: int
     arm_ns: int
     recorder: Recorder
-    def __init__(self, selector: _Optional[_Union[Selector, _Mapping]] = ..., duration_ns: _Optional[int] = ..., iterations: _Optional[_Union[IterationWindow, _Mapping]] = ..., warmup_ns: _Optional[int] = ..., start_time_ns: _Optional[int] = ..., activity_types: _Optional[_Iterable[str]] = ..., options: _Optional[_Union[Options, _Mapping]] = ..., buffer_limit_bytes: _Optional[int] = ..., formats: _Optional[_Iterable[str]] = ..., labels: _Optional[_Mapping[str, str]] = ..., no_attach: bool = ..., keep_agent_ns: _Optional[int] = ..., or_duration_ns: _Optional[int] = ..., arm_ns: _Optional[int] = ..., recorder: _Optional[_Union[Recorder, str]] = ...) -> None: ...
+    counters: CounterRequest
+    def __init__(self, selector: _Optional[_Union[Selector, _Mapping]] = ..., duration_ns: _Optional[int] = ..., iterations: _Optional[_Union[IterationWindow, _Mapping]] = ..., warmup_ns: _Optional[int] = ..., start_time_ns: _Optional[int] = ..., activity_types: _Optional[_Iterable[str]] = ..., options: _Optional[_Union[Options, _Mapping]] = ..., buffer_limit_bytes: _Optional[int] = ..., formats: _Optional[_Iterable[str]] = ..., labels: _Optional[_Mapping[str, str]] = ..., no_attach: bool = ..., keep_agent_ns: _Optional[int] = ..., or_duration_ns: _Optional[int] = ..., arm_ns: _Optional[int] = ..., recorder: _Optional[_Union[Recorder, str]] = ..., counters: _Optional[_Union[CounterRequest, _Mapping]] = ...) -> None: ...
 
 class CreateCaptureRequest(_message.Message):
     __slots__ = ("spec", "idempotency_key")
@@ -534,7 +536,7 @@ class Target(_message.Message):
     def __init__(self, pid: _Optional[int] = ..., start_time_ns: _Optional[int] = ..., process: _Optional[_Union[Process, _Mapping]] = ..., state: _Optional[_Union[TargetState, str]] = ..., verdict: _Optional[_Union[Verdict, str]] = ..., reason_code: _Optional[str] = ..., reason: _Optional[str] = ..., counts: _Optional[_Iterable[_Union[SourceCounts, _Mapping]]] = ..., overhead: _Optional[_Union[Overhead, _Mapping]] = ..., files: _Optional[_Iterable[_Union[TraceFile, _Mapping]]] = ..., summary: _Optional[_Union[Summary, _Mapping]] = ..., state_since_ns: _Optional[int] = ..., warnings: _Optional[_Iterable[str]] = ..., requested_ns: _Optional[int] = ..., collecting_ns: _Optional[int] = ..., collected_ns: _Optional[int] = ..., stored_ns: _Optional[int] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., recorder: _Optional[_Union[Recorder, str]] = ...) -> None: ...
 
 class Capture(_message.Message):
-    __slots__ = ("id", "spec", "status", "targets", "created_ns", "ended_ns", "host", "pinned", "owner_uid", "local_bytes", "upload", "armed_until_ns", "clock")
+    __slots__ = ("id", "spec", "status", "targets", "created_ns", "ended_ns", "host", "pinned", "owner_uid", "local_bytes", "upload", "armed_until_ns", "clock", "counters")
     ID_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
@@ -548,6 +550,7 @@ class Capture(_message.Message):
     UPLOAD_FIELD_NUMBER: _ClassVar[int]
     ARMED_UNTIL_NS_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
+    COUNTERS_FIELD_NUMBER: _ClassVar[int]
     id: str
     spec: CaptureSpec
     status: CaptureStatus
@@ -561,7 +564,8 @@ class Capture(_message.Message):
     upload: Upload
     armed_until_ns: int
     clock: ClockOffset
-    def __init__(self, id: _Optional[str] = ..., spec: _Optional[_Union[CaptureSpec, _Mapping]] = ..., status: _Optional[_Union[CaptureStatus, str]] = ..., targets: _Optional[_Iterable[_Union[Target, _Mapping]]] = ..., created_ns: _Optional[int] = ..., ended_ns: _Optional[int] = ..., host: _Optional[str] = ..., pinned: bool = ..., owner_uid: _Optional[int] = ..., local_bytes: _Optional[int] = ..., upload: _Optional[_Union[Upload, _Mapping]] = ..., armed_until_ns: _Optional[int] = ..., clock: _Optional[_Union[ClockOffset, _Mapping]] = ...) -> None: ...
+    counters: _containers.RepeatedCompositeFieldContainer[RecordedCounters]
+    def __init__(self, id: _Optional[str] = ..., spec: _Optional[_Union[CaptureSpec, _Mapping]] = ..., status: _Optional[_Union[CaptureStatus, str]] = ..., targets: _Optional[_Iterable[_Union[Target, _Mapping]]] = ..., created_ns: _Optional[int] = ..., ended_ns: _Optional[int] = ..., host: _Optional[str] = ..., pinned: bool = ..., owner_uid: _Optional[int] = ..., local_bytes: _Optional[int] = ..., upload: _Optional[_Union[Upload, _Mapping]] = ..., armed_until_ns: _Optional[int] = ..., clock: _Optional[_Union[ClockOffset, _Mapping]] = ..., counters: _Optional[_Iterable[_Union[RecordedCounters, _Mapping]]] = ...) -> None: ...
 
 class Upload(_message.Message):
     __slots__ = ("state", "url", "bytes", "total_bytes", "failures", "error", "next_try_ns", "uploaded_ns", "manifest_sha256")
@@ -1040,6 +1044,42 @@ class GpuCounters(_message.Message):
     reason_code: str
     reason: str
     def __init__(self, gpu: _Optional[int] = ..., uuid: _Optional[str] = ..., start_ns: _Optional[int] = ..., end_ns: _Optional[int] = ..., samples: _Optional[int] = ..., metrics: _Optional[_Iterable[_Union[CounterMetric, _Mapping]]] = ..., means: _Optional[_Iterable[float]] = ..., maxima: _Optional[_Iterable[float]] = ..., left_out: _Optional[_Iterable[_Union[LeftOutMetric, _Mapping]]] = ..., lost_ns: _Optional[int] = ..., dropped_samples: _Optional[int] = ..., reason_code: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class CounterRequest(_message.Message):
+    __slots__ = ("set", "metrics", "interval_ns")
+    SET_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    INTERVAL_NS_FIELD_NUMBER: _ClassVar[int]
+    set: str
+    metrics: _containers.RepeatedScalarFieldContainer[str]
+    interval_ns: int
+    def __init__(self, set: _Optional[str] = ..., metrics: _Optional[_Iterable[str]] = ..., interval_ns: _Optional[int] = ...) -> None: ...
+
+class RecordedCounters(_message.Message):
+    __slots__ = ("gpu", "metrics", "left_out", "samples", "gaps", "lost_ns", "dropped_samples", "reason_code", "reason", "start_ns", "end_ns")
+    GPU_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    GAPS_FIELD_NUMBER: _ClassVar[int]
+    LOST_NS_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    REASON_CODE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    START_NS_FIELD_NUMBER: _ClassVar[int]
+    END_NS_FIELD_NUMBER: _ClassVar[int]
+    gpu: Gpu
+    metrics: _containers.RepeatedCompositeFieldContainer[CounterMetric]
+    left_out: _containers.RepeatedCompositeFieldContainer[LeftOutMetric]
+    samples: int
+    gaps: int
+    lost_ns: int
+    dropped_samples: int
+    reason_code: str
+    reason: str
+    start_ns: int
+    end_ns: int
+    def __init__(self, gpu: _Optional[_Union[Gpu, _Mapping]] = ..., metrics: _Optional[_Iterable[_Union[CounterMetric, _Mapping]]] = ..., left_out: _Optional[_Iterable[_Union[LeftOutMetric, _Mapping]]] = ..., samples: _Optional[int] = ..., gaps: _Optional[int] = ..., lost_ns: _Optional[int] = ..., dropped_samples: _Optional[int] = ..., reason_code: _Optional[str] = ..., reason: _Optional[str] = ..., start_ns: _Optional[int] = ..., end_ns: _Optional[int] = ...) -> None: ...
 
 class Check(_message.Message):
     __slots__ = ("name", "status", "detail", "advice")
