@@ -128,7 +128,7 @@ def longest_ns(request: wire.Start, config: Config) -> int:
     """How long it may take from the poll that brings the request until the file begins to grow."""
     if request.iterations is not None:
         return config.max_duration_ns
-    return START_DELAY_NS + request.warmup_ns + (request.duration_ns or 0) + config.agent_deadline_ns
+    return START_DELAY_NS + request.warmup_ns + (request.duration_ns or 0) + config.process_deadline_ns
 
 
 class OnDemandTrace:
