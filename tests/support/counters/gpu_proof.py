@@ -143,7 +143,7 @@ async def phases(client: CounterClient, uuid: str, work: GpuWork, seconds: float
     return found
 
 
-def _losses(result: RecordedCounters) -> dict[str, Any]:
+def _losses(result: RecordedGpu) -> dict[str, Any]:
     each = result.losses
     return {
         "rows": each.rows, "gaps": each.gaps, "lost_ms": each.lost_ns / MS, "dropped": each.dropped_rows,

@@ -30,8 +30,9 @@ _UUIDS = {1: "GPU-%s", 2: "MIG-%s"}  # by device_facts.uuid_of, as NVML prints t
 
 
 def describe(ask: Callable[[int, bytes], bytes]) -> Dict[str, Any]:
-    """`devices` (as Kineto's deviceProperties, and the `uuid` of each), `cuda_driver_version`, `cuda_runtime_version`; only what is known.
+    """`devices`, `cuda_driver_version`, `cuda_runtime_version`; only what is known.
 
+    A device is as in Kineto's deviceProperties, with its `uuid` as NVML prints it.
     ask: returns FACTS of a device, given its index and the wanted attributes; b"" if they are unknown.
     """
     found: Dict[str, Any] = {"devices": []}
