@@ -25,6 +25,7 @@ from kineto_trace.spool.kineto_file import OnDemandRequest
 
 from kinetod.attach.attach_types import Approval
 from kinetod.base.errors import KinetodError, VerdictReason
+from kinetod.captures.counters.capture_counters import TargetSampling
 from kinetod.captures.kineto_target.config_text import TraceDestination, kineto_text
 from kinetod.captures.kineto_target.kineto_recorder import FreePolls, KinetoRecorder, is_alive
 from kinetod.captures.kineto_target.kineto_result import Fetch, store_kineto_file
@@ -90,6 +91,7 @@ class KinetoRun:
         approval: Approval,
         on_change: Callable[[], None],
         check_share: Callable[[], None] = lambda: None,
+        counters: TargetSampling | None = None,
     ) -> None:
         self.target = target
         self.garbage: Path | None = None
@@ -105,6 +107,7 @@ class KinetoRun:
         self._approval = approval
         self._on_change = on_change
         self._check_share = check_share
+        self._counters = counters  # None: no hardware counters were asked for
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
         self._trace = OnDemandTrace(target.pid, start, self._config)
@@ -173,11 +176,15 @@ class KinetoRun:
             self._withdraw()
             self._recorder.free(self._process.key, self._capture_id)
             self._leave_folder()
+            if self._counters is not None:
+                self._counters.release()
         self._handle(VerdictGiven())
 
     async def _run(self) -> None:
         self._handle(OfferReady(await self._prepare()))
         ending = await self._record()
+        if self._counters is not None and ending == DONE:  # when the window was, only the file tells
+            self.target.warnings.extend(await self._counters.collected(0, time.time_ns()))
         if ending == DONE and self._folder is not None and self._asked is not None:
             self._recorder.finished(self._process.key)
             self._handle(DecodingBegun())
