@@ -316,9 +316,9 @@ TABLES = (
             *TIMED[:2],
             Column("name", "int32", "what is measured, in the same words for every vendor: DRAM", text=True),
             Column("device", "uint32", "device index as the process sees it"),
-            Column("metric", "int32", "the vendor's name of what is measured", text=True),
+            Column("metric", "int32", "the vendor's name of what is measured; -1: unknown", text=True),
             Column("unit", "int32", "%, B/s, Hz, W or the vendor's word; -1: none", text=True),
-            Column("value", "float64", "NaN: the sample has none"),
+            Column("value", "float64", "mean over the sample, as precise as a float32; NaN: the sample has none"),
         ),
     ),
     ActivityTable(
