@@ -52,7 +52,7 @@ DELTA_COLUMNS = frozenset(
     | {"id", "external_id", "sequence", "op", "address", "total_allocated"}
     | {f"{ORIGIN_PREFIX}{n}" for n in ("place", "event_index", "python_id", "python_parent_id")}
 )
-# Columns of measured values, which seldom repeat: their bytes are stored by significance. Those of a float32 are half 0.
+# Columns of measured values, which seldom repeat: their bytes are stored by significance, and half of them are 0.
 SPLIT_COLUMNS = frozenset({"value"})
 # What a column is that an older version did not store; others are 0.
 _ABSENT: Mapping[str, int] = {
