@@ -1,6 +1,13 @@
 """All views: importing this module registers them."""
 
 from kineto_trace.analysis.causes import cause_views, rank_cause_views  # noqa: F401
+from kineto_trace.analysis.counters import (  # noqa: F401
+    clock_views,
+    counter_views,
+    link_views,
+    roofline_views,
+    step_counter_views,
+)
 from kineto_trace.analysis.critical_path import critical_path_views  # noqa: F401
 from kineto_trace.analysis.diff import diff_views, event_diff_views  # noqa: F401
 from kineto_trace.analysis.distributed import (  # noqa: F401
@@ -31,12 +38,7 @@ from kineto_trace.analysis.host_time import (  # noqa: F401
 )
 from kineto_trace.analysis.idle import idle_cause_views, idle_views  # noqa: F401
 from kineto_trace.analysis.kernels import (  # noqa: F401
-    counter_views,
-    graph_views,
-    hlo_views,
-    kernel_sequence_views,
-    kernel_views,
-    precision_views,
+    counter_views as profiled_range_views,
 )
 from kineto_trace.analysis.launches import launch_views, op_delay_views, queue_views  # noqa: F401
 from kineto_trace.analysis.memory import (  # noqa: F401

@@ -222,8 +222,3 @@ def _width(error: float, scale: float, percent: float) -> str:
         return ""
     shown = f"{error:.3g} points" if percent else f"{100 * error / max(scale, 1e-300):.3g} % of the largest sample"
     return f"not enough evidence: ± {shown}" if np.isfinite(error) else "not enough evidence: others tell it as well"
-
-
-def kernel_counters(context: Context) -> tuple[DeviceCounters, ...]:
-    """Returns the counters of kernels, copies and fills by name: groups are numbers of strings."""
-    return attribute(context, Grouping(context.get(gpu).name.astype(np.int64), context.trace.strings))
