@@ -3,7 +3,7 @@
 from kineto_trace.analysis.causes import cause_views, rank_cause_views  # noqa: F401
 from kineto_trace.analysis.counters import (  # noqa: F401
     clock_views,
-    counter_views,
+    hardware_counter_views,
     link_views,
     roofline_views,
     step_counter_views,
@@ -38,7 +38,12 @@ from kineto_trace.analysis.host_time import (  # noqa: F401
 )
 from kineto_trace.analysis.idle import idle_cause_views, idle_views  # noqa: F401
 from kineto_trace.analysis.kernels import (  # noqa: F401
-    counter_views as profiled_range_views,
+    counter_views,
+    graph_views,
+    hlo_views,
+    kernel_sequence_views,
+    kernel_views,
+    precision_views,
 )
 from kineto_trace.analysis.launches import launch_views, op_delay_views, queue_views  # noqa: F401
 from kineto_trace.analysis.memory import (  # noqa: F401

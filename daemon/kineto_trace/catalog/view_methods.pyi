@@ -303,6 +303,22 @@ class Views:
         Columns: rank, bound_by, time_us, share_pct, edges.
         """
 
+    def cuda_graphs(
+        self,
+        sources: Sources,
+        *,
+        executor: Executor | None = None,
+    ) -> Result:
+        """The CUDA graphs that were launched, those with the most GPU time first.
+
+        A launch runs everything that was captured into the graph, with one call. Launches of one graph from different
+        operators are different rows. A graph is known by its id; traces without such ids are grouped by what ran. The view
+        `graph_operators` has the operators that captured its work.
+
+        Columns: rank, graph, device, launched_by, launches, kernels, copies_and_fills, call_us, gpu_us, span_us,
+        total_us, share_pct, top_kernel, operators, operators_pct.
+        """
+
     def data_loading(
         self,
         sources: Sources,
@@ -843,6 +859,36 @@ class Views:
         compat=plugin: the same figures apart from the precision of the times.
 
         Columns: rank, device, start_ns, duration_us, utilization_pct.
+        """
+
+    def graph_operators(
+        self,
+        sources: Sources,
+        *,
+        executor: Executor | None = None,
+    ) -> Result:
+        """What the operators in CUDA graphs cost, those with the most GPU time first.
+
+        A replay runs no operator: these are the operators that ran when the graph was captured, while the agent was in the
+        process. Graphs whose capture it did not see are missing, with a note.
+
+        Columns: rank, graph, operator, path, input_shape, calls, launches, kernels, copies_and_fills, gpu_us, total_us,
+        share_pct, top_kernel.
+        """
+
+    def hlo_ops(
+        self,
+        sources: Sources,
+        *,
+        executor: Executor | None = None,
+    ) -> Result:
+        """What each HLO instruction of a JAX program cost, those with the most time first.
+
+        On a CPU they are recorded by XLA itself. On NVIDIA's GPUs the kernels of the trace are compared with the modules
+        that the program has compiled: a kernel that may have run several instructions has only what they have in common.
+        Operations of the CPU contain each other, loops for example contain what they run.
+
+        Columns: rank, hlo_op, hlo_module, op_name, source, where, runs, total_us, mean_us, max_us, share_pct.
         """
 
     def hot_lines(

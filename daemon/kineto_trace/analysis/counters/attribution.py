@@ -22,8 +22,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.analysis.counters.counter_tracks import PERCENT, CounterTrack, counter_tracks, tracks_of
 from kineto_trace.analysis.counters.device_tiles import DeviceTiles, Runs, device_tiles, pieces_of
+from kineto_trace.analysis.counters.sampled_counters import PERCENT, SampledCounter, sampled_counters, tracks_of
 from kineto_trace.analysis.counters.share_fit import Observed, ShareFit, fit
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import GPU_TABLES
@@ -69,7 +69,7 @@ class DeviceCounters:
     """
 
     device: int
-    tracks: tuple[CounterTrack, ...]
+    tracks: tuple[SampledCounter, ...]
     group: Ints
     total_ns: Ints
     shared_pct: Floats
@@ -92,12 +92,12 @@ class DeviceCounters:
 
 def attribute(context: Context, grouping: Grouping) -> tuple[DeviceCounters, ...]:
     """Returns the counters of each group on each GPU that has samples and ran any of them."""
-    devices = sorted({track.device for track in context.get(counter_tracks)})
+    devices = sorted({track.device for track in context.get(sampled_counters)})
     found = [_of_device(context, grouping, device) for device in devices]
     return tuple(each for each in found if len(each.group))
 
 
-def usable(context: Context, track: CounterTrack) -> npt.NDArray[np.bool_]:
+def usable(context: Context, track: SampledCounter) -> npt.NDArray[np.bool_]:
     """Tells for each sample whether all that the GPU did meanwhile is in the trace."""
     trace = context.trace
     inside: npt.NDArray[np.bool_] = (track.start >= trace.window_start_ns) & (track.end <= trace.window_end_ns)
@@ -135,7 +135,7 @@ def _of_device(context: Context, grouping: Grouping, device: int) -> DeviceCount
     return found
 
 
-def _grids(tracks: Sequence[CounterTrack]) -> list[list[int]]:
+def _grids(tracks: Sequence[SampledCounter]) -> list[list[int]]:
     """Places of counters whose samples have the same times."""
     found: dict[tuple[bytes, bytes], list[int]] = {}
     for place, track in enumerate(tracks):
@@ -210,9 +210,9 @@ def _evidence(solved: ShareFit, at: int, alone: float) -> str:
 def _partner(solved: ShareFit, column: int, tiles: DeviceTiles, names: Sequence[str]) -> str:
     """Says with what a group is collinear, if that is one other group or idle time."""
     other = int(solved.partner[column])
-    if other == column or other > len(tiles.groups):
+    if other == column or (other >= len(tiles.groups) and other != tiles.idle):
         return ""
-    name = "idle time" if other == len(tiles.groups) else names[int(tiles.groups[other])]
+    name = "idle time" if other == tiles.idle else names[int(tiles.groups[other])]
     return f"not enough evidence: samples do not tell it from {name}"
 
 

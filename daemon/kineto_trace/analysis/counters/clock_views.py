@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.analysis.counters.counter_tracks import (
+from kineto_trace.analysis.counters.hardware_counter_views import as_columns
+from kineto_trace.analysis.counters.sampled_counters import (
     GPC_CLOCK,
     MEMORY_CLOCK,
     NO_COUNTERS,
@@ -14,13 +15,12 @@ from kineto_trace.analysis.counters.counter_tracks import (
     SM_CLOCK,
     TEMPERATURE,
     THROTTLED,
-    CounterTrack,
-    counter_tracks,
+    SampledCounter,
     interval_means,
     left_out_note,
+    sampled_counters,
     tracks_of,
 )
-from kineto_trace.analysis.counters.counter_views import as_columns
 from kineto_trace.analysis.counters.step_counter_views import gpu_steps
 from kineto_trace.arrays.intervals import Union, intersection, union
 from kineto_trace.model.context import Context
@@ -52,7 +52,7 @@ def throttling(context: Context, device: int) -> tuple[Throttling, ...]:
     )
 
 
-def _spans(track: CounterTrack, low: int, high: int) -> Union:
+def _spans(track: SampledCounter, low: int, high: int) -> Union:
     on = (track.value > 0) & (track.end > low) & (track.start < high)
     start, end = np.maximum(track.start[on], low), np.minimum(track.end[on], high)
     if not len(start):
@@ -68,13 +68,13 @@ def throttled(context: Context, device: int) -> Union:
     return union(*(np.concatenate([empty, *(spans[side] for spans in found)]) for side in (0, 1)))
 
 
-def sm_clock(context: Context, device: int) -> CounterTrack | None:
+def sm_clock(context: Context, device: int) -> SampledCounter | None:
     """Returns the samples of the clock of a GPU's multiprocessors; None if there are none."""
     found = tracks_of(context, device)
     return found.get(SM_CLOCK) or found.get(GPC_CLOCK)
 
 
-def mean_in(track: CounterTrack | None, spans: Union) -> float:
+def mean_in(track: SampledCounter | None, spans: Union) -> float:
     """Returns the mean of a counter over these spans; NaN: it has no sample there, or is not there itself."""
     if track is None or not len(spans.start):
         return float("nan")
@@ -119,7 +119,7 @@ def gpu_clocks(context: Context) -> Answer:
 
     Reasons that were not sampled are missing, not zero. The view throttling has the spans.
     """
-    tracks = context.get(counter_tracks)
+    tracks = context.get(sampled_counters)
     devices = sorted({track.device for track in tracks if track.label in _CLOCKS})
     rows = [_clock_row(context, device) for device in devices]
     told = left_out_note(context) if rows else [NO_CLOCKS] if tracks else []
@@ -133,7 +133,7 @@ def _clock_row(context: Context, device: int) -> dict[str, Any]:
     shares = {each.reason: 100 * each.spans.length() / length for each in throttling(context, device)}
     slow, steps = throttled(context, device), step_times(context, device)
 
-    def most(track: CounterTrack | None) -> float:
+    def most(track: SampledCounter | None) -> float:
         return float(track.value.max(initial=-np.inf)) if track is not None and len(track) else float("nan")
 
     clock = sm_clock(context, device)
@@ -173,7 +173,7 @@ def throttling_spans(context: Context) -> Answer:
     Samples are as far apart as they were taken; a span may begin and end as much earlier or later.
     """
     rows = []
-    for device in sorted({track.device for track in context.get(counter_tracks)}):
+    for device in sorted({track.device for track in context.get(sampled_counters)}):
         found = tracks_of(context, device)
         for each in throttling(context, device):
             for start, end in zip(each.spans.start.tolist(), each.spans.end.tolist(), strict=True):
@@ -194,7 +194,7 @@ def throttling_spans(context: Context) -> Answer:
 
 
 def _no_spans(context: Context) -> list[str]:
-    labels = {track.label for track in context.get(counter_tracks)}
+    labels = {track.label for track in context.get(sampled_counters)}
     if not labels:
         return [NO_COUNTERS]
     return ["no GPU was throttled"] if labels & set(THROTTLED) else [NO_CLOCKS]

@@ -38,8 +38,9 @@ class Runs(NamedTuple):
 class DeviceTiles(NamedTuple):
     """Tiles in order, without holes. column: of each.
 
-    groups: the group of each of the first columns, those of groups alone. total_ns: of each of all groups, the sum of
-    its durations; alone_ns: of that, the part in which no other group ran, counted once. columns: their number.
+    groups: the group of each of the first columns, those of groups alone; behind them come the column of all other
+    groups and that of idle time. columns: their number. total_ns: of each of all groups, the sum of its durations;
+    shared_ns: of that, the part in which other groups ran as well, or that has no column of its own.
     """
 
     start: Ints
@@ -49,6 +50,11 @@ class DeviceTiles(NamedTuple):
     columns: int
     total_ns: Ints
     shared_ns: Ints
+
+    @property
+    def idle(self) -> int:
+        """Returns the column of the time in which nothing runs."""
+        return len(self.groups) + 1
 
 
 class Pieces(NamedTuple):
@@ -76,7 +82,7 @@ def device_tiles(runs: Runs, low: int, high: int) -> DeviceTiles:
     shared = total.copy()
     shared[groups] -= unshared.astype(np.int64)
     columns = int(column.max(initial=NOTHING)) + 1
-    return DeviceTiles(tile_start, tile_end, column, groups, max(columns, len(groups) + 1), total, shared)
+    return DeviceTiles(tile_start, tile_end, column, groups, max(columns, len(groups) + 2), total, shared)
 
 
 def _tiled(start: Ints, end: Ints, group: Ints, groups: int, low: int, high: int) -> tuple[Ints, Ints, Ints, Ints]:

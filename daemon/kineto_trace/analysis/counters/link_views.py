@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.analysis.counters.attribution import DeviceCounters, Grouping, attribute
-from kineto_trace.analysis.counters.counter_tracks import NO_COUNTERS, NVLINK, PCIE, counter_tracks
-from kineto_trace.analysis.counters.counter_views import as_columns, notes
+from kineto_trace.analysis.counters.hardware_counter_views import as_columns, notes
+from kineto_trace.analysis.counters.sampled_counters import NO_COUNTERS, NVLINK, PCIE, sampled_counters
 from kineto_trace.collectives.nccl import Collectives, bus_factor, collectives
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import gpu
@@ -49,7 +49,7 @@ def collective_counters(context: Context) -> Answer:
     all_reduce inside the switch (NVLS) about half; with less the way leads over PCIe or the network, or ranks wait.
     """
     found, told = context.get(collectives), notes(context)
-    sampled = {track.label for track in context.get(counter_tracks)}
+    sampled = {track.label for track in context.get(sampled_counters)}
     if sampled and not sampled & {*NVLINK, *PCIE}:
         told.append(NO_LINKS)
     rows = [] if NO_LINKS in told or not sampled else _rows(context, found)

@@ -24,7 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.analysis.counters.attribution import DeviceCounters
-from kineto_trace.analysis.counters.counter_tracks import (
+from kineto_trace.analysis.counters.groupings import by_kernel, by_op
+from kineto_trace.analysis.counters.sampled_counters import (
     DRAM,
     DRAM_BYTES,
     FMA,
@@ -33,7 +34,6 @@ from kineto_trace.analysis.counters.counter_tracks import (
     SM_BUSY,
     TENSOR,
 )
-from kineto_trace.analysis.counters.groupings import by_kernel, by_op
 from kineto_trace.analysis.kernels.precision_views import activity_precisions
 from kineto_trace.arrays.row_groups import group as grouped
 from kineto_trace.kernel_traits.gpu_peaks import GpuPeaks, gpu_peaks

@@ -4,9 +4,9 @@ from typing import Literal
 
 import numpy as np
 
-from kineto_trace.analysis.counters.counter_tracks import NO_COUNTERS
-from kineto_trace.analysis.counters.counter_views import as_columns, notes
+from kineto_trace.analysis.counters.hardware_counter_views import as_columns, notes
 from kineto_trace.analysis.counters.roofline import kernel_roofline, op_roofline
+from kineto_trace.analysis.counters.sampled_counters import NO_COUNTERS
 from kineto_trace.model.context import Context
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view

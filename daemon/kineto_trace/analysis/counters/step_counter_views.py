@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.analysis.counters.counter_tracks import NO_COUNTERS, counter_tracks, interval_means
-from kineto_trace.analysis.counters.counter_views import as_columns, counter_rows, notes
 from kineto_trace.analysis.counters.groupings import PHASES, by_phase
+from kineto_trace.analysis.counters.hardware_counter_views import as_columns, counter_rows, notes
+from kineto_trace.analysis.counters.sampled_counters import NO_COUNTERS, interval_means, sampled_counters
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import calls, gpu, steps, whole_steps
 from kineto_trace.view_api.result import columns
@@ -85,7 +85,7 @@ def step_counters(context: Context, *, counter: str = "") -> Answer:
     Options:
     - counter: only counters whose name contains this text, in any case.
     """
-    tracks = [track for track in context.get(counter_tracks) if counter.casefold() in track.label.casefold()]
+    tracks = [track for track in context.get(sampled_counters) if counter.casefold() in track.label.casefold()]
     told, rows = notes(context), list[dict[str, Any]]()
     for track in tracks:
         found = context.get(_steps_by_device).get(track.device)
@@ -120,7 +120,7 @@ def step_counters(context: Context, *, counter: str = "") -> Answer:
 
 
 def _steps_by_device(context: Context) -> dict[int, GpuSteps]:
-    return {device: gpu_steps(context, device) for device in {track.device for track in context.get(counter_tracks)}}
+    return {device: gpu_steps(context, device) for device in {track.device for track in context.get(sampled_counters)}}
 
 
 def _phases(context: Context, counter: str) -> list[dict[str, Any]]:

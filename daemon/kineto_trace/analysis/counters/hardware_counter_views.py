@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from kineto_trace.analysis.counters.attribution import METHODS, DeviceCounters
-from kineto_trace.analysis.counters.counter_tracks import NO_COUNTERS, counter_tracks, left_out_note
 from kineto_trace.analysis.counters.groupings import BACKWARD, FORWARD, by_annotation, by_kernel, by_module, by_op
+from kineto_trace.analysis.counters.sampled_counters import NO_COUNTERS, left_out_note, sampled_counters
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import gpu
 from kineto_trace.structure.module_calls import NO_MODULES
@@ -62,7 +62,7 @@ def gpu_counters(context: Context) -> Answer:
     """
     low, high = context.trace.window_start_ns, context.trace.window_end_ns
     rows = []
-    for track in context.get(counter_tracks):
+    for track in context.get(sampled_counters):
         inside = (track.end > low) & (track.start < high)
         start, end = np.clip(track.start[inside], low, high), np.clip(track.end[inside], low, high)
         value, length = track.value[inside], (end - start).astype(np.float64)
@@ -126,7 +126,7 @@ def _value(found: DeviceCounters, row: int, at: int) -> dict[str, Any]:
 
 def notes(context: Context) -> list[str]:
     """Returns what is to be said of counters that belong to GPU work."""
-    if not context.get(counter_tracks):
+    if not context.get(sampled_counters):
         return [NO_COUNTERS]
     return [*left_out_note(context), *([] if len(context.get(gpu)) else [NO_WORK])]
 
@@ -228,6 +228,6 @@ def module_counters(context: Context, *, counter: str = "") -> Answer:
             }
             rows += [{**about, **each} for each in counter_rows(device, row, counter)]
     told = notes(context)
-    if context.get(counter_tracks) and not count:
+    if context.get(sampled_counters) and not count:
         told.append(NO_MODULES)
     return Answer(as_columns(module_counters, rows), told)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from kineto_trace.model.trace import StringTable, Table, Trace, make_table
 
-from support.trace_files.traces import H100, START_NS, target
+from support.trace_files.traces import H100, START_NS, table, target
 
 MS = 1_000_000
 H200 = {**H100, "name": "NVIDIA H200"}
@@ -56,8 +56,6 @@ def sampled(
     noise: of samples, as a share of the largest value. spread: standard deviation of a kernel's values as a share of
     its name's. rows: of other tables.
     """
-    from support.trace_files.traces import table
-
     random, strings = np.random.default_rng(seed), StringTable()
     tables = {kind: table(kind, entries, strings) for kind, entries in (rows or {}).items()}
     for kind in dict.fromkeys(run.kind for run in runs):

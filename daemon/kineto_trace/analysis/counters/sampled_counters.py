@@ -37,7 +37,7 @@ Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class CounterTrack:
+class SampledCounter:
     """One counter of one GPU: samples with a value, in order (Unix ns, [start, end)), which do not overlap.
 
     label: what is measured, in the same words for every vendor. left_out: number of samples that have no value.
@@ -71,12 +71,12 @@ class CounterTrack:
         return found
 
 
-def counter_tracks(context: Context) -> tuple[CounterTrack, ...]:
+def sampled_counters(context: Context) -> tuple[SampledCounter, ...]:
     """Returns all hardware counters of the trace that have samples, by GPU and in the order of the table."""
     return tuple(sorted(_tracks(context), key=lambda track: track.device))
 
 
-def _tracks(context: Context) -> Iterator[CounterTrack]:
+def _tracks(context: Context) -> Iterator[SampledCounter]:
     table, strings = context.trace.table("counter"), context.trace.strings
     if not len(table):
         return
@@ -90,7 +90,7 @@ def _tracks(context: Context) -> Iterator[CounterTrack]:
         kept = _possible(value, unit) & (end > start)
         kept[1:] &= start[1:] >= np.maximum.accumulate(end)[:-1]
         value = np.minimum(value[kept], 100.0) if unit == PERCENT else value[kept]
-        yield CounterTrack(
+        yield SampledCounter(
             device=int(table["device"][first]),
             label=label or metric,
             metric=metric,
@@ -113,10 +113,10 @@ def _possible(value: Floats, unit: str) -> Flags:
     return found & (value <= ABOVE) if unit == PERCENT else found
 
 
-def tracks_of(context: Context, device: int) -> dict[str, CounterTrack]:
+def tracks_of(context: Context, device: int) -> dict[str, SampledCounter]:
     """Returns the counters of a GPU by their labels; of several with one label, the one with the most samples."""
-    found: dict[str, CounterTrack] = {}
-    for track in context.get(counter_tracks):
+    found: dict[str, SampledCounter] = {}
+    for track in context.get(sampled_counters):
         if track.device == device and len(track) > (len(found[track.label]) if track.label in found else 0):
             found[track.label] = track
     return found
@@ -130,7 +130,7 @@ class IntervalMeans:
     covered_ns: Ints
 
 
-def interval_means(track: CounterTrack, start: Ints, end: Ints, number: Ints, count: int) -> IntervalMeans:
+def interval_means(track: SampledCounter, start: Ints, end: Ints, number: Ints, count: int) -> IntervalMeans:
     """Returns the mean of a counter over intervals (Unix ns), weighted by how much of each sample lies in them.
 
     number: the group of each interval, 0 to count - 1; below 0: none. Intervals of one group that overlap count as
@@ -147,7 +147,7 @@ def interval_means(track: CounterTrack, start: Ints, end: Ints, number: Ints, co
 
 def left_out_note(context: Context) -> list[str]:
     """Returns what is to be said of samples that have no value; empty if all have one."""
-    found = context.get(counter_tracks)
+    found = context.get(sampled_counters)
     count, every = sum(track.left_out for track in found), sum(len(track) + track.left_out for track in found)
     if not count:
         return []
