@@ -34,6 +34,7 @@ API_TABLES = tables_on(ViewerRow.CALL)
 OP_TABLES = tables_on(ViewerRow.OPERATOR)
 UNTIMED_TABLES = tables_on(ViewerRow.NONE)
 FILE_TABLES = tables_on(ViewerRow.FILE)
+COUNTER_TABLES = tables_on(ViewerRow.COUNTER)  # measured over time: their rows are no activities
 DEVICE_TABLES = tables_on(ViewerRow.GPU, ViewerRow.SYNC, ViewerRow.ANNOTATION)  # rows on devices
 HOST_TABLES = tables_on(ViewerRow.CALL, ViewerRow.OPERATOR, ViewerRow.MEMORY, ViewerRow.PYTHON)  # rows on threads
 
@@ -245,7 +246,7 @@ class Trace:
             counts={
                 self.category(kind): len(table)
                 for kind, table in self.tables.items()
-                if kind not in (*UNTIMED_TABLES, *FILE_TABLES)
+                if kind not in (*UNTIMED_TABLES, *FILE_TABLES, *COUNTER_TABLES)
             },
             annotations={} if annotations is None else annotations.columns,
             strings=self.strings,
