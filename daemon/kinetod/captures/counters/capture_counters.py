@@ -258,7 +258,11 @@ class CaptureCounters:
         if recording is None:
             self._end_if_last()
             return [] if target.notes else [f"{_NONE}the sampling had not begun when the recording ended"]
-        left = await recording.leave(target.folder, end_ns, COVER_S)
+        left, used = await asyncio.gather(
+            recording.leave(target.folder, end_ns, COVER_S), self._source.access.used(deadline_s=COVER_S)
+        )
+        later = (uuid for uuid, gpu in used.items() if target.pid in gpu.pids)
+        target.contexts = tuple(dict.fromkeys((*target.contexts, *later)))
         self._end_if_last()
         if not left and any(uuid in recording.gpus for uuid in target.contexts):
             return ["hardware counters: the disk did not take all samples"]
