@@ -1,4 +1,4 @@
-"""Every counter of a trace over time: those of the file, the allocator's, and what the kernel counted."""
+"""Every counter of a trace over time: of the kernel, the allocator, the hardware, and those of a file."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -8,6 +8,8 @@ import numpy.typing as npt
 
 from kineto_trace.analysis.host_time.thread_views import counters_of
 from kineto_trace.errors import ViewError
+from kineto_trace.formats.chrome.counter_rows import gap_rows
+from kineto_trace.formats.shared.counter_series import hardware_series
 from kineto_trace.model.context import Context
 from kineto_trace.structure.allocations import largest_triangles, levels, memory_records
 from kineto_trace.structure.event_arguments import arguments
@@ -48,7 +50,7 @@ class CounterSeries(NamedTuple):
 
 def counter_series(context: Context) -> list[CounterSeries]:
     """Returns all counters of a trace that have values."""
-    found = [*_of_kernel(context), *_of_allocator(context), *_of_file(context)]
+    found = [*_of_kernel(context), *_of_allocator(context), *_of_hardware(context), *_of_file(context)]
     return [series for series in found if len(series.time)]
 
 
@@ -74,10 +76,23 @@ def _of_allocator(context: Context) -> Iterator[CounterSeries]:
             yield CounterSeries(f"{label}: reserved", "bytes", time, reserved.astype(np.float64))
 
 
+def _of_hardware(context: Context) -> Iterator[CounterSeries]:
+    table = context.trace.table("counter")
+    for each in hardware_series(context.trace):
+        rows = each.rows[np.isfinite(table["value"][each.rows])]
+        if len(rows):
+            yield CounterSeries(
+                f"GPU {each.device}: {each.title}", each.unit, table["start"][rows], table["value"][rows]
+            )
+
+
 def _of_file(context: Context) -> Iterator[CounterSeries]:
     """Each counter of a file and each member of its arguments. A file states no units."""
     table, parsed = context.trace.table("other"), arguments(context, "other")
-    rows = np.flatnonzero((table["phase"] == COUNTER) & (parsed.text >= 0)) if len(table) else np.empty(0, np.int64)
+    rows = np.empty(0, np.int64)
+    if len(table):
+        ends = gap_rows(table, context.trace.strings)  # of samples in the table `counter`
+        rows = np.flatnonzero((table["phase"] == COUNTER) & (parsed.text >= 0) & ~ends)
     rows = rows[np.argsort(table["start"][rows], kind="stable")] if len(rows) else rows
     found: dict[tuple[int, str], tuple[list[int], list[float]]] = {}
     for row, name, text in zip(rows.tolist(), table["name"][rows].tolist(), parsed.text[rows].tolist(), strict=True):
@@ -104,7 +119,7 @@ def _of_file(context: Context) -> Iterator[CounterSeries]:
     nothing=NO_COUNTERS,
 )
 def counters(context: Context, *, max_points: int = 0) -> Answer:
-    """Every counter of the trace over time: what the kernel counted for the process, the allocator's, and a file's own.
+    """Every counter over time: what the kernel counted for the process, the allocator's, the hardware's, a file's own.
 
     What the kernel counted is given per second of the interval that begins at the time of the row. Samples that a file
     has from before or after the window of its events (hardware counters that run longer) have rows, too: the last one
