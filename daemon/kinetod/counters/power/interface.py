@@ -57,20 +57,23 @@ class PowerSource(Protocol):
 
 
 class PowerTarget(msgspec.Struct, frozen=True, kw_only=True):
-    """A GPU to read. pci_bus_id: where it is AMD's or Intel's. descriptor: its file, open for writing and empty."""
+    """A GPU to read. pci_bus_id: where it is AMD's or Intel's. descriptors: its files, open for writing and empty."""
 
     uuid: str
-    descriptor: int
+    descriptors: tuple[int, ...]
     pci_bus_id: str = ""
 
 
 class PowerRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The line that the process reads first. It then reads GPUs until its standard input ends."""
+    """The first line for the process. Each later one is the place of a GPU here whose reading is to end.
+
+    The end of its standard input ends all.
+    """
 
     gpus: tuple[PowerTarget, ...]
     period_ns: int = PERIOD_NS
     most_ns: int = MOST_DURATION_NS
-    max_bytes: int = MAX_FILE_BYTES
+    max_bytes: int = MAX_FILE_BYTES  # of each file
 
 
 class PowerNews(msgspec.Struct, frozen=True, kw_only=True):

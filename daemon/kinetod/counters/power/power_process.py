@@ -1,9 +1,9 @@
 """`python -m kinetod.counters.power.power_process`: reads GPUs into files until its standard input ends.
 
 Theory of operation
-    The first line of its standard input is a PowerRequest; each line of its standard output is a PowerNews. One thread
-    for each GPU, so that a GPU whose driver hangs holds up no other. The main thread waits for the end of the standard
-    input, which is the daemon's word or its death, then gives the threads JOIN_S and names those that hang.
+    The first line of its standard input is a PowerRequest, and each later one a GPU that is to end; each line of its
+    standard output is a PowerNews. One thread for each GPU, so that a GPU whose driver hangs holds up no other. The end
+    of the standard input, which is the daemon's word or its death, ends all: the main thread gives the threads JOIN_S.
 
     No GPU takes more than a share MOST_SHARE of a core: if the driver's calls cost more than usual, there are fewer
     readings, but one every MOST_PERIOD_NS at least.
@@ -14,12 +14,11 @@ import math
 import os
 import select
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NoReturn
+from typing import IO, NoReturn
 
 import msgspec
 import numpy as np
@@ -84,7 +83,7 @@ class ReadingPace:
 
 
 class GpuRecorder(threading.Thread):
-    """One GPU's readings into its file, which is this thread's. tell: takes the code and the reason of its news."""
+    """One GPU's readings into its files, which are this thread's. tell: takes the code and the reason of its news."""
 
     def __init__(
         self,
@@ -99,7 +98,6 @@ class GpuRecorder(threading.Thread):
         self._request = request
         self._tell = tell
         self._stopped = threading.Event()
-        self.asked_at = time.monotonic()  # when the driver was asked last
 
     def stop(self) -> None:
         """Ends it with one more reading."""
@@ -116,29 +114,35 @@ class GpuRecorder(threading.Thread):
 
     def _record(self) -> None:
         """Raises CounterError, OSError, ValueError."""
-        with os.fdopen(self._target.descriptor, "wb") as file:
+        with contextlib.ExitStack() as stack:
+            files = [stack.enter_context(os.fdopen(each, "wb")) for each in self._target.descriptors]
             source = self._open_source()
-            write_header(file, _header(source, self._target, self._request.period_ns))
-            file.flush()
+            for file in files:
+                write_header(file, _header(source, self._target, self._request.period_ns))
+                file.flush()
             self._tell("", "")
-            rows = PowerRows([metric.counter for metric in source.metrics])
-            pace = ReadingPace(self._request.period_ns)
-            left, size = self._request.max_bytes, row_type(len(source.metrics)).itemsize
-            stopped = False
-            while True:
-                cpu_ns = time.thread_time_ns()
-                began = self.asked_at = time.monotonic()
-                row = rows.row(time.time_ns(), source.read(), pace.period_ns)
-                if row is not None:
-                    left -= size
-                    if left < 0:
-                        raise CounterError(CounterCode.FAILED, "the power readings end early: their file is full")
+            self._read_on(source, files)
+
+    def _read_on(self, source: PowerSource, files: Sequence[IO[bytes]]) -> None:
+        rows = PowerRows([metric.counter for metric in source.metrics])
+        pace = ReadingPace(self._request.period_ns)
+        left, size = self._request.max_bytes, row_type(len(source.metrics)).itemsize
+        stopped = False
+        while True:
+            cpu_ns = time.thread_time_ns()
+            began = time.monotonic()
+            row = rows.row(time.time_ns(), source.read(), pace.period_ns)
+            if row is not None:
+                left -= size
+                if left < 0:
+                    raise CounterError(CounterCode.FAILED, "the power readings end early: their file is full")
+                for file in files:
                     write_rows(file, row)
                     file.flush()
-                pace.add(time.thread_time_ns() - cpu_ns)
-                if stopped:  # that was the reading of the end
-                    return
-                stopped = self._stopped.wait(max(0.0, began + pace.period_ns / 1e9 - time.monotonic()))
+            pace.add(time.thread_time_ns() - cpu_ns)
+            if stopped:  # that was the reading of the end
+                return
+            stopped = self._stopped.wait(max(0.0, began + pace.period_ns / 1e9 - time.monotonic()))
 
 
 class PowerSources:
@@ -193,15 +197,27 @@ def _header(source: PowerSource, target: PowerTarget, period_ns: int) -> Counter
     )
 
 
-def _wait_for_end(within_s: float) -> bool:
-    """Whether the standard input has ended within that time. The daemon writes nothing after its request."""
-    return bool(select.select([0], [], [], within_s)[0])
+def _serve(recorders: Sequence[GpuRecorder], within_s: float) -> bool:
+    """Ends single GPUs when the daemon says so. Returns whether the standard input has ended within that time."""
+    deadline = time.monotonic() + within_s
+    said = b""
+    while (left_s := deadline - time.monotonic()) > 0:
+        if not select.select([0], [], [], left_s)[0]:
+            continue
+        part = os.read(0, 4096)
+        if not part:
+            return True
+        *lines, said = (said + part).split(b"\n")
+        for line in lines:
+            recorders[int(line)].stop()
+    return False
 
 
 def main() -> NoReturn:
     """Serves one request."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the daemon
-    request = msgspec.json.decode(sys.stdin.buffer.readline(), type=PowerRequest)
+    with open(0, "rb", buffering=0, closefd=False) as stdin:  # no byte of a later line is taken
+        request = msgspec.json.decode(stdin.readline(), type=PowerRequest)
     sources, news = PowerSources(), NewsPipe()
     recorders = [
         GpuRecorder(partial(sources.open, target), target, request, partial(news.tell, place))
@@ -209,19 +225,15 @@ def main() -> NoReturn:
     ]
     for each in recorders:
         each.start()
-    in_time = _wait_for_end(request.most_ns / 1e9)
+    if not _serve(recorders, request.most_ns / 1e9):
+        for place, each in enumerate(recorders):
+            if each.is_alive():
+                news.tell(place, CounterCode.FAILED, "the power readings end early: their longest duration is over")
     for each in recorders:
         each.stop()
     deadline = time.monotonic() + JOIN_S
-    for place, each in enumerate(recorders):
-        was_alive = each.is_alive()
+    for each in recorders:
         each.join(max(0.0, deadline - time.monotonic()))
-        if each.is_alive():
-            silent_s = time.monotonic() - each.asked_at
-            uuid = request.gpus[place].uuid
-            news.tell(place, CounterCode.FAILED, f"GPU {uuid}: its driver has not answered for {silent_s:.1f} s")
-        elif was_alive and not in_time:
-            news.tell(place, CounterCode.FAILED, "the power readings end early: their longest duration is over")
     os._exit(0)  # a thread in the driver must not hold it
 
 

@@ -2,9 +2,11 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import stat
 import sys
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
@@ -13,11 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from kineto_trace.spool.counter_samples import CounterSamples, read_counter_samples
-from kinetod.counters.counter_recording import RecordedCounters
-from kinetod.counters.interface import CounterCode
+from kinetod.counters.interface import CounterCode, CounterError
 from kinetod.counters.power import power_recording
 from kinetod.counters.power.interface import PowerNews, PowerRequest
-from kinetod.counters.power.power_recording import PowerRecording, record_power
+from kinetod.counters.power.power_recording import PowerRecording, RecordedPower, record_power
 from kinetod.gpus.gpu_reader import GpuReader
 from kinetod.gpus.gpu_types import GpuQuestion, GpuState, Snapshot
 from support.machine.gpus import FakeGpus
@@ -44,25 +45,28 @@ def recorded(
     folder: Path,
     body: Callable[[PowerRecording], Awaitable[None]],
     gpus: Sequence[str] = GPUS,
+    *,
+    within_s: float = 20.0,
     **options: object,
-) -> dict[str, RecordedCounters]:
-    """What became of each GPU after that was done."""
+) -> dict[str, RecordedPower]:
+    """What became of each GPU's file in this folder when that was done."""
 
-    async def record() -> dict[str, RecordedCounters]:
-        recording = await record_power(reader, gpus, folder, **{"period_ns": 10 * MS, **options})  # type: ignore[arg-type]
+    async def record() -> dict[str, RecordedPower]:
+        folders = {uuid: [folder] for uuid in gpus}
+        recording = await record_power(reader, folders, **{"period_ns": 10 * MS, **options})  # type: ignore[arg-type]
         try:
             await body(recording)
+            return {each.gpu_uuid: each for each in await recording.leave(folder, time.time_ns(), within_s)}
         finally:
-            results = await recording.stop()
-        return {each.gpu_uuid: each for each in results}
+            await recording.stop()
 
     return asyncio.run(record())
 
 
-def read(result: RecordedCounters) -> CounterSamples:
+def read(result: RecordedPower) -> CounterSamples:
     assert result.path is not None
     found = read_counter_samples(result.path)
-    assert len(found.start_ns) == result.losses.rows and found.disordered == 0
+    assert len(found.start_ns) >= result.losses.rows and found.disordered == 0
     return found
 
 
@@ -199,9 +203,9 @@ def test_a_driver_that_hangs_for_one_gpu_is_named_and_the_other_goes_on(
         gpus.say("hang_reasons 0")
         await until_more_rows(tmp_path, GPUS[1:], 10)
 
-    results = recorded(reader, tmp_path, body)
+    results = recorded(reader, tmp_path, body, within_s=0.2)
     assert results[GPUS[0]].losses.code == CounterCode.FAILED
-    assert "its driver has not answered for " in results[GPUS[0]].losses.reason
+    assert results[GPUS[0]].losses.reason == "the driver did not answer in time; readings are missing"
     assert len(read(results[GPUS[0]]).start_ns) >= 3
     assert results[GPUS[1]].losses.code == ""
 
@@ -211,9 +215,9 @@ def test_a_driver_that_does_not_come_up_holds_up_nobody(
 ) -> None:
     monkeypatch.setattr(power_recording, "START_S", 0.1)
     gpus.say("hang_init 1")
-    results = recorded(reader, tmp_path, nothing)
+    results = recorded(reader, tmp_path, nothing, within_s=0.1)
     assert [result.path for result in results.values()] == [None, None]
-    assert all("its driver has not answered for " in result.losses.reason for result in results.values())
+    assert all(result.losses.reason.startswith("the driver did not answer") for result in results.values())
     assert list(tmp_path.glob("*.counters")) == []
 
 
@@ -240,22 +244,75 @@ def test_a_killed_process_leaves_its_rows(reader: GpuReader, tmp_path: Path) -> 
 
     for result in recorded(reader, tmp_path, body).values():
         assert result.losses.code == CounterCode.FAILED
-        assert "the process that reads power failed (exit status -9)" in result.losses.reason
+        assert result.losses.reason == "the process that reads power failed (exit status -9); the daemon's log has more"
         assert len(read(result).start_ns) >= 3
 
 
 def test_a_process_that_does_not_end_is_killed(
     reader: GpuReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(power_recording, "STOP_S", 0.1)
+    pids: list[int] = []
+
     async def body(recording: PowerRecording) -> None:
         await until_more_rows(tmp_path)
         assert recording._process is not None
-        os.kill(recording._process.pid, signal.SIGSTOP)
-        monkeypatch.setattr(power_recording, "STOP_S", 0.1)
+        pids.append(recording._process.pid)
+        os.kill(pids[0], signal.SIGSTOP)
 
-    for result in recorded(reader, tmp_path, body).values():
-        assert result.losses.reason.startswith("the driver did not answer within 0.1 s")
+    for result in recorded(reader, tmp_path, body, within_s=0.1).values():
+        assert result.losses.reason.startswith("the driver did not answer in time")
         assert len(read(result).start_ns) >= 3
+    assert not Path(f"/proc/{pids[0]}").exists()
+
+
+def test_an_abandoned_recording_leaves_no_process(reader: GpuReader, tmp_path: Path) -> None:
+    async def abandon() -> None:
+        recording = await record_power(reader, {GPUS[0]: [tmp_path]}, period_ns=10 * MS)
+        process = recording._process
+        assert process is not None
+        recording.abandon()
+        await process.wait()
+        await recording.stop()
+
+    asyncio.run(abandon())
+
+
+def test_each_folder_of_a_gpu_has_the_rows_up_to_its_end(reader: GpuReader, tmp_path: Path) -> None:
+    early, late, other = (tmp_path / name for name in ("early", "late", "other"))
+    for folder in (early, late, other):
+        folder.mkdir()
+
+    async def record() -> None:
+        recording = await record_power(reader, {GPUS[0]: [early, late], GPUS[1]: [other]}, period_ns=10 * MS)
+        try:
+            end_ns = time.time_ns()
+            (first,) = await recording.leave(early, end_ns, 20)
+            assert (first.gpu_uuid, first.path) == (GPUS[0], early / f"{GPUS[0]}.power.counters")
+            assert first.start_ns < end_ns <= first.end_ns
+            shutil.rmtree(early)  # decoded
+            (second,) = await recording.leave(late, time.time_ns(), 20)
+            assert (second.losses.code, second.start_ns) == ("", first.start_ns)
+            assert second.losses.rows > first.losses.rows
+            assert recording.bytes_written >= 56 * 2 * first.losses.rows
+        finally:
+            await recording.stop()
+
+    asyncio.run(record())
+
+
+def test_a_gpu_that_is_ended_early_has_the_reason_and_the_other_goes_on(reader: GpuReader, tmp_path: Path) -> None:
+    async def body(recording: PowerRecording) -> None:
+        await until_more_rows(tmp_path)
+        recording.end_gpu(GPUS[0], CounterError(CounterCode.NOT_PERMITTED, "somebody else is on it"))
+        recording.end_gpu(GPUS[0], CounterError(CounterCode.NOT_PERMITTED, "said twice"))
+        recording.end_gpu("GPU-none", CounterError(CounterCode.NOT_PERMITTED, "unknown"))
+        await until_more_rows(tmp_path, GPUS[1:], 10)
+
+    results = recorded(reader, tmp_path, body)
+    ended, other = results[GPUS[0]], results[GPUS[1]]
+    assert (ended.losses.code, ended.losses.reason) == (CounterCode.NOT_PERMITTED, "somebody else is on it")
+    assert other.losses.code == "" and ended.end_ns < other.end_ns
 
 
 def test_a_recording_ends_with_its_longest_duration(reader: GpuReader, tmp_path: Path) -> None:
@@ -279,9 +336,14 @@ def test_a_full_file_ends_the_rows_of_its_gpu(reader: GpuReader, tmp_path: Path)
 def test_a_file_that_is_there_is_left_alone_and_the_other_gpu_is_read(reader: GpuReader, tmp_path: Path) -> None:
     taken = tmp_path / f"{GPUS[0]}.power.counters"
     taken.write_text("mine")
-    results = recorded(reader, tmp_path, nothing, [*GPUS, "../GPU-0"])
+
+    async def body(recording: PowerRecording) -> None:
+        refused = {each.gpu_uuid: each.losses.reason for each in recording.refused}
+        assert "not the UUID of a GPU" in refused["../GPU-0"] and GPUS[0] in refused
+
+    results = recorded(reader, tmp_path, body, [*GPUS, "../GPU-0"])
     assert "File exists" in results[GPUS[0]].losses.reason and taken.read_text() == "mine"
-    assert "not the UUID of a GPU" in results["../GPU-0"].losses.reason
+    assert not (tmp_path.parent / "GPU-0.power.counters").exists()
     assert results[GPUS[1]].losses.code == ""
 
 
