@@ -177,14 +177,6 @@ Result nvmlDeviceGetHandleByIndex_v2(unsigned index, Device *device) {
     *device = &gpus[index];
     return OK;
 }
-Result nvmlDeviceGetHandleByUUID(const char *uuid, Device *device) {
-    unsigned index;
-    if (sscanf(uuid, "GPU-00000000-0000-0000-0000-%12u", &index) != 1 || index >= (unsigned)set("gpus", 2)) {
-        return NOT_FOUND;
-    }
-    *device = &gpus[index];
-    return usable(*device);
-}
 Result nvmlDeviceGetIndex(Device device, unsigned *index) {
     *index = device->index;
     return OK;
@@ -192,6 +184,17 @@ Result nvmlDeviceGetIndex(Device device, unsigned *index) {
 Result nvmlDeviceGetUUID(Device device, char *uuid, unsigned size) {
     snprintf(uuid, size, "GPU-%s-0000-0000-0000-%012u", set("counters", 0) ? "fa000000" : "00000000", device->index);
     return OK;
+}
+Result nvmlDeviceGetHandleByUUID(const char *uuid, Device *device) {
+    for (unsigned i = 0; i < (unsigned)set("gpus", 2); i++) {
+        char its[96];
+        nvmlDeviceGetUUID(&gpus[i], its, sizeof its);
+        if (strcmp(uuid, its) == 0) {
+            *device = &gpus[i];
+            return usable(*device);
+        }
+    }
+    return NOT_FOUND;
 }
 Result nvmlDeviceGetName(Device device, char *name, unsigned size) {
     (void)device;

@@ -120,17 +120,19 @@ class GpuRecorder(threading.Thread):
             for file in files:
                 write_header(file, _header(source, self._target, self._request.period_ns))
                 file.flush()
-            self._tell("", "")
             self._read_on(source, files)
 
     def _read_on(self, source: PowerSource, files: Sequence[IO[bytes]]) -> None:
         rows = PowerRows([metric.counter for metric in source.metrics])
         pace = ReadingPace(self._request.period_ns)
         left, size = self._request.max_bytes, row_type(len(source.metrics)).itemsize
+        began = time.monotonic()
+        rows.row(time.time_ns(), source.read(), pace.period_ns)
+        self._tell("", "")  # the first row begins before that is heard
         stopped = False
-        while True:
-            cpu_ns = time.thread_time_ns()
-            began = time.monotonic()
+        while not stopped:  # the last reading is that of the end
+            stopped = self._stopped.wait(max(0.0, began + pace.period_ns / 1e9 - time.monotonic()))
+            began, cpu_ns = time.monotonic(), time.thread_time_ns()
             row = rows.row(time.time_ns(), source.read(), pace.period_ns)
             if row is not None:
                 left -= size
@@ -140,9 +142,6 @@ class GpuRecorder(threading.Thread):
                     write_rows(file, row)
                     file.flush()
             pace.add(time.thread_time_ns() - cpu_ns)
-            if stopped:  # that was the reading of the end
-                return
-            stopped = self._stopped.wait(max(0.0, began + pace.period_ns / 1e9 - time.monotonic()))
 
 
 class PowerSources:

@@ -38,7 +38,7 @@ from kinetod.supervise import child
 log = logging.getLogger(__name__)
 
 COMMAND = child.python("kinetod.counters.power.power_process")
-START_S = 2.0  # for the process to begin; drivers without persistence mode take longer
+START_S = 4.0  # for the process to begin; drivers without persistence mode take longer
 STOP_S = 3.0  # beyond what the process gives its threads
 LOOK_S = 0.02  # whether the last rows of a folder have come
 _MAX_LINE_BYTES = 4096
@@ -181,14 +181,16 @@ class PowerRecording:
     def _result(self, uuid: str, path: Path, code: str, reason: str) -> RecordedPower:
         return _nothing(uuid, code, reason) if uuid in self._unopened else _read_result(uuid, path, code, reason)
 
-    def end_gpu(self, uuid: str, error: CounterError) -> None:
+    async def end_gpu(self, uuid: str, error: CounterError) -> None:
         """Ends one GPU early, for this reason."""
         process = self._process
         if process is None or uuid not in self._uuids or uuid in self._stopped_for:
             return
         self._stopped_for[uuid] = error
         assert process.stdin is not None
-        process.stdin.write(b"%d\n" % self._uuids.index(uuid))
+        with contextlib.suppress(ConnectionError):
+            process.stdin.write(b"%d\n" % self._uuids.index(uuid))
+            await process.stdin.drain()
 
     async def stop(self) -> None:
         """Ends it. Raises nothing."""
