@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from support.accelerators.drm_host import DrmHost
+from support.machine import native
 
 U8, U16, U32, U64 = ctypes.c_uint8, ctypes.c_uint16, ctypes.c_uint32, ctypes.c_uint64
 
 
-def _fields(kind: type, names: str) -> list[tuple[str, Any]]:
+def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
     """Fields of one type, in a row; `name*8` is an array."""
     made: list[tuple[str, Any]] = []
     for word in names.split():
@@ -164,7 +165,14 @@ class PlayedAmdgpu:
             )
         self.uuids = [f"a{number:015x}" for number in range(len(versions))]
         self.ticks = 0
+        self.instead: dict[str, int] = {}  # of the values below
         self.tick()
+
+    def environ(self) -> dict[str, str]:
+        """Variables of a process that shall see these GPUs in its /sys."""
+        flags = ["-O2", "-g", "-fPIC", "-shared"]
+        library = native.build("libplayed_sysfs.so", [native.FAKES / "played_sysfs.c"], flags)
+        return {"LD_PRELOAD": str(library), "PLAYED_SYSFS": str(self.host.sys)}
 
     def tick(self, milliseconds: int = 1) -> None:
         """Lets time pass on all GPUs."""
@@ -182,7 +190,7 @@ class PlayedAmdgpu:
             "socket_thm_residency_acc": 0, "vr_thm_residency_acc": self.ticks // 4, "hbm_thm_residency_acc": 0,
             "xgmi_read_data_acc": [self.ticks * 1000, self.ticks * 3000], "xgmi_write_data_acc": [self.ticks * 500, 0],
             "firmware_timestamp": self.ticks * 100_000, "current_gfxclk": [2100, 2000], "current_uclk": 1300,
-            "indep_throttle_status": 1 << 36,
+            "indep_throttle_status": 1 << 36, **self.instead,
         }  # fmt: skip
 
     def show(self, number: int, table: bytes) -> None:

@@ -8,8 +8,8 @@ Theory of operation
 
     A field whose bits are all one has no value.
 
-Sources: `drivers/gpu/drm/amd/include/kgd_pp_interface.h` of Linux, and `rocm_smi_gpu_metrics.h` of ROCm, whose structures
-were compiled for sizes and offsets; for 1.9 the enumerations of the former.
+Sources: `drivers/gpu/drm/amd/include/kgd_pp_interface.h` of Linux, and `rocm_smi_gpu_metrics.h` of ROCm, whose
+structures were compiled for sizes and offsets; for 1.9 the enumerations of the former.
 """
 
 import struct
