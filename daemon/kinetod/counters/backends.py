@@ -8,15 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from kinetod.counters.amdgpu.amdgpu_backend import AmdgpuBackend
 from kinetod.counters.backend_group import BackendGroup
 from kinetod.counters.cupti.cupti_backend import CuptiBackend
 from kinetod.counters.cupti.library_search import find_libraries
 from kinetod.counters.cupti_python import CuptiPythonBackend
 from kinetod.counters.interface import CounterBackend
-from kinetod.counters.kernel_gpus import NVIDIA
+from kinetod.counters.kernel_gpus import AMD, NVIDIA
 
 AUTO = "auto"
-CUPTI, CUPTI_PYTHON = "cupti", "cupti-python"
+CUPTI, CUPTI_PYTHON, AMDGPU = "cupti", "cupti-python", "amdgpu"
 
 
 class KnownBackend(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,11 +37,16 @@ def _cupti_python(library: str, _library_of: Sequence[int]) -> CounterBackend:
     return CuptiPythonBackend(library)
 
 
+def _amdgpu(_library: str, _library_of: Sequence[int]) -> CounterBackend:
+    return AmdgpuBackend()
+
+
 BACKENDS: Mapping[str, KnownBackend] = {
     CUPTI: KnownBackend(vendor=NVIDIA, make=_cupti),
     CUPTI_PYTHON: KnownBackend(vendor=NVIDIA, make=_cupti_python),
+    AMDGPU: KnownBackend(vendor=AMD, make=_amdgpu),
 }
-AUTOMATIC = (CUPTI,)  # what AUTO serves together: one for each vendor
+AUTOMATIC = (CUPTI, AMDGPU)  # what AUTO serves together: one for each vendor
 CHOICES = (AUTO, *BACKENDS)
 
 
