@@ -13,10 +13,12 @@ from kinetod.counters.cupti.cupti_backend import CuptiBackend
 from kinetod.counters.cupti.library_search import find_libraries
 from kinetod.counters.cupti_python import CuptiPythonBackend
 from kinetod.counters.interface import CounterBackend
-from kinetod.counters.kernel_gpus import NVIDIA
+from kinetod.counters.kernel_gpus import INTEL, NVIDIA
+from kinetod.counters.level_zero.level_zero_backend import LevelZeroBackend
 
 AUTO = "auto"
 CUPTI, CUPTI_PYTHON = "cupti", "cupti-python"
+LEVEL_ZERO = "level-zero"
 
 
 class KnownBackend(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,8 +41,9 @@ def _cupti_python(library: str, _library_of: Sequence[int]) -> CounterBackend:
 BACKENDS: Mapping[str, KnownBackend] = {
     CUPTI: KnownBackend(vendor=NVIDIA, make=_cupti),
     CUPTI_PYTHON: KnownBackend(vendor=NVIDIA, make=_cupti_python),
+    LEVEL_ZERO: KnownBackend(vendor=INTEL, make=lambda library, _library_of: LevelZeroBackend(library)),
 }
-AUTOMATIC = (CUPTI,)  # what AUTO serves together: one for each vendor
+AUTOMATIC = (CUPTI, LEVEL_ZERO)  # what AUTO serves together: one for each vendor
 CHOICES = (AUTO, *BACKENDS)
 
 

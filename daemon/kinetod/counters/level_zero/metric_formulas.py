@@ -8,7 +8,7 @@ Theory of operation
     bytes over PCIe. Evidence: the descriptions in Intel's metrics-discovery (docs/metric_info_*.tsv).
 
     "SM busy": NVIDIA counts the time with a warp resident. XVE_ACTIVE counts the time in which a pipe of a vector
-    engine works, XVE_STALL that in which threads are loaded and none does: their sum is the time with a thread resident.
+    engine works, XVE_STALL that in which threads are loaded and none does: together the time with a thread resident.
     "Occupancy": NVIDIA's is of the time in which warps are resident, XVE_THREADS_OCCUPANCY_ALL of all time.
 """
 

@@ -12,10 +12,11 @@ Theory of operation
     wrap serves for all.
 
     Where a report is missing, the next one tells of a longer time. Its counters may have wrapped meanwhile; so it is
-    left out, and its time counts as lost, like a hole between two samples.
+    left out, and its time counts as lost, like a hole between two samples. The driver's own word that it dropped
+    reports is not counted: it comes before or after the place.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -25,12 +26,12 @@ from kinetod.counters.level_zero.metric_formulas import END, LENGTH, GroupPlan, 
 from kinetod.counters.level_zero.tools_library import ClockReading
 
 UINT32, UINT64, FLOAT32, FLOAT64, BOOL8, STRING, UINT8, UINT16 = range(8)  # zet_value_type_t
-FARTHEST_NS = 10e9  # from the reading of the clock; farther away, it is another clock
+SLACK_NS = 100e6  # between two readings of a clock
 _WHOLE_BITS = {UINT32: 32, UINT64: 64, BOOL8: 8, UINT8: 8, UINT16: 16}
 
 
 class OtherClockError(Exception):
-    """The samples' times are not of the GPU's clock."""
+    """The samples' times are not those of the GPU's clock."""
 
 
 class SampleRow(NamedTuple):
@@ -49,8 +50,6 @@ class SampleGap(NamedTuple):
 
 def numbers(values: npt.NDArray[np.void]) -> npt.NDArray[np.float64]:
     """Of one metric, whose values all have the same type; NaN for what is no number."""
-    if not len(values):
-        return np.empty(0)
     kind, bits = int(values["type"][0]), np.ascontiguousarray(values["bits"])
     if kind == FLOAT32:
         return bits.astype("<u4").view("<f4").astype(np.float64)
@@ -63,65 +62,60 @@ def numbers(values: npt.NDArray[np.void]) -> npt.NDArray[np.float64]:
 
 
 class ReportReader:
-    """Makes rows of the values of one stream. period_ns: the hardware's interval."""
+    """Makes rows of the values of one stream.
 
-    def __init__(self, planned: GroupPlan, period_ns: int, wrap_ns: float) -> None:
-        self._names = {metric.name: place for place, metric in enumerate(planned.group.metrics)}
+    period_ns: the hardware's interval; wrap_ns: of the shortest of its clocks; opened: read before the stream was.
+    """
+
+    def __init__(self, planned: GroupPlan, period_ns: int, wrap_ns: float, opened: ClockReading) -> None:
         self._formulas = planned.formulas
+        used = {LENGTH, END, *(name for formula in self._formulas for name in (*formula.terms, *formula.per))}
+        self._places = {metric.name: place for place, metric in enumerate(planned.group.metrics) if metric.name in used}
         self._period_ns = period_ns
         self._wrap_ns = wrap_ns
+        self._opened = opened
         self._latest_ns = 0  # the end of the sample before; 0: there was none
 
-    def rows(
-        self, values: npt.NDArray[np.void], clock: ClockReading, *, lost: bool
-    ) -> Iterable[SampleRow | SampleGap]:
-        """The rows and gaps in the order of time. lost: the driver says that reports before these were dropped.
+    def rows(self, values: npt.NDArray[np.void], clock: ClockReading) -> Iterator[SampleRow | SampleGap]:
+        """The rows and gaps in the order of time. clock: read after the values.
 
         The very first report is left out: it may tell of a time before the stream was opened. Raises OtherClockError.
         """
-        columns = {name: numbers(values[:, place]) for name, place in self._names.items()}
-        lengths = columns[LENGTH]
-        apart = self._apart(columns[END], clock)
-        figures = np.array([_figure(formula, columns) for formula in self._formulas], dtype=np.float32).T
+        if not len(values):
+            return
+        columns = {name: numbers(values[:, place]) for name, place in self._places.items()}
+        lengths, apart = columns[LENGTH], self._apart(columns[END], clock)
+        figures = np.stack([_figure(formula, columns) for formula in self._formulas], axis=1).astype(np.float32)
         for row in np.flatnonzero(lengths > 0):
-            end_ns, length_ns = clock.unix_ns + round(apart[row]), round(lengths[row])
+            end_ns = clock.unix_ns + round(apart[row])
             if self._latest_ns:
-                yield from self._sample(end_ns, length_ns, figures[row], lost=lost)
-                lost = False
+                yield from self._sample(end_ns, round(lengths[row]), figures[row])
             self._latest_ns = max(self._latest_ns, end_ns)
 
     def _apart(self, ends: npt.NDArray[np.float64], clock: ClockReading) -> npt.NDArray[np.float64]:
         """How long after the reading of the clock."""
         half = self._wrap_ns / 2
         apart: npt.NDArray[np.float64] = (ends - clock.gpu_ns + half) % self._wrap_ns - half
-        if np.any(np.abs(apart) > min(FARTHEST_NS, half)):
+        before_opened = apart[-1] < self._opened.unix_ns - clock.unix_ns - SLACK_NS
+        if apart[-1] > SLACK_NS or (before_opened and not self._latest_ns):
             raise OtherClockError
         return apart
 
-    def _sample(
-        self, end_ns: int, length_ns: int, figures: npt.NDArray[np.float32], *, lost: bool
-    ) -> Iterable[SampleRow | SampleGap]:
+    def _sample(self, end_ns: int, length_ns: int, figures: npt.NDArray[np.float32]) -> Iterator[SampleRow | SampleGap]:
         start_ns, near_ns = end_ns - length_ns, self._period_ns / 2
         if end_ns <= self._latest_ns:
             return
         if length_ns > self._period_ns + near_ns:  # reports are missing inside
             yield SampleGap(end_ns - self._latest_ns)
             return
-        hole_ns = start_ns - self._latest_ns
-        if abs(hole_ns) < near_ns:  # they abut; the two readings of the clock differ
-            start_ns = self._latest_ns
-            if lost:
-                yield SampleGap(0)
-        elif hole_ns > 0:
-            yield SampleGap(hole_ns)
-        else:
+        if start_ns - self._latest_ns >= near_ns:
+            yield SampleGap(start_ns - self._latest_ns)
+        else:  # they abut: the readings of the clock differ by a little
             start_ns = self._latest_ns
         yield SampleRow(start_ns, end_ns, figures)
 
 
-def _figure(
-    formula: MetricFormula, columns: dict[str, npt.NDArray[np.float64]]
-) -> npt.NDArray[np.float64]:
+def _figure(formula: MetricFormula, columns: dict[str, npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]:
     figure = formula.factor * _sum(columns, formula.terms)
     with np.errstate(divide="ignore", invalid="ignore"):
         if formula.per:

@@ -1,13 +1,13 @@
 """Level Zero's tools through ctypes: GPUs, groups of metrics, and streams of reports. Structures by their offsets.
 
 Theory of operation
-    The driver gives metrics only to processes that had ZET_ENABLE_METRICS=1 when zeInit was called, so it is set here, in
-    kinetod-counters' own environment. A GPU of several tiles is one device (ZE_FLAT_DEVICE_HIERARCHY=COMPOSITE), as in
+    The driver gives metrics only to processes that had ZET_ENABLE_METRICS=1 when zeInit was called, so it is set here,
+    in kinetod-counters' own environment. A GPU of several tiles is one device there (ZE_FLAT_DEVICE_HIERARCHY), as in
     Sysman, by which the daemon names GPUs. STRUCTURES has the sizes and offsets of the public headers.
 
-    A stream's reports are raw: the driver turns them into values, `metric_count` of them a report, in the order of the
-    group's metrics. Drivers up to 2022 answer WARNING_DROPPED_DATA without telling how much they wrote, so the buffer
-    is cleared before each read, and what is still zero at its end counts as nothing.
+    A stream's reports are raw: the driver turns them into values, one for each metric of the group a report, in their
+    order. Where the hardware's buffer has overflowed the answer is WARNING_DROPPED_DATA, with which drivers do not tell
+    how much they wrote. So the buffer is clear before each read, and what is still zero at its end is nothing.
 
 Errors
     Every function returns 0 or a code; LevelZeroFailure has it. level_zero_results.py says what they mean.
@@ -123,6 +123,7 @@ class ToolsLibrary:
         os.environ.pop(_HIDES_GPUS, None)
         self._library = ctypes.CDLL(library or LIBRARY)
         self.call("zeInit", ctypes.c_uint32(GPU_ONLY))
+        self.version = ""  # of the first driver's interface, such as "1.9"
         self._contexts: dict[int, int] = {}
 
     def call(self, function: str, *arguments: Any, also: int = 0) -> int:
@@ -141,6 +142,9 @@ class ToolsLibrary:
         """Every GPU of Intel's, in the order of the PCI bus."""
         found = []
         for driver in self._handles("zeDriverGet"):
+            version = ctypes.c_uint32(0)
+            self.call("zeDriverGetApiVersion", ctypes.c_void_p(driver), ctypes.byref(version))
+            self.version = self.version or f"{version.value >> 16}.{version.value & 0xFFFF}"
             for device in self._handles("zeDeviceGet", driver):
                 properties = self._read("zeDeviceGetProperties", device, "ze_device_properties_t")
                 if properties["type"] == TYPE_GPU and properties["vendorId"] == INTEL:
@@ -295,8 +299,8 @@ class MetricStream:
         )
         return max(size.value, 1)
 
-    def read(self) -> tuple[npt.NDArray[np.void], bool, bool]:
-        """Values (reports, metrics) as VALUE; whether reports were lost before; whether more may be there now."""
+    def read(self) -> tuple[npt.NDArray[np.void], bool]:
+        """Values (reports, metrics) as VALUE, and whether more may be there now."""
         size = ctypes.c_size_t(len(self._buffer))
         code = self._tools.call(
             "zetMetricStreamerReadData",
@@ -306,14 +310,13 @@ class MetricStream:
             self._buffer,
             also=DROPPED_DATA,
         )
-        lost = code == DROPPED_DATA
         used = min(size.value, len(self._buffer))
-        if lost:
+        if code == DROPPED_DATA:
             written = len(self._buffer.raw[:used].rstrip(b"\0"))
             used = -(-written // self._report_bytes) * self._report_bytes
         more = used + self._report_bytes > len(self._buffer)
         try:
-            return self._values(used), lost, more
+            return self._values(used), more
         finally:
             ctypes.memset(self._buffer, 0, used)
 
