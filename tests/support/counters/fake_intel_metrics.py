@@ -4,15 +4,25 @@ Debian's real loader loads the driver, as on a host. It needs a C library newer 
 under the dynamic linker of the same suite, with this Python.
 """
 
+import asyncio
+import os
+import subprocess
 import sys
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple, TypeVar
 
 import pytest
-from kinetod.counters.sampler_connections import CountersChild
+from kinetod.counters.counter_client import CounterClient
+from kinetod.counters.sampler_connections import CountersService
 
 from support.machine import native
 from support.packages import debian_packages
+from support.waiting import scaled, until
 from support.xpu import level_zero
+
+T = TypeVar("T")
 
 UUIDS = tuple(f"{7 + index:02x}" * 16 for index in range(4))  # of the fake driver
 SOURCES = ("fake_driver.c", "fake_metrics.c", "empty_tables.c")
@@ -52,10 +62,6 @@ class FakeIntelMetrics:
         """kinetod-counters in such a process, with the backend of Intel's GPUs."""
         return self.command("-P", "-m", "kinetod.counters", "--backend", "level-zero", *arguments)
 
-    def child(self) -> CountersChild:
-        """It, started when somebody connects; this process must have `environ`."""
-        return CountersChild(command=self.counters("--parent"))
-
     def play(self, *lines: str) -> None:
         """Replaces the plan: see the fake's head. From the next call on."""
         scratch = self._plan.with_suffix(".new")
@@ -72,3 +78,41 @@ class FakeIntelMetrics:
 
     def _lines(self) -> list[str]:
         return self._log.read_text().splitlines() if self._log.exists() else []
+
+    def forget(self) -> None:
+        """Empties the log."""
+        self._log.unlink(missing_ok=True)
+
+
+class IntelSampler(NamedTuple):
+    """A kinetod-counters that listens on `path`."""
+
+    fake: FakeIntelMetrics
+    path: Path
+    process: "subprocess.Popen[bytes]"
+
+    def ended(self) -> bool:
+        """Whether it has."""
+        return self.process.poll() is not None
+
+    def ask(self, body: Callable[[CounterClient], Awaitable[T]]) -> T:
+        """What an asynchronous function of a client returns."""
+
+        async def asked() -> T:
+            return await body(CounterClient(CountersService(self.path), answer_s=scaled(30)))
+
+        return asyncio.run(asked())
+
+
+@contextmanager
+def running_sampler(folder: Path, gpus: int = 2, **variables: str) -> Iterator[IntelSampler]:
+    """One of a folder's own, until the end."""
+    fake = FakeIntelMetrics(folder, gpus)
+    path = folder / "counters.sock"
+    environ = {**os.environ, **fake.environ, **variables}
+    with subprocess.Popen(fake.counters("--socket", str(path)), env=environ, stderr=subprocess.DEVNULL) as process:
+        try:
+            until(lambda: path.is_socket() or process.poll() is not None, "it listens")
+            yield IntelSampler(fake, path, process)
+        finally:
+            process.kill()

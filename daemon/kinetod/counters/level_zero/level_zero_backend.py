@@ -41,7 +41,6 @@ class LevelZeroBackend:
     """Implements interface.CounterBackend. library: path of a libze_loader.so.1; empty: the system's."""
 
     name = "level-zero"
-    serves_once = False
 
     def __init__(self, library: str = "", *, proc: Path = PROC, sys: Path = SYS) -> None:
         self._library = library
@@ -51,6 +50,9 @@ class LevelZeroBackend:
         self._tools: ToolsLibrary | None = None
         self._gpus: dict[str, IntelGpu] = {}
         self._groups: dict[str, list[MetricGroup]] = {}
+        self.serves_once = (
+            False  # until the driver does not close a stream: the process holds the counters from then on
+        )
 
     @property
     def library_version(self) -> str:
@@ -121,7 +123,7 @@ class LevelZeroBackend:
     def _groups_of(self, gpu: IntelGpu) -> list[MetricGroup]:
         """Raises CounterError."""
         with self._lock:
-            if gpu.uuid not in self._groups:
+            if not self._groups.get(gpu.uuid):
                 assert self._tools is not None
                 try:
                     self._groups[gpu.uuid] = usable(self._tools.groups(gpu))
@@ -162,8 +164,11 @@ class LevelZeroBackend:
         planned = self._planned(gpu, wanted)
         try:
             ring = make_ring(len(planned.formulas))
-            return LevelZeroSampling(self._opened(), gpu, planned, interval_ns, ring)
+            return LevelZeroSampling(self._opened(), gpu, planned, interval_ns, ring, self._kept)
         except (OSError, NativeLibraryError) as exc:
             raise CounterError(CounterCode.FAILED, f"GPU {uuid}: {exc}") from exc
         except LevelZeroFailure as exc:
             raise translated(exc, uuid, self._proc) from exc
+
+    def _kept(self) -> None:
+        self.serves_once = True

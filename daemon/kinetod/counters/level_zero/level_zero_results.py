@@ -20,7 +20,6 @@ DEPENDENCY_UNAVAILABLE = 0x70020000
 UNSUPPORTED_VERSION, UNSUPPORTED_FEATURE = 0x78000002, 0x78000003
 IN_USE = 0x78000006
 UNKNOWN = 0x7FFFFFFE
-BUSY = frozenset((NOT_AVAILABLE, IN_USE))
 # 1: only for CAP_PERFMON or CAP_SYS_ADMIN (perfmon_capable in the kernel).
 RESTRICTIONS = {"i915": "sys/dev/i915/perf_stream_paranoid", "xe": "sys/dev/xe/observation_paranoid"}
 _CAP_SYS_ADMIN, _CAP_PERFMON = 21, 38
@@ -40,7 +39,10 @@ def translated(failure: LevelZeroFailure, gpu: str = "", proc: Path = PROC) -> C
     if failure.code == NOT_PERMITTED:
         return CounterError(CounterCode.NOT_PERMITTED, f"{of}{rights_problem(RESTRICTIONS, proc) or _advice()}")
     if failure.function == "zetMetricStreamerOpen":
-        if failure.code in BUSY or (failure.code == UNKNOWN and stream_holder(proc)):
+        if failure.code == IN_USE:
+            reason = "the driver did not close an earlier stream of kinetod-counters, which must be started anew"
+            return CounterError(CounterCode.FAILED, of + reason)
+        if failure.code == NOT_AVAILABLE or (failure.code == UNKNOWN and stream_holder(proc)):
             return CounterError(CounterCode.BUSY, f"{of}another process has its counters")
         if failure.code == UNKNOWN:
             reason = (

@@ -5,6 +5,7 @@ The hardware's buffer is asked to hold what comes between many reads. The driver
 
 import contextlib
 import time
+from collections.abc import Callable
 
 from kinetod.counters.interface import CounterPlan
 from kinetod.counters.level_zero.metric_formulas import GroupPlan
@@ -22,9 +23,16 @@ class LevelZeroSampling:
     """Implements interface.Sampling."""
 
     def __init__(
-        self, tools: ToolsLibrary, gpu: IntelGpu, planned: GroupPlan, interval_ns: int, ring: RingWriter
+        self,
+        tools: ToolsLibrary,
+        gpu: IntelGpu,
+        planned: GroupPlan,
+        interval_ns: int,
+        ring: RingWriter,
+        on_kept: Callable[[], None],
     ) -> None:
-        """Begins. Raises LevelZeroFailure."""
+        """Begins. on_kept: called if the driver does not give the counters back. Raises LevelZeroFailure."""
+        self._on_kept = on_kept
         self.plan: CounterPlan = planned.plan
         self._tools = tools
         self._gpu = gpu
@@ -73,13 +81,18 @@ class LevelZeroSampling:
                 return
 
     def _end(self) -> None:
+        """Raises LevelZeroFailure if the counters are still held, which only the end of the process can change."""
         stream, self._stream = self._stream, None
         if stream is not None:
-            stream.close()
+            try:
+                stream.close()
+            except LevelZeroFailure:
+                self._on_kept()
+                raise
 
     def close(self) -> None:
         """Gives the counters back."""
-        with contextlib.suppress(LevelZeroFailure):  # the kernel takes them back when the process ends
+        with contextlib.suppress(LevelZeroFailure):
             self._end()
 
 

@@ -337,10 +337,8 @@ class MetricStream:
         """Ends the stream, which frees the counters. Raises LevelZeroFailure."""
         handle, self._handle = self._handle, 0
         if handle:
-            try:
-                self._tools.call("zetMetricStreamerClose", ctypes.c_void_p(handle))
-            finally:
-                self._tools.deactivate(self._gpu)
+            self._tools.call("zetMetricStreamerClose", ctypes.c_void_p(handle))
+            self._tools.deactivate(self._gpu)
 
 
 def _address(pci: dict[str, Any]) -> str:
