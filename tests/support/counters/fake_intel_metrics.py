@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import pytest
+from kinetod.counters.backends import LEVEL_ZERO
 from kinetod.counters.counter_client import CounterClient
 from kinetod.counters.sampler_connections import CountersService
 
@@ -24,7 +25,7 @@ from support.xpu import level_zero
 
 T = TypeVar("T")
 
-UUIDS = tuple(f"{7 + index:02x}" * 16 for index in range(4))  # of the fake driver
+UUIDS = tuple(f"{7 + index:02x}" * 16 for index in range(2))  # of the fake driver
 SOURCES = ("fake_driver.c", "fake_metrics.c", "empty_tables.c")
 
 
@@ -38,7 +39,7 @@ def driver() -> Path:
 class FakeIntelMetrics:
     """A host with such GPUs, for the processes with `environ`. Skips the test where Level Zero has not been made."""
 
-    def __init__(self, folder: Path, gpus: int = 2) -> None:
+    def __init__(self, folder: Path) -> None:
         if not level_zero.is_made():
             pytest.skip(f"no Level Zero loader: {level_zero.MAKE}")
         self._libraries = debian_packages.libraries(level_zero.FOLDER / "root")
@@ -47,7 +48,7 @@ class FakeIntelMetrics:
         self._log = folder / "log"
         self.environ = {
             "ZE_ENABLE_ALT_DRIVERS": str(driver()),
-            "FAKE_LEVEL_ZERO_DEVICES": str(gpus),
+            "FAKE_LEVEL_ZERO_DEVICES": "2",
             "FAKE_METRICS": str(self._plan),
             "FAKE_METRICS_LOG": str(self._log),
         }
@@ -59,8 +60,8 @@ class FakeIntelMetrics:
         return [str(linker), "--library-path", str(self._libraries), sys.executable, *arguments]
 
     def counters(self, *arguments: str) -> list[str]:
-        """kinetod-counters in such a process, with the backend of Intel's GPUs."""
-        return self.command("-P", "-m", "kinetod.counters", "--backend", "level-zero", *arguments)
+        """kinetod-counters in such a process."""
+        return self.command("-P", "-m", "kinetod.counters", *arguments)
 
     def play(self, *lines: str) -> None:
         """Replaces the plan: see the fake's head. From the next call on."""
@@ -105,12 +106,14 @@ class IntelSampler(NamedTuple):
 
 
 @contextmanager
-def running_sampler(folder: Path, gpus: int = 2, **variables: str) -> Iterator[IntelSampler]:
-    """One of a folder's own, until the end."""
-    fake = FakeIntelMetrics(folder, gpus)
+def running_sampler(folder: Path, *, backend: str = LEVEL_ZERO, **variables: str) -> Iterator[IntelSampler]:
+    """One with a socket in this folder, until the end."""
+    fake = FakeIntelMetrics(folder)
     path = folder / "counters.sock"
     environ = {**os.environ, **fake.environ, **variables}
-    with subprocess.Popen(fake.counters("--socket", str(path)), env=environ, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        fake.counters("--backend", backend, "--socket", str(path)), env=environ, stderr=subprocess.DEVNULL
+    ) as process:
         try:
             until(lambda: path.is_socket() or process.poll() is not None, "it listens")
             yield IntelSampler(fake, path, process)

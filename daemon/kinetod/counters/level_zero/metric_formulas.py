@@ -20,7 +20,7 @@ from kinetod.counters.level_zero.tools_library import GroupMetric, MetricGroup
 from kinetod.counters.metric_sets import SETS
 
 LENGTH, END = "GpuTime", "QueryBeginTime"  # of a sample, in ns; see report_values.py
-_EVENT, _EVENT_WITH_RANGE, _THROUGHPUT, _TIMESTAMP = 1, 2, 3, 4
+EVENT, EVENT_WITH_RANGE, THROUGHPUT, TIMESTAMP = 1, 2, 3, 4  # zet_metric_type_t
 _STRING = 5  # zet_value_type_t
 _NO_COUNTS = frozenset(("percent", "%", "ns", "us", "ms", "Hz", "MHz", "GBpS", "MBpS", ""))
 _UNITS = {"percent": "%", "bytes": "B", "cycles": "cycle", "events": "event", "messages": "message",
@@ -165,7 +165,7 @@ def _named(group: MetricGroup, name: str) -> GroupMetric | None:
 
 
 def _is_number(metric: GroupMetric) -> bool:
-    return metric.type != _TIMESTAMP and metric.value_type != _STRING
+    return metric.type != TIMESTAMP and metric.value_type != _STRING
 
 
 def _formula(name: str, metric: GroupMetric) -> MetricFormula:
@@ -174,6 +174,6 @@ def _formula(name: str, metric: GroupMetric) -> MetricFormula:
             if formula.terms == (metric.name,) and not formula.per:
                 return formula
     unit = _UNITS.get(metric.unit, metric.unit)
-    if metric.type not in (_EVENT, _EVENT_WITH_RANGE, _THROUGHPUT) or metric.unit in _NO_COUNTS:
+    if metric.type not in (EVENT, EVENT_WITH_RANGE, THROUGHPUT) or metric.unit in _NO_COUNTS:
         return MetricFormula(label=name, unit=unit, terms=(metric.name,))
     return MetricFormula(label=name, unit="Hz" if unit == "cycle" else f"{unit}/s", terms=(metric.name,), rate=True)

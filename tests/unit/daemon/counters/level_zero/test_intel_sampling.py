@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
+from kinetod.counters.backends import LEVEL_ZERO
 from kinetod.counters.counter_client import CounterClient, CounterLosses
 from kinetod.counters.interface import CounterCode, CounterError, CounterPlan, WantedCounters
 from kinetod.counters.sample_rings import RingStatus
@@ -205,7 +206,7 @@ def test_a_process_whose_stream_the_driver_does_not_close_says_so_and_ends(tmp_p
 def test_who_comes_second_on_a_host_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
     with running_sampler(tmp_path) as first:
         first.fake.play("busy 1", f"busy_code {0x70010001}")
-        command = first.fake.counters("--socket", str(tmp_path / "second.sock"))
+        command = first.fake.counters("--backend", LEVEL_ZERO, "--socket", str(tmp_path / "second.sock"))
         environ = {**os.environ, **first.fake.environ}
         with subprocess.Popen(command, env=environ, stderr=subprocess.DEVNULL) as second:
             try:
