@@ -126,7 +126,7 @@ class BackendGroup:
         if not found and errors:
             code = next((each.code for each in errors if each.code is not CounterCode.UNAVAILABLE), errors[0].code)
             raise CounterError(code, "; ".join(each.reason for each in errors))
-        return found
+        return _numbered(found)
 
     def member_of(self, uuid: str) -> CounterBackend:
         """Who measures this GPU. Raises CounterError."""
@@ -152,6 +152,15 @@ class BackendGroup:
     ) -> Sampling:
         """Begins."""
         return self.member_of(uuid).start(uuid, wanted, interval_ns, make_ring)
+
+
+def _numbered(gpus: Sequence[CounterDevice]) -> list[CounterDevice]:
+    """With a number for each that no other has: where NVIDIA's driver is not seen in /proc, others begin at 0, too."""
+    found = dict[int, CounterDevice]()
+    for gpu in gpus:
+        index = gpu.index if gpu.index not in found else max(found) + 1
+        found[index] = msgspec.structs.replace(gpu, index=index)
+    return list(found.values())
 
 
 def who_measures(backend: CounterBackend, uuid: str) -> CounterBackend:

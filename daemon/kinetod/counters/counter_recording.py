@@ -135,7 +135,10 @@ async def record_counters(
     most_ns: int = MOST_DURATION_NS,
     max_bytes: int = MAX_FILE_BYTES,
 ) -> CounterRecording:
-    """Samples these GPUs into FOLDER/<uuid>.counters from now on. GPUs that refuse are in `refused`. Raises nothing."""
+    """Samples these GPUs into FOLDER/<uuid>.counters from now on. GPUs that refuse are in `refused`. Raises nothing.
+
+    interval_ns: 0: each GPU's default.
+    """
     started = await asyncio.gather(
         *(client.start(uuid, wanted, interval_ns, most_ns=most_ns) for uuid in gpus), return_exceptions=True
     )

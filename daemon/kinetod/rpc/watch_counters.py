@@ -25,13 +25,14 @@ from kinetod.base.errors import (
     invalid,
 )
 from kinetod.config.settings import Settings
-from kinetod.counters.counter_client import CounterClient, CounterSession, GpuList, check_interval
+from kinetod.counters.counter_client import CounterClient, CounterSession, GpuList
 from kinetod.counters.interface import (
     CounterCode,
     CounterDevice,
     CounterError,
     CounterPlan,
     WantedCounters,
+    check_interval,
     checked_wanted,
 )
 from kinetod.counters.metric_sets import OVERVIEW, SETS
@@ -43,7 +44,6 @@ from kinetod.permissions.caller_limits import Shares
 from kinetod.permissions.role_policy import Action, Caller, Role, may, sees_all
 from kinetod.selection.process_registry import Registry
 
-DEFAULT_INTERVAL_NS = 1_000_000
 DEFAULT_PERIOD_NS = 10**9
 LEAST_PERIOD_NS = 100_000_000
 MOST_PERIOD_NS = 3600 * 10**9
@@ -107,9 +107,10 @@ class CounterWatcher:
     async def watch(self, request: pb.WatchCountersRequest, caller: Caller) -> AsyncIterator[pb.CounterMeans]:
         """Yields means until the caller goes, or no GPU is sampled any more. Raises KinetodError."""
         wanted = _wanted(request)
-        interval_ns = request.interval_ns or DEFAULT_INTERVAL_NS
+        interval_ns = request.interval_ns  # 0: each GPU's default
         try:
-            check_interval(interval_ns)
+            if interval_ns:
+                check_interval(interval_ns)
         except CounterError as exc:
             raise invalid("interval_ns", exc.reason) from exc
         period_ns = request.period_ns or DEFAULT_PERIOD_NS

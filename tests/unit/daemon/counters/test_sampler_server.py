@@ -169,7 +169,7 @@ def test_lists_are_as_long_as_a_packet() -> None:
         b'KCTR\x01\x00{"type":"list_gpus","more":1}',
         b'KCTR\x09\x00{"type":"list_gpus"}',
         b"KCTR\x01\x00" + b"[" * 5000,
-        b'KCTR\x01\x00{"type":"start","gpu":"GPU-0","interval_ns":1,"most_ns":1}',
+        b'KCTR\x01\x00{"type":"start","gpu":"GPU-0","interval_ns":-1,"most_ns":1}',
         b'KCTR\x01\x00{"type":"plan","gpu":"GPU-0","metrics":["' + b"m" * 200 + b'"]}',
         b"y" * (messages.MAX_REQUEST_BYTES + 1),
     ],
