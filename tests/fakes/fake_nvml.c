@@ -12,6 +12,7 @@
 //   gpm_error CODE  what nvmlGpmSampleGet answers
 //   gpm_get_error CODE  what nvmlGpmMetricsGet answers
 //   mig INDEX       this GPU is in MIG mode
+//   counters 1      the GPUs have the UUIDs of those of fake_pm_sampling.c
 //   metric ID VALUE the value of a metric of GPM (default: its number)
 //   no_metric ID    a metric of GPM that the GPUs do not have
 // "alloc" and "free" of GPM's buffers, and each call out of order, are a line in the file $FAKE_NVML.gpm.
@@ -167,7 +168,7 @@ Result nvmlDeviceGetHandleByIndex_v2(unsigned index, Device *device) {
     return OK;
 }
 Result nvmlDeviceGetUUID(Device device, char *uuid, unsigned size) {
-    snprintf(uuid, size, "GPU-00000000-0000-0000-0000-%012u", device->index);
+    snprintf(uuid, size, "GPU-%s-0000-0000-0000-%012u", set("counters", 0) ? "fa000000" : "00000000", device->index);
     return OK;
 }
 Result nvmlDeviceGetName(Device device, char *name, unsigned size) {

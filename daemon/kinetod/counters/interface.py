@@ -3,6 +3,7 @@
 Theory of operation
     counter_client.py (in the daemon)     one connection for each GPU; takes the rows, and knows what was lost
     sampler_server.py (kinetod-counters)  one thread for each GPU; the connection's end ends the sampling
+    backends.py, backend_group.py         which backends there are, and those of several vendors as one
     a backend                             a folder or file for each: cupti, cupti_python.py
 
     A backend runs in kinetod-counters only, since a driver may hang or crash. `open`, `devices`, `plan` and `start` may
@@ -101,9 +102,15 @@ class Sampling(Protocol):
 class CounterBackend(Protocol):
     """What measures. Raises CounterError everywhere but in `close`. Called by several threads."""
 
-    name: str
-    library_version: str  # after `open`
     serves_once: bool  # the process must end after its first sampling
+
+    @property
+    def name(self) -> str:
+        """As --backend has it."""
+
+    @property
+    def library_version(self) -> str:
+        """After `open`."""
 
     def open(self) -> None:
         """Loads the vendor's library. Nothing is measured yet."""

@@ -15,12 +15,14 @@ from typing import Any
 
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
+from support.machine import native
 from support.service.daemon import Daemon, error_of, running_daemon, watch_to_end
 from support.waiting import until
 
 pytest.importorskip("torch")
 SECOND_NS = 10**9
 SCRIPT = Path(__file__).parents[2] / "support/targets/polling_training.py"
+LATE_RECORDING = Path(__file__).parents[2] / "fakes/late_recording.c"
 PAUSE_S = 0.2
 
 
@@ -37,11 +39,11 @@ class Host:
         return {**own, "KINETO_USE_DAEMON": "1", "KINETO_IPC_SOCKET_DIR": str(self.folder), "OMP_NUM_THREADS": "1"}
 
     @contextmanager
-    def program(self, *arguments: str) -> Iterator["Program"]:
-        """A running one, of which nothing is known yet."""
+    def program(self, *arguments: str, **environ: str) -> Iterator["Program"]:
+        """A running one, of which nothing is known yet. environ: beside what every program has."""
         command = [sys.executable, "-P", str(SCRIPT), *arguments]
         with subprocess.Popen(
-            command, env=self.environ(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            command, env={**self.environ(), **environ}, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         ) as process:
             try:
                 yield Program(self, process)
@@ -144,6 +146,13 @@ def test_three_in_a_row_are_three_whole_traces(stepping: Program) -> None:
     found = [stepping.traced()[1] for _ in range(3)]
     assert len({trace["trace_id"] for trace in found}) == 3
     assert all(rows(trace, "cpu_op") for trace in found)
+
+
+@pytest.mark.slow
+def test_a_file_that_is_opened_long_before_it_records_is_awaited(host: Host) -> None:
+    late = native.build("liblate_recording.so", [LATE_RECORDING], ["-shared", "-fPIC"])
+    with host.program("steps", LD_PRELOAD=str(late), LATE_RECORDING_S="6") as program:  # a poll is within
+        assert rows(program.until_it_trains().traced(duration_ns=9 * SECOND_NS)[1], "cpu_op")
 
 
 @pytest.mark.slow

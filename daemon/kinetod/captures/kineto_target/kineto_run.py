@@ -25,8 +25,9 @@ from kineto_trace.spool.kineto_file import OnDemandRequest
 
 from kinetod.attach.attach_types import Approval
 from kinetod.base.errors import KinetodError, VerdictReason
+from kinetod.captures.counters.capture_counters import TargetSampling
 from kinetod.captures.kineto_target.config_text import TraceDestination, kineto_text
-from kinetod.captures.kineto_target.kineto_recorder import KinetoRecorder, is_alive
+from kinetod.captures.kineto_target.kineto_recorder import FreePolls, KinetoRecorder, is_alive
 from kinetod.captures.kineto_target.kineto_result import Fetch, store_kineto_file
 from kinetod.captures.kineto_target.on_demand_trace import (
     WAIT_S,
@@ -90,6 +91,7 @@ class KinetoRun:
         approval: Approval,
         on_change: Callable[[], None],
         check_share: Callable[[], None] = lambda: None,
+        counters: TargetSampling | None = None,
     ) -> None:
         self.target = target
         self.garbage: Path | None = None
@@ -105,11 +107,13 @@ class KinetoRun:
         self._approval = approval
         self._on_change = on_change
         self._check_share = check_share
+        self._counters = counters  # None: no hardware counters were asked for
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
         self._trace = OnDemandTrace(target.pid, start, self._config)
         self._offered: OfferedConfiguration | None = None
         self._withdrawn_ns = 0
+        self._polls = FreePolls(0)  # since then
         self._folder: OpenTraceFolder | None = None
         self._destination: TraceDestination | None = None
         self._asked: OnDemandRequest | None = None
@@ -172,11 +176,15 @@ class KinetoRun:
             self._withdraw()
             self._recorder.free(self._process.key, self._capture_id)
             self._leave_folder()
+            if self._counters is not None:
+                self._counters.release()
         self._handle(VerdictGiven())
 
     async def _run(self) -> None:
         self._handle(OfferReady(await self._prepare()))
         ending = await self._record()
+        if self._counters is not None and ending == DONE:  # when the window was, only the file tells
+            self.target.warnings.extend(await self._counters.collected(0, time.time_ns()))
         if ending == DONE and self._folder is not None and self._asked is not None:
             self._recorder.finished(self._process.key)
             self._handle(DecodingBegun())
@@ -283,9 +291,13 @@ class KinetoRun:
             self._handle(ProcessGone(died=True))
 
     def _is_free_again(self) -> bool:
-        """Whether a poll after the file was opened says so: an offer that was withdrawn for it tells nothing more."""
-        process = self._process
-        return not process.tracing and process.last_poll_ns > self._withdrawn_ns
+        """Whether polls after the file was opened say so: an offer that was withdrawn for it tells nothing more.
+
+        libkineto opens the file before it says that it records; on a busy machine seconds before. So a poll that says
+        that it is free means the end only after one that said otherwise; if there was none, the deadline is the end.
+        """
+        free = self._polls.count(self._process) > 0
+        return free and (self._polls.has_recorded or self._trace.was_taken)
 
     def _on_offer(self, event: OfferEvent) -> None:
         if event is OfferEvent.GONE:
@@ -326,6 +338,7 @@ class KinetoRun:
         if offered is not None:
             offered.withdraw()
             self._withdrawn_ns = time.time_ns()
+            self._polls = FreePolls(self._withdrawn_ns)
             self._count_sent(offered)
 
     def _publish(self, entered: Publish) -> None:

@@ -128,21 +128,24 @@ def longest_ns(request: wire.Start, config: Config) -> int:
     """How long it may take from the poll that brings the request until the file begins to grow."""
     if request.iterations is not None:
         return config.max_duration_ns
-    return START_DELAY_NS + request.warmup_ns + (request.duration_ns or 0) + config.agent_deadline_ns
+    return START_DELAY_NS + request.warmup_ns + (request.duration_ns or 0) + config.process_deadline_ns
 
 
 class OnDemandTrace:
-    """The state machine of one target. Its attributes may be read at any time; only `request` may be set."""
+    """The state machine of one target. Its attributes may be read at any time; only `request` may be set.
+
+    was_taken: a poll has said that the profiler is armed or records.
+    """
 
     def __init__(self, pid: int, request: wire.Start, config: Config) -> None:
         self.request = request
         self.phase = KinetoPhase.WAIT
         self.deadline_s = 0.0  # of the event loop's clock
         self.begun = False
+        self.was_taken = False
         self.times_sent = 0
         self._pid = pid
         self._config = config
-        self._taken = False
         self._over = False
         self._looked_since_over = False
         self._opened = False  # the file
@@ -197,9 +200,9 @@ class OnDemandTrace:
         return []
 
     def _took(self, _event: OfferTaken, now: Now) -> list[KinetoCommand]:
-        if self._taken:
+        if self.was_taken:
             return []
-        self._taken = True
+        self.was_taken = True
         self.deadline_s = max(self.deadline_s, now.loop_s + self._allowed_s(now))
         return self._enter(KinetoPhase.WARMUP, now)
 
@@ -279,7 +282,7 @@ class OnDemandTrace:
     def _overdue(self, _event: DeadlinePassed, _now: Now) -> list[KinetoCommand]:
         if not self.times_sent:
             self._fail(VerdictReason.NOT_POLLED, self._not_polled_text())
-        elif not self._taken and not self._opened:
+        elif not self.was_taken and not self._opened:
             self._fail(VerdictReason.NOT_TAKEN, self._not_taken_text())
         elif self.request.iterations is not None and self.phase < KinetoPhase.PROCESS:
             found = iterations_not_reached(self._pid, self.request, self._config.max_duration_ns)
