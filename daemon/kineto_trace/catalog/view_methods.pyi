@@ -215,9 +215,10 @@ class Views:
         max_points: int = 0,
         executor: Executor | None = None,
     ) -> Result:
-        """Every counter of the trace over time: what the kernel counted for the process, the allocator's, and a file's own.
+        """Every counter of the trace over time: the hardware's, what the kernel counted, the allocator's, and a file's own.
 
-        What the kernel counted is given per second of the interval that begins at the time of the row. Samples that a file
+        A hardware counter's value is the mean of its sample, which begins at the time of the row; a missing value says
+        that no sample followed. What the kernel counted is given per second of the interval that begins at the time of the row. Samples that a file
         has from before or after the window of its events (hardware counters that run longer) have rows, too: the last one
         before the window holds at its beginning.
 

@@ -1,4 +1,4 @@
-"""Every counter of a trace over time: those of the file, the allocator's, and what the kernel counted."""
+"""Every counter of a trace over time: the hardware's, the file's, the allocator's, and what the kernel counted."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from kineto_trace.analysis.counters.sampled_counters import sampled_counters
 from kineto_trace.analysis.host_time.thread_views import counters_of
 from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
@@ -29,8 +30,8 @@ _RATES = {
     "throttled_ns": ("process: throttled by its CPU quota", "s/s", 1e9),
 }
 NO_COUNTERS = (
-    "the trace has no counters: kinetod records those of the kernel with every trace, and those of the allocator with "
-    "kinetoctl trace --memory"
+    "the trace has no counters: kinetod records those of the kernel with every trace, those of the allocator with "
+    "kinetoctl trace --memory, and those of the hardware with --counters"
 )
 
 Ints = npt.NDArray[np.int64]
@@ -38,7 +39,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class CounterSeries(NamedTuple):
-    """One counter. time: Unix ns, ascending; value: holds from its time on."""
+    """One counter. time: Unix ns, ascending; value: holds from its time on; NaN: it is not known from then on."""
 
     name: str
     unit: str
@@ -48,8 +49,18 @@ class CounterSeries(NamedTuple):
 
 def counter_series(context: Context) -> list[CounterSeries]:
     """Returns all counters of a trace that have values."""
-    found = [*_of_kernel(context), *_of_allocator(context), *_of_file(context)]
-    return [series for series in found if len(series.time)]
+    found = [*_of_hardware(context), *_of_kernel(context), *_of_allocator(context), *_of_file(context)]
+    return [series for series in found if np.isfinite(series.value).any()]
+
+
+def _of_hardware(context: Context) -> Iterator[CounterSeries]:
+    """The samples of the hardware's counters; where none follows at once, what was sampled ends."""
+    for track in context.get(sampled_counters):
+        ends = np.append(track.end[:-1] < track.start[1:], True)[: len(track)]
+        time = np.concatenate([track.start, track.end[ends]])
+        value = np.concatenate([track.value, np.full(int(np.count_nonzero(ends)), np.nan)])
+        order = np.argsort(time, kind="stable")
+        yield CounterSeries(f"GPU{track.device}: {track.label}", track.unit, time[order], value[order])
 
 
 def _of_kernel(context: Context) -> Iterator[CounterSeries]:
@@ -104,11 +115,12 @@ def _of_file(context: Context) -> Iterator[CounterSeries]:
     nothing=NO_COUNTERS,
 )
 def counters(context: Context, *, max_points: int = 0) -> Answer:
-    """Every counter of the trace over time: what the kernel counted for the process, the allocator's, and a file's own.
+    """Every counter of the trace over time: the hardware's, what the kernel counted, the allocator's, and a file's own.
 
-    What the kernel counted is given per second of the interval that begins at the time of the row. Samples that a file
-    has from before or after the window of its events (hardware counters that run longer) have rows, too: the last one
-    before the window holds at its beginning.
+    A hardware counter's value is the mean of its sample, which begins at the time of the row; a missing value says that
+    no sample followed. What the kernel counted is given per second of the interval that begins at the time of the row.
+    Samples that a file has from before or after the window of its events (hardware counters that run longer) have rows,
+    too: the last one before the window holds at its beginning.
 
     Options:
     - max_points: the maximum number of rows per counter; the rows that show the shape of the curve best are kept
@@ -120,7 +132,12 @@ def counters(context: Context, *, max_points: int = 0) -> Answer:
     for series in counter_series(context):
         since = (series.time - context.trace.window_start_ns) / 1000
         points = np.stack([since, series.value], axis=1)
-        rows = largest_triangles(points, max_points) if max_points else np.arange(len(points))
+        known = np.isfinite(series.value)
+        rows = (
+            np.flatnonzero(known)[largest_triangles(points[known], max_points)]
+            if max_points
+            else np.arange(len(points))
+        )
         values["counter"] += [series.name] * len(rows)
         values["unit"] += [series.unit or None] * len(rows)
         values["time_ns"] += series.time[rows].tolist()
@@ -152,12 +169,13 @@ def counter_summary(context: Context) -> Answer:
     values: dict[str, list[Any]] = {column.name: [] for column in counter_summary.columns}
     for series in counter_series(context):
         held = np.diff(np.clip(np.append(series.time, max(high, int(series.time[-1]))), low, None)).astype(np.float64)
-        weights = held if held.any() else np.ones(len(held))
+        known = np.isfinite(series.value)
+        value, weights = series.value[known], held[known]
         values["counter"].append(series.name)
         values["unit"].append(series.unit or None)
-        values["samples"].append(len(series.value))
-        values["mean"].append(float(np.average(series.value, weights=weights)))
-        values["min"].append(float(series.value.min()))
-        values["max"].append(float(series.value.max()))
-        values["last"].append(float(series.value[-1]))
+        values["samples"].append(len(value))
+        values["mean"].append(float(np.average(value, weights=weights if weights.any() else None)))
+        values["min"].append(float(value.min()))
+        values["max"].append(float(value.max()))
+        values["last"].append(float(value[-1]))
     return Answer(values)
