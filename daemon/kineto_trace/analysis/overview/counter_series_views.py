@@ -38,7 +38,7 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 
-class CounterSeries(NamedTuple):
+class CounterValues(NamedTuple):
     """One counter. time: Unix ns, ascending; value: holds from its time on; NaN: it is not known from then on."""
 
     name: str
@@ -47,23 +47,23 @@ class CounterSeries(NamedTuple):
     value: Floats
 
 
-def counter_series(context: Context) -> list[CounterSeries]:
+def counter_series(context: Context) -> list[CounterValues]:
     """Returns all counters of a trace that have values."""
     found = [*_of_hardware(context), *_of_kernel(context), *_of_allocator(context), *_of_file(context)]
     return [series for series in found if np.isfinite(series.value).any()]
 
 
-def _of_hardware(context: Context) -> Iterator[CounterSeries]:
+def _of_hardware(context: Context) -> Iterator[CounterValues]:
     """The samples of the hardware's counters; where none follows at once, what was sampled ends."""
     for track in context.get(sampled_counters):
         ends = np.append(track.end[:-1] < track.start[1:], True)[: len(track)]
         time = np.concatenate([track.start, track.end[ends]])
         value = np.concatenate([track.value, np.full(int(np.count_nonzero(ends)), np.nan)])
         order = np.argsort(time, kind="stable")
-        yield CounterSeries(f"GPU{track.device}: {track.label}", track.unit, time[order], value[order])
+        yield CounterValues(f"GPU{track.device}: {track.label}", track.unit, time[order], value[order])
 
 
-def _of_kernel(context: Context) -> Iterator[CounterSeries]:
+def _of_kernel(context: Context) -> Iterator[CounterValues]:
     counters = counters_of(context)
     if counters is None:
         return
@@ -72,20 +72,20 @@ def _of_kernel(context: Context) -> Iterator[CounterSeries]:
         values = counters.process[name]
         if values.any() and (values >= 0).any():  # what never happened, or could not be read, is no series
             known = values >= 0
-            yield CounterSeries(title, unit, counters.times[:-1][known], (values / seconds / scale)[known])
+            yield CounterValues(title, unit, counters.times[:-1][known], (values / seconds / scale)[known])
 
 
-def _of_allocator(context: Context) -> Iterator[CounterSeries]:
+def _of_allocator(context: Context) -> Iterator[CounterValues]:
     records = context.get(memory_records)
     for device, label in enumerate(records.devices):
         time, allocated, reserved, relative = levels(records, device)
         title = f"{label}: allocated" + (" since the recording began" if relative else "")
-        yield CounterSeries(title, "bytes", time, allocated.astype(np.float64))
+        yield CounterValues(title, "bytes", time, allocated.astype(np.float64))
         if (reserved >= 0).any():
-            yield CounterSeries(f"{label}: reserved", "bytes", time, reserved.astype(np.float64))
+            yield CounterValues(f"{label}: reserved", "bytes", time, reserved.astype(np.float64))
 
 
-def _of_file(context: Context) -> Iterator[CounterSeries]:
+def _of_file(context: Context) -> Iterator[CounterValues]:
     """Each counter of a file and each member of its arguments. A file states no units."""
     table, parsed = context.trace.table("other"), arguments(context, "other")
     rows = np.flatnonzero((table["phase"] == COUNTER) & (parsed.text >= 0)) if len(table) else np.empty(0, np.int64)
@@ -100,7 +100,7 @@ def _of_file(context: Context) -> Iterator[CounterSeries]:
     for (name, member), (places, values) in found.items():
         title = context.trace.strings[name] if name >= 0 else "counter"
         shown = title if member in ("value", title) else f"{title}: {member}"
-        yield CounterSeries(shown, "", table["start"][places], np.array(values))
+        yield CounterValues(shown, "", table["start"][places], np.array(values))
 
 
 @view(
