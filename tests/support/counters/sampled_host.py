@@ -121,7 +121,7 @@ def _is_sampler_of(entry: Path, parent: int) -> bool:
         status, command = (entry / "stat").read_text(), (entry / "cmdline").read_bytes()
     except OSError:
         return False
-    return int(status.rpartition(")")[2].split()[1]) == parent and b"kinetod.counters" in command
+    return int(status.rpartition(")")[2].split()[1]) == parent and b"kinetod.counters\0" in command
 
 
 @contextmanager
