@@ -9,6 +9,8 @@ import numpy.typing as npt
 from kineto_trace.arrays.id_sets import is_in, unique_values
 from kineto_trace.decode.time_window import apply_window
 from kineto_trace.errors import TraceError
+from kineto_trace.formats.chrome.counter_rows import gap_rows
+from kineto_trace.model.activity_tables import COUNTER
 from kineto_trace.model.trace import GPU_TABLES, OP_TABLES, Table, Trace
 
 METADATA = ord("M")  # the phase of rows that name processes and threads
@@ -28,9 +30,14 @@ def cut(trace: Trace, start_ns: int, end_ns: int) -> Trace:
     if end_ns <= start_ns:
         raise TraceError(f"a stretch of time ends after it begins; {start_ns} to {end_ns} does not")
     tables, _ = apply_window(trace.tables, start_ns, end_ns)
-    for kind, chosen in (("flow", _arrows), ("other", _others)):
-        if kind in trace.tables:
-            tables[kind] = trace.table(kind).take(chosen(trace.table(kind), start_ns, end_ns))
+    if "flow" in trace.tables:
+        tables["flow"] = trace.table("flow").take(_arrows(trace.table("flow"), start_ns, end_ns))
+    if "other" in trace.tables:
+        other = trace.table("other")
+        ends = gap_rows(other, trace.strings)  # those of samples that reach out of the stretch, too
+        if COUNTER in tables and ends.any():
+            ends &= np.isin(other["start"], tables[COUNTER].end())
+        tables["other"] = other.take(_others(other, start_ns, end_ns) | ends)
     return replace(
         trace,
         tables=tables,

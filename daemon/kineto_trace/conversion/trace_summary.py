@@ -10,7 +10,7 @@ from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.intervals import intersection, union
 from kineto_trace.model.context import Context
 from kineto_trace.model.line_counts import STATES
-from kineto_trace.model.trace import GPU_TABLES, UNTIMED_TABLES, Trace
+from kineto_trace.model.trace import COUNTER_TABLES, GPU_TABLES, UNTIMED_TABLES, Trace
 from kineto_trace.structure.activity_links import whole_steps
 from kineto_trace.structure.nesting import nest_tables
 from kineto_trace.structure.python.python_samples import WAITING, line_samples, state_counts
@@ -26,7 +26,7 @@ def summarize(trace: Trace) -> dict[str, Any]:
     """Summarizes a trace. The keys are those of the message; times are in ns."""
     activities = Counter[str]()
     for kind, table in trace.tables.items():
-        if len(table) and kind not in UNTIMED_TABLES:
+        if len(table) and kind not in (*UNTIMED_TABLES, *COUNTER_TABLES):
             activities[trace.category(kind)] += len(table)
     iterations = whole_steps(Context(trace)).number.tolist()
     return {

@@ -8,7 +8,16 @@ import numpy.typing as npt
 from kineto_trace.arrays.id_sets import is_in, unique_values
 from kineto_trace.decode.activity_names import ACTIVITY_BUFFER_REQUEST
 from kineto_trace.model.activity_table import ViewerRow
-from kineto_trace.model.trace import API_TABLES, GPU_TABLES, NO_ROW, OP_TABLES, UNTIMED_TABLES, Table, own_tables
+from kineto_trace.model.trace import (
+    API_TABLES,
+    COUNTER_TABLES,
+    GPU_TABLES,
+    NO_ROW,
+    OP_TABLES,
+    UNTIMED_TABLES,
+    Table,
+    own_tables,
+)
 
 Mask = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
@@ -93,7 +102,7 @@ def _tensors(tables: Mapping[str, Table], kept: Mapping[str, Table]) -> dict[str
 
 def whole_extent(tables: Mapping[str, Table]) -> tuple[int, int]:
     """Returns the first start and the last end of all activities (Unix ns); (0, 0) if there are none."""
-    filled = [table for kind, table in tables.items() if len(table) and kind not in UNTIMED_TABLES]
+    filled = [table for table in _activities(tables) if len(table)]
     if not filled:
         return 0, 0
     starts = [table["start"][table["start"] > 0] for table in filled]
@@ -106,7 +115,10 @@ def drop_trailing_requests(tables: Mapping[str, Table]) -> dict[str, Table]:
     overhead = tables.get("overhead")
     if overhead is None or not len(overhead):
         return dict(tables)
-    timed = [(kind, table) for kind, table in tables.items() if kind not in UNTIMED_TABLES]
-    others = [int(table.end().max()) for kind, table in timed if kind != "overhead" and len(table)]
+    others = [int(table.end().max()) for table in _activities(tables) if table.kind != "overhead" and len(table)]
     trailing = (overhead["kind"] == ACTIVITY_BUFFER_REQUEST) & (overhead["start"] > max(others, default=0))
     return {**tables, "overhead": overhead.take(~trailing)}
+
+
+def _activities(tables: Mapping[str, Table]) -> list[Table]:
+    return [table for kind, table in tables.items() if kind not in (*UNTIMED_TABLES, *COUNTER_TABLES)]

@@ -18,7 +18,7 @@ from kineto_trace.formats.chrome.verbatim_writer import is_verbatim
 from kineto_trace.formats.shared.text_sinks import TextSink
 from kineto_trace.model import trace_header
 from kineto_trace.model.context import Context
-from kineto_trace.model.trace import DEVICE_TABLES, TEXT_ID, Table, Trace
+from kineto_trace.model.trace import COUNTER_TABLES, DEVICE_TABLES, TEXT_ID, Table, Trace
 from kineto_trace.open.trace_discovery import Source
 from kineto_trace.open.trace_opener import open_trace
 
@@ -141,7 +141,7 @@ def _processes(trace: Trace, tables: list[Table]) -> tuple[TraceProcess, ...]:
     for table in tables:
         pids = unique_values(table.origin["pid"]).tolist()
         seen.update(pids)
-        if table.kind in DEVICE_TABLES:
+        if table.kind in (*DEVICE_TABLES, *COUNTER_TABLES):
             gpus.update(pids)
     names = _process_rows(trace)
 

@@ -15,7 +15,7 @@ Theory of operation
 """
 
 from kineto_trace.model.activity_table import ActivityTable, Column, ViewerRow
-from kineto_trace.model.event_kinds import BOOL, I32, I32X3, I64, SIGNED_U32, U16, U32, U64, Arg
+from kineto_trace.model.event_kinds import BOOL, F64, I32, I32X3, I64, SIGNED_U32, U16, U32, U64, Arg
 from kineto_trace.model.line_counts import WAITS
 from kineto_trace.model.shared_columns import (
     API,
@@ -23,6 +23,7 @@ from kineto_trace.model.shared_columns import (
     EXTERNAL,
     GPU,
     GPU_ARGUMENTS,
+    NAN_BITS,
     OP,
     OP_ARGUMENTS,
     QUEUE,
@@ -316,10 +317,12 @@ TABLES = (
             *TIMED[:2],
             Column("name", "int32", "what is measured, in the same words for every vendor: DRAM", text=True),
             Column("device", "uint32", "device index as the process sees it"),
-            Column("metric", "int32", "the vendor's name of what is measured", text=True),
+            Column("metric", "int32", "the vendor's name of what is measured; -1: unknown", text=True),
             Column("unit", "int32", "%, B/s, Hz, W or the vendor's word; -1: none", text=True),
-            Column("value", "float64", "NaN: the sample has none"),
+            Column("value", "float64", "mean over the sample, as precise as a float32; NaN: the sample has none"),
         ),
+        arguments=(Arg("", "value", F64, NAN_BITS),),
+        categories=("*,hardware_counter", "*,hardware_counter_none"),  # formats/shared/counter_series.py
     ),
     ActivityTable(
         name="python_function",
@@ -399,14 +402,15 @@ KINDS = {
     for table in sorted(TABLES, key=lambda table: table.row is ViewerRow.FILE)
     if table.row is not ViewerRow.NONE
 }
-MEMORY, FLOW, OTHER = "cpu_instant_event", "flow", "other"
+MEMORY, FLOW, OTHER, COUNTER = "cpu_instant_event", "flow", "other", "counter"
 
 # Arguments of sampled slices that are written where they are not 0, by column.
 SAMPLED_ARGUMENTS = {
     arg.column: arg.key for arg in KINDS["python_function"] if arg.column in ("call_line", *WAITS[1:], "gil_holder")
 }
 
-# Categories of complete events: (text, whether it is only the ending of one, table). The first match counts.
+# Categories of complete events and of counters: (text, whether it is only the ending of one, table). The first match
+# counts.
 CATEGORIES = tuple(
     (text.removeprefix("*"), text.startswith("*"), table.name)
     for table in sorted(TABLES, key=lambda table: table.row.value)

@@ -12,7 +12,7 @@ Theory of operation
     whatever has no table of its own, are in the tables `flow` and `other`.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -34,6 +34,7 @@ API_TABLES = tables_on(ViewerRow.CALL)
 OP_TABLES = tables_on(ViewerRow.OPERATOR)
 UNTIMED_TABLES = tables_on(ViewerRow.NONE)
 FILE_TABLES = tables_on(ViewerRow.FILE)
+COUNTER_TABLES = tables_on(ViewerRow.COUNTER)  # measured over time: their rows are no activities
 DEVICE_TABLES = tables_on(ViewerRow.GPU, ViewerRow.SYNC, ViewerRow.ANNOTATION)  # rows on devices
 HOST_TABLES = tables_on(ViewerRow.CALL, ViewerRow.OPERATOR, ViewerRow.MEMORY, ViewerRow.PYTHON)  # rows on threads
 
@@ -245,7 +246,7 @@ class Trace:
             counts={
                 self.category(kind): len(table)
                 for kind, table in self.tables.items()
-                if kind not in (*UNTIMED_TABLES, *FILE_TABLES)
+                if kind not in (*UNTIMED_TABLES, *FILE_TABLES, *COUNTER_TABLES)
             },
             annotations={} if annotations is None else annotations.columns,
             strings=self.strings,
@@ -256,9 +257,10 @@ class Trace:
 class StringTable:
     """Collects the strings of a trace as text -> number."""
 
-    def __init__(self) -> None:
-        self.strings: list[str] = []
-        self._numbers: dict[str, int] = {}
+    def __init__(self, strings: Iterable[str] = ()) -> None:
+        """strings: those that have their numbers already."""
+        self.strings = list(strings)
+        self._numbers = {text: number for number, text in enumerate(self.strings)}
 
     def add(self, text: str) -> int:
         """Returns the number of this text."""

@@ -75,6 +75,8 @@ def _numbers(table: Table, column: str) -> pa.Array:
     missing = _absent(table, column)
     for value in (*MISSING.get(column, ()), *MISSING_OF_KIND.get((table.kind, column), ())):
         missing |= values == values.dtype.type(value)
+    if values.dtype.kind == "f":
+        missing |= np.isnan(values)
     return pa.array(values, mask=missing if missing.any() else None)
 
 

@@ -25,6 +25,7 @@ from kineto_trace.model.activity_tables import KINDS, NO_PRIORITY, TABLES
 from kineto_trace.model.event_kinds import DTYPES
 from kineto_trace.model.trace import (
     API_TABLES,
+    COUNTER_TABLES,
     GPU_TABLES,
     SCHEMAS,
     UNKNOWN_STREAM,
@@ -148,6 +149,9 @@ MISSING: dict[str, tuple[int, ...]] = {
     "total_reserved": (-1,),
     "parent": (-1,),
     "module": (-1,),
+    "metric": (-1,),
+    "unit": (-1,),
+    "value": (),  # NaN
 }
 MISSING_OF_KIND: dict[tuple[str, str], tuple[int, ...]] = {
     ("cuda_sync", "stream"): (UNKNOWN_STREAM,),
@@ -156,7 +160,7 @@ MISSING_OF_KIND: dict[tuple[str, str], tuple[int, ...]] = {
     ("cpu_instant_event", "thread"): (0,),
     ("overhead", "thread"): (0,),
 }
-_SPECIAL = re.compile(r"; (?:0|-1|NO_[A-Z]+|UNKNOWN_[A-Z]+): [^;]*$")  # of meanings: what is NULL here
+_SPECIAL = re.compile(r"; (?:0|-1|NaN|NO_[A-Z]+|UNKNOWN_[A-Z]+): [^;]*$")  # of meanings: what is NULL here
 _UNITS = {"bytes": "bytes", "total_allocated": "bytes", "total_reserved": "bytes"}
 _UNITS |= {"static_shared_memory": "bytes", "dynamic_shared_memory": "bytes"}
 
@@ -178,7 +182,8 @@ EVENTS = SqlTable(
     "events",
     "activities",
     "All activities of all kinds in one table.\n\nColumns that do not apply to a kind are NULL: host "
-    "activities have no device, GPU activities no thread. The ends of flows are in the table `flow` only.",
+    "activities have no device, GPU activities no thread. The ends of flows are in the table `flow` only, samples of "
+    "hardware counters in `counter` only.",
     (
         *WHICH,
         SqlColumn("kind", NAMES, "", "name of the table with all of its columns: kernel, cpu_op, …"),
@@ -193,7 +198,7 @@ EVENTS = SqlTable(
         ARGS,
     ),
 )
-EVENT_KINDS = tuple(kind for kind in SCHEMAS if kind not in (*UNTIMED_TABLES, "flow"))
+EVENT_KINDS = tuple(kind for kind in SCHEMAS if kind not in (*UNTIMED_TABLES, *COUNTER_TABLES, "flow"))
 TRACES = SqlTable(
     "traces",
     "traces",
@@ -272,8 +277,10 @@ def _activities(table: ActivityTable) -> SqlTable:
 def _column(kind: str, column: Column) -> SqlColumn:
     special = column.name in MISSING or (kind, column.name) in MISSING_OF_KIND
     meaning = _SPECIAL.sub("", column.meaning) if special else column.meaning
-    plain = SqlColumn(column.name, pa.from_numpy_dtype(column.dtype), _UNITS.get(column.name, ""), meaning)
-    return _RENAMED.get(column.name, plain)
+    arrow = NAMES if column.text else pa.from_numpy_dtype(column.dtype)
+    if (kind, column.name) == ("counter", "name"):
+        return SqlColumn(column.name, arrow, "", meaning)
+    return _RENAMED.get(column.name, SqlColumn(column.name, arrow, _UNITS.get(column.name, ""), meaning))
 
 
 def _own_column(column: Column) -> SqlColumn:

@@ -52,6 +52,8 @@ DELTA_COLUMNS = frozenset(
     | {"id", "external_id", "sequence", "op", "address", "total_allocated"}
     | {f"{ORIGIN_PREFIX}{n}" for n in ("place", "event_index", "python_id", "python_parent_id")}
 )
+# Columns of measured values, which seldom repeat: their bytes are stored by significance, and half of them are 0.
+SPLIT_COLUMNS = frozenset({"value"})
 # What a column is that an older version did not store; others are 0.
 _ABSENT: Mapping[str, int] = {
     "inputs": NO_STRING,
@@ -131,13 +133,14 @@ def _save_table(table: Table, texts: pa.Array | None, path: Path) -> Path:
         [pa.field(name, array.type, nullable=name in text_columns) for name, array in zip(columns, arrays, strict=True)]
     )
     numbers = [name for name, array in columns.items() if array.dtype.kind in "iu" and name not in text_columns]
-    delta = {name: "DELTA_BINARY_PACKED" for name in numbers if name in DELTA_COLUMNS}
+    encodings = {name: "DELTA_BINARY_PACKED" for name in numbers if name in DELTA_COLUMNS}
+    encodings |= {name: "BYTE_STREAM_SPLIT" for name in columns if name in SPLIT_COLUMNS}
     _write(
         path,
         pa.Table.from_arrays(arrays, schema=schema),
         {
-            "use_dictionary": [name for name in columns if name not in delta],
-            "column_encoding": delta,
+            "use_dictionary": [name for name in columns if name not in encodings],
+            "column_encoding": encodings,
             # The smallest and largest text of a dictionary column cost more than all the rest.
             "write_statistics": [name for name in columns if name not in text_columns],
         },

@@ -16,7 +16,8 @@ static int plan_kinds(kc_chrome *c, const kc_chrome_plan *plan) {
     uint64_t texts = KC_SCAN_PADDING;
     uint32_t arg_count = 0;
     if (plan->kind_count > KC_MAX_KINDS || plan->memory_kind >= plan->kind_count ||
-        plan->flow_kind >= plan->kind_count || plan->other_kind >= plan->kind_count) {
+        plan->flow_kind >= plan->kind_count || plan->other_kind >= plan->kind_count ||
+        plan->counter_kind >= plan->kind_count) {
         return -1;
     }
     for (uint32_t i = 0; i < plan->kind_count; i++) {

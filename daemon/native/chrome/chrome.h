@@ -102,13 +102,13 @@ typedef struct {
 typedef struct {
     const kc_chrome_kind *kinds;
     const kc_chrome_arg *args;
-    const kc_chrome_category *categories; /* of complete events; the first that fits counts */
+    const kc_chrome_category *categories; /* of complete events and counters; the first that fits counts */
     uint32_t kind_count;
     uint32_t category_count;
     uint32_t memory_kind; /* instants with the name [memory] */
     uint32_t flow_kind;   /* phases s, t and f */
     uint32_t other_kind;
-    uint32_t pad;
+    uint32_t counter_kind; /* phase C, with one of its categories */
 } kc_chrome_plan;
 
 enum {

@@ -137,32 +137,44 @@ static const char *id_member(kc_chrome *c, kc_scan *s, kc_event *e, const char *
     return end;
 }
 
+/* The kind that a category belongs to; other_kind if it belongs to none. */
+static uint32_t kind_of_category(kc_chrome *c, int32_t category) {
+    const kc_chrome_plan *plan = &c->plan;
+    uint8_t *mark = c->strings.marks + category;
+    if (*mark) {
+        return *mark - 1u;
+    }
+    const char *text = c->strings.bytes.data + c->strings.ends[category];
+    uint64_t bytes = c->strings.ends[category + 1] - c->strings.ends[category];
+    *mark = (uint8_t)(plan->other_kind + 1);
+    for (uint32_t i = 0; i < plan->category_count; i++) {
+        const kc_chrome_category *entry = plan->categories + i;
+        if (bytes < entry->bytes || (!entry->suffix && bytes != entry->bytes)) {
+            continue;
+        }
+        const char *at = text + bytes - entry->bytes;
+        uint32_t n = 0;
+        while (n < entry->bytes && (at[n] >= 'A' && at[n] <= 'Z' ? at[n] + 32 : at[n]) == entry->text[n]) {
+            n++;
+        }
+        if (n == entry->bytes) {
+            *mark = (uint8_t)(entry->kind + 1);
+            break;
+        }
+    }
+    return *mark - 1u;
+}
+
 static kc_rows *kind_of(kc_chrome *c, const kc_event *e) {
     const uint32_t timed = KC_HAS_TS | KC_HAS_DUR;
     const kc_chrome_plan *plan = &c->plan;
     if (e->phase == 'X' && e->category >= 0 && (e->seen & timed) == timed) {
-        uint8_t *mark = c->strings.marks + e->category;
-        if (!*mark) {
-            const char *text = c->strings.bytes.data + c->strings.ends[e->category];
-            uint64_t bytes = c->strings.ends[e->category + 1] - c->strings.ends[e->category];
-            *mark = (uint8_t)(plan->other_kind + 1);
-            for (uint32_t i = 0; i < plan->category_count; i++) {
-                const kc_chrome_category *entry = plan->categories + i;
-                if (bytes < entry->bytes || (!entry->suffix && bytes != entry->bytes)) {
-                    continue;
-                }
-                const char *at = text + bytes - entry->bytes;
-                uint32_t n = 0;
-                while (n < entry->bytes && (at[n] >= 'A' && at[n] <= 'Z' ? at[n] + 32 : at[n]) == entry->text[n]) {
-                    n++;
-                }
-                if (n == entry->bytes) {
-                    *mark = (uint8_t)(entry->kind + 1);
-                    break;
-                }
-            }
-        }
-        return c->kinds + *mark - 1;
+        uint32_t kind = kind_of_category(c, e->category);
+        return c->kinds + (kind == plan->counter_kind ? plan->other_kind : kind);
+    }
+    if (e->phase == 'C' && e->category >= 0 && e->seen & KC_HAS_TS &&
+        kind_of_category(c, e->category) == plan->counter_kind) {
+        return c->kinds + plan->counter_kind;
     }
     if (e->phase == 'i' && e->memory && e->seen & KC_HAS_TS) {
         return c->kinds + plan->memory_kind;

@@ -43,16 +43,21 @@ static void put_start(kc_packet_reader *r, const char *phase, const kc_packet_tr
     put_time(r, &r->out, ",\"ts\":", (int64_t)((uint64_t)time - (uint64_t)r->base));
 }
 
+static void put_category(kc_packet_reader *r, kc_text *out, const kc_packet_sequence *s, const event *e) {
+    if (!e->has_category) {
+        return;
+    }
+    kc_packet_put_literal(r, out, ",\"cat\":");
+    if (e->has_category == 2) {
+        kc_packet_put_escaped(r, out, e->category_text);
+    } else {
+        kc_packet_put_interned(r, out, s, CATEGORIES, e->category);
+    }
+}
+
 /* What an event has beside its place and time, each with a comma before it. */
 static void put_rest(kc_packet_reader *r, kc_text *out, const kc_packet_sequence *s, const event *e) {
-    if (e->has_category) {
-        kc_packet_put_literal(r, out, ",\"cat\":");
-        if (e->has_category == 2) {
-            kc_packet_put_escaped(r, out, e->category_text);
-        } else {
-            kc_packet_put_interned(r, out, s, CATEGORIES, e->category);
-        }
-    }
+    put_category(r, out, s, e);
     if (e->has_name) {
         kc_packet_put_literal(r, out, ",\"name\":");
         if (e->has_name == 2) {
@@ -110,8 +115,10 @@ static void pop(kc_packet_reader *r, kc_packet_track_state *t, int64_t time) {
     t->open.size = offset;
 }
 
-static void put_counter(kc_packet_reader *r, const kc_packet_track_state *t, const event *e, int64_t time) {
+static void put_counter(kc_packet_reader *r, const kc_packet_track_state *t, const kc_packet_sequence *s,
+                        const event *e, int64_t time) {
     put_start(r, "C", t, time);
+    put_category(r, &r->out, s, e);
     kc_packet_put_literal(r, &r->out, ",\"args\":{");
     if (t->key.size) {
         kc_packet_put(r, &r->out, t->key.data, t->key.size);
@@ -120,7 +127,14 @@ static void put_counter(kc_packet_reader *r, const kc_packet_track_state *t, con
     }
     kc_packet_put_literal(r, &r->out, ":");
     if (e->has_double) {
+        uint64_t at = r->out.size;
         kc_packet_put_double(r, &r->out, e->counter);
+        while (at < r->out.size && (r->out.data[at] == '-' || (r->out.data[at] >= '0' && r->out.data[at] <= '9'))) {
+            at++;
+        }
+        if (at == r->out.size) {
+            kc_packet_put_literal(r, &r->out, ".0"); /* it stays a real number */
+        }
     } else {
         kc_packet_put_number(r, &r->out, (int64_t)e->counter);
     }
@@ -230,7 +244,7 @@ static void take_event(kc_packet_reader *r, kc_packet_sequence *s, uint64_t sequ
         add_flows(r, s, e, number, time);
     }
     if (e->type == COUNTER) {
-        put_counter(r, t, e, time);
+        put_counter(r, t, s, e, time);
     } else if (e->type == INSTANT || t->depth >= MAX_OPEN) {
         put_start(r, "i", t, time);
         kc_packet_put_literal(r, &r->out, ",\"s\":\"t\"");

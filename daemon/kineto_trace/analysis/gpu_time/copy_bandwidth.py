@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.model.context import Context
+from kineto_trace.model.trace import COUNTER_TABLES, UNTIMED_TABLES
 
 COPY_TABLES = ("gpu_memcpy", "gpu_memset")
 _DIRECTION = len("Memcpy DtoH")
@@ -63,7 +64,8 @@ def bandwidths(context: Context) -> Bandwidths:
     running = np.repeat([1, -1], len(start))
     device, kind = np.tile(device.astype(np.int64), 2), np.tile(kind, 2)
     order = np.lexsort((running, time, kind, device))  # of an equal time ends come first
-    timed = [table for table in context.trace.tables.values() if len(table) and "start" in table.columns]
+    no_activities = (*UNTIMED_TABLES, *COUNTER_TABLES)
+    timed = [table for kind, table in context.trace.tables.items() if len(table) and kind not in no_activities]
     origin = min((int(table["start"].min()) for table in timed), default=0)
     found = summed(time[order], device[order], kind[order], kinds, change[order], origin)
     found.bandwidth[np.cumsum(running[order]) == 0] = 0.0

@@ -44,4 +44,4 @@ def _without_gaps(course: Course) -> Course:
 
 def _track(device: int, name: str, course: Course) -> CounterTrack:
     known = np.isfinite(course.value)
-    return CounterTrack(device=device, name=name, time=course.start[known], percent=100 * course.value[known])
+    return CounterTrack(device=device, name=name, time=course.start[known], value=100 * course.value[known])

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.arrays import codec
-from kineto_trace.model.activity_tables import CATEGORIES, FLOW, KINDS, MEMORY, OTHER
+from kineto_trace.model.activity_tables import CATEGORIES, COUNTER, FLOW, KINDS, MEMORY, OTHER
 from kineto_trace.model.event_kinds import DTYPES, I32X3, MAX_ARGS
 
 PADDING = 64  # zero bytes after every piece
@@ -82,7 +82,7 @@ class _Plan(ctypes.Structure):
         ("memory_kind", ctypes.c_uint32),
         ("flow_kind", ctypes.c_uint32),
         ("other_kind", ctypes.c_uint32),
-        ("pad", ctypes.c_uint32),
+        ("counter_kind", ctypes.c_uint32),
     )
 
 
@@ -180,6 +180,7 @@ def _layout() -> _Layout:
         names.index(MEMORY),
         names.index(FLOW),
         names.index(OTHER),
+        names.index(COUNTER),
     )
     return _Layout(plan, (kinds, native_args, categories), columns)
 

@@ -26,7 +26,7 @@ from kineto_trace.formats.chrome import chrome_native_reader as native
 from kineto_trace.formats.chrome.chrome_native_reader import Fed, Parser
 from kineto_trace.formats.chrome.chrome_tables import build
 from kineto_trace.formats.chrome.chrome_target import describe
-from kineto_trace.model.trace import FILE_TABLES, UNTIMED_TABLES, Table, Trace
+from kineto_trace.model.trace import COUNTER_TABLES, FILE_TABLES, UNTIMED_TABLES, Table, Trace
 from kineto_trace.model.trace_header import base_ns, mended
 
 PIECE_BYTES = 4 << 20
@@ -82,7 +82,8 @@ def _load(file: BinaryIO, name: str, *, whole: bool) -> Trace:
 
 def _window(tables: Mapping[str, Table]) -> tuple[int, int]:
     """Returns the first start and the last end (Unix ns) of the activities; of all rows if there are no activities."""
-    timed = [table for kind, table in tables.items() if kind not in (*FILE_TABLES, *UNTIMED_TABLES) and len(table)]
+    no_activities = (*FILE_TABLES, *UNTIMED_TABLES, *COUNTER_TABLES)
+    timed = [table for kind, table in tables.items() if kind not in no_activities and len(table)]
     timed = timed or [table for table in tables.values() if len(table)]
     if not timed:
         return 0, 0

@@ -31,7 +31,8 @@ from kineto_trace.arrays.id_sets import distinct, lookup
 from kineto_trace.decode.activity_names import MEMCPY_KINDS, MEMORY_KINDS, OVERHEAD_KINDS, SYNC_TYPES
 from kineto_trace.decode.torch.kineto_python_calls import depths
 from kineto_trace.formats.chrome.chrome_native_reader import Parser
-from kineto_trace.model.activity_tables import KINDS
+from kineto_trace.formats.chrome.counter_rows import fill_counters, with_lengths
+from kineto_trace.model.activity_tables import COUNTER, KINDS
 from kineto_trace.model.event_kinds import FIRST_ARG_BIT, TS
 from kineto_trace.model.trace import (
     FILE_TABLES,
@@ -94,6 +95,8 @@ def build(parser: Parser, base_ns: int) -> ChromeRows:
         columns["start"] += base_ns
         tables[kind] = _table(kind, columns, tracks, strings)
     tables.update(_ops({kind: tables[kind] for kind in OP_TABLES if kind in tables}))
+    if COUNTER in tables:
+        tables[COUNTER] = with_lengths(tables[COUNTER], tables.get("other", make_table("other", 0, {})), strings)
     if "cpu_op" in tables and "flow" in tables:
         tables["cpu_op"] = _with_torch_threads(tables["cpu_op"], tables["flow"], strings)
     return ChromeRows(tables, tracks, strings)
@@ -171,6 +174,8 @@ def _table(kind: str, columns: Columns, tracks: ChromeTracks, strings: list[str]
         _fill_times(columns, present)
     else:
         _fill_names(columns, strings)
+    if kind == COUNTER:
+        origin |= fill_counters(columns, origin["tid"], origin["category"], strings)
     _defaults(kind, columns, len(present))
     _by_name(kind, columns, strings, present)
     if kind == "python_function":

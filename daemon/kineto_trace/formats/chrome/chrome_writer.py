@@ -11,6 +11,7 @@ Theory of operation
 
 import json
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.formats.chrome import metadata_events
 from kineto_trace.formats.chrome.chrome_fields import FieldNames
 from kineto_trace.formats.chrome.chrome_sections import Section, sections
-from kineto_trace.formats.chrome.counter_tracks import CounterTrack, write_counters
+from kineto_trace.formats.chrome.counter_tracks import CounterTrack, hardware_tracks, write_counters
 from kineto_trace.formats.chrome.verbatim_writer import is_verbatim, write_rows, write_verbatim
 from kineto_trace.formats.shared.launch_shape_texts import LaunchShapes
 from kineto_trace.formats.shared.text_sinks import TextSink, escaped, name_text
@@ -90,7 +91,7 @@ def write_chrome(trace: Trace, sink: TextSink, *, trace_name: str, tracks: Seque
     for part in parts:
         _write_section(part, names, sink)
     write_rows(trace, [table for table in (trace.table("other"),) if table.origin], base, sink)
-    write_counters(tracks, trace, base, sink)
+    write_counters(chain(hardware_tracks(trace), tracks), trace, base, sink)
     sink.text(b",\n".join(metadata_events.closing_rows(trace, base)))
     sink.text(b'\n],\n"traceName": %s\n}\n' % json.dumps(trace_name).encode())
 

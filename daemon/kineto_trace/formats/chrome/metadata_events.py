@@ -10,6 +10,7 @@ from kineto_trace.arrays.id_sets import distinct
 from kineto_trace.formats.chrome.chrome_sections import OVERHEAD_PID, Section
 from kineto_trace.formats.shared.viewer_rows import row_name
 from kineto_trace.model.activity_table import ViewerRow
+from kineto_trace.model.activity_tables import COUNTER
 from kineto_trace.model.trace import DEVICE_TABLES, HOST_TABLES, Trace, own_tables
 
 GPU_SORT_INDEX = 5_000_000
@@ -35,7 +36,9 @@ def _rows(trace: Trace, sections: Sequence[Section]) -> Iterator[dict[str, Any]]
     target = trace.target
     yield from _process(target.pid, target.process_name, "CPU", target.pid)
     gpu = _gpu_rows(sections, {*DEVICE_TABLES, *own_tables(trace.tables, ViewerRow.GPU)})
-    for device in sorted({device for device, _ in gpu} | {_device_id(item) for item in trace.devices} - {-1}):
+    measured = distinct(trace.table(COUNTER)["device"]).tolist()
+    devices = {device for device, _ in gpu} | {_device_id(item) for item in trace.devices} - {-1} | set(measured)
+    for device in sorted(devices):
         yield from _process(device, target.process_name, f"GPU {device}", GPU_SORT_INDEX + device)
     if any(section.kind == "overhead" for section in sections):
         yield from _process(OVERHEAD_PID, "CUPTI Overhead", "CUPTI Overhead", OVERHEAD_SORT_INDEX)

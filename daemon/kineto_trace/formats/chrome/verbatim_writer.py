@@ -34,10 +34,11 @@ from kineto_trace.arrays.codec import (
     PreparedTexts,
 )
 from kineto_trace.formats.chrome.constant_fields import folded
+from kineto_trace.formats.chrome.counter_rows import SHOWN
 from kineto_trace.formats.chrome.counter_tracks import CounterTrack, write_counters
 from kineto_trace.formats.shared.text_sinks import TextSink, escaped
 from kineto_trace.model import event_kinds as bits
-from kineto_trace.model.activity_tables import KINDS, MEMORY
+from kineto_trace.model.activity_tables import COUNTER, KINDS, MEMORY
 from kineto_trace.model.event_kinds import BOOL, FIRST_ARG_BIT, Arg
 from kineto_trace.model.trace import TEXT_ID, Table, Trace
 from kineto_trace.model.trace_header import base_ns
@@ -120,7 +121,7 @@ class _Words:
     def __init__(self, strings: Sequence[str], tables: Sequence[Table]) -> None:
         names, fragments = (np.zeros(len(strings) + 1, np.bool_) for _ in range(2))
         for table in tables:
-            _mark(names, table.columns["name"])
+            _mark(names, _names(table))
             _mark(names, table.origin["category"])
             for ids in (table.origin["pid"], table.origin["tid"], _member_id(table)):
                 if ids is not None:
@@ -145,6 +146,11 @@ def _mark(marks: npt.NDArray[np.bool_], numbers: AnyArray) -> None:
 
 def _other_args(table: Table) -> AnyArray:
     return table.columns["inputs"] if "inputs" in table.columns else table.origin["args"]
+
+
+def _names(table: Table) -> AnyArray:
+    """The names in the file, where those of a counter are followed by the unit."""
+    return table.origin.get(SHOWN, table.columns["name"])
 
 
 def _member_id(table: Table) -> AnyArray | None:
@@ -188,11 +194,11 @@ class _Forms:
             if "phase" in columns:
                 members.add(b'"ph":', TEXT, columns["phase"], _PHASES)
             else:
-                members.literal(b'"ph":"i"' if table.kind == MEMORY else b'"ph":"X"')
+                members.literal(_PHASES_OF_TABLES.get(table.kind, b'"ph":"X"'))
         if present & bits.CATEGORY:
             members.add(b'"cat":', TEXT, origin["category"], words.names)
         if present & bits.NAME:
-            members.add(b'"name":', TEXT, columns["name"], words.names)
+            members.add(b'"name":', TEXT, _names(table), words.names)
         for name, has, is_text in (("pid", bits.PID, bits.PID_TEXT), ("tid", bits.TID, bits.TID_TEXT)):
             if present & has:
                 self._id(members, name, origin[name], bool(present & is_text))
@@ -238,6 +244,7 @@ class _Forms:
             members.add(key, WHOLE if present & integer else TIME, column, base=base)
 
 
+_PHASES_OF_TABLES = {MEMORY: b'"ph":"i"', COUNTER: b'"ph":"C"'}
 _MAX_FOLDED = 64  # forms of one table; checking the rows of each form takes a pass over the table
 _FREE_BIT = 62  # this bit and the next one of masks: whether a row has other arguments, and other members
 

@@ -10,9 +10,11 @@ from kineto_trace.arrays.codec import PreparedTexts
 from kineto_trace.collectives.collective_arguments import COLUMN, collective_columns
 from kineto_trace.formats.chrome.chrome_sections import OVERHEAD_PID, nested_python, sync_devices
 from kineto_trace.formats.chrome.device_events import EVENT_TYPES, ONE_DEVICE, TWO_DEVICES
+from kineto_trace.formats.perfetto.counter_parts import Place, hardware_counters
 from kineto_trace.formats.perfetto.packet_sections import AnyArray, FieldList, Ints, Numbers, PacketPart
 from kineto_trace.formats.perfetto.perfetto_proto import UNIT_BYTES, Annotations, Counter
 from kineto_trace.formats.perfetto.perfetto_tracks import OVERHEAD_RANK, Tracks
+from kineto_trace.formats.shared.counter_series import HardwareSeries
 from kineto_trace.formats.shared.launch_shape_texts import LaunchShapes
 from kineto_trace.formats.shared.native_packets import COUNTER, INSTANT, SLICE
 from kineto_trace.formats.shared.viewer_rows import NESTING, base_rows, sync_base_rows
@@ -273,8 +275,13 @@ class CaptureParts:
     # ---- counters
 
     def _counters(self) -> list[PacketPart]:
-        """Returns the memory of each device after each allocation or free, if the records state it."""
-        return memory_counters(self._trace.table("cpu_instant_event"), self._tracks, self._process)
+        """Returns what hardware counters measured, and the memory of each device if the records state it."""
+        memory = memory_counters(self._trace.table("cpu_instant_event"), self._tracks, self._process)
+        return [*memory, *hardware_counters(self._trace, self._tracks, self.ids, self._below_gpu)]
+
+    def _below_gpu(self, series: HardwareSeries) -> Place:
+        device = str(series.device)
+        return self._tracks.gpu(self._process, series.device), device, device
 
 
 def memory_counters(table: Table, tracks: Tracks, process: int) -> list[PacketPart]:

@@ -20,15 +20,18 @@ import numpy.typing as npt
 from kineto_trace.arrays.codec import Interner
 from kineto_trace.arrays.id_sets import distinct, lookup, unique_values
 from kineto_trace.formats.chrome.chrome_tables import whole_number
+from kineto_trace.formats.chrome.counter_rows import gap_rows
+from kineto_trace.formats.perfetto.counter_parts import Place, hardware_counters
 from kineto_trace.formats.perfetto.packet_sections import AnyArray, FieldList, Ints, Numbers, PacketPart, used_numbers
 from kineto_trace.formats.perfetto.perfetto_proto import Annotations, Counter
 from kineto_trace.formats.perfetto.perfetto_tracks import INT32_LIMIT, Tracks
+from kineto_trace.formats.shared.counter_series import HardwareSeries
 from kineto_trace.formats.shared.native_packets import COUNTER, DOUBLE_COUNTER, INSTANT, SLICE
 from kineto_trace.formats.shared.viewer_rows import NESTING
 from kineto_trace.model import event_kinds as bits
 from kineto_trace.model.activity_tables import KINDS, MEMORY, OTHER
 from kineto_trace.model.event_kinds import FIRST_ARG_BIT, Arg
-from kineto_trace.model.trace import DEVICE_TABLES, GPU_TABLES, TEXT_ID, Table, Trace
+from kineto_trace.model.trace import COUNTER_TABLES, DEVICE_TABLES, GPU_TABLES, TEXT_ID, Table, Trace
 
 ORDER = (*NESTING, OTHER)
 NO_TRACK = 0xFFFFFFFF
@@ -63,7 +66,7 @@ class FileParts:
         self._gpus = {
             value
             for table in tables
-            if table.kind in DEVICE_TABLES
+            if table.kind in (*DEVICE_TABLES, *COUNTER_TABLES)
             for value in unique_values(self._plain(table.origin["pid"])).tolist()
         }
         self._order: dict[tuple[int, int], int] = {}  # pid and tid, 0 for the process -> rank among its siblings
@@ -201,7 +204,13 @@ class FileParts:
                 parts += self._others(table)
             else:
                 parts.append(self._part(table, INSTANT if kind == MEMORY else SLICE, table.end(), kind))
-        return parts
+        return [*parts, *hardware_counters(self._trace, self._tracks, self.ids, self._below_process)]
+
+    def _below_process(self, series: HardwareSeries) -> Place:
+        origin, row = self._trace.table("counter").origin, int(series.rows[0])
+        pid, tid = (int(origin[name][row]) for name in ("pid", "tid"))
+        (plain,) = self._plain(np.array([pid])).tolist()
+        return self._process(plain), self._json(pid), self._json(tid)
 
     def _part(self, table: Table, type_: int, end: Ints, kind: str = "") -> PacketPart:
         fields = self._arguments(table)
@@ -277,7 +286,8 @@ class FileParts:
         instants = np.flatnonzero(np.isin(phase, _INSTANTS))
         if len(instants):
             parts.append(self._part(table.take(instants), INSTANT, table["start"][instants]))
-        parts += self._counters(table.take(np.flatnonzero(phase == ord("C"))))
+        foreign = (phase == ord("C")) & ~gap_rows(table, self._strings)  # gaps are made of the table `counter`
+        parts += self._counters(table.take(np.flatnonzero(foreign)))
         kept = ~np.isin(phase, [*map(ord, "XC"), *_INSTANTS])
         kept[begin] = kept[end] = False
         if kept.any():

@@ -25,13 +25,15 @@ NOT_READY = 0xFFFFFFFF
 class PacketPart:
     """Rows of the same form. Times are in Unix ns; every array has one value per row.
 
-    type: as in perfetto_native. category: one text for all rows, or the number of a text for each row. leaf: nothing
+    type: as in perfetto_native. category: one text for all rows, or the number of a text for each row, in
+    `categories` or, without these, in Trace.strings. leaf: nothing
     may be nested inside the rows. value: the values of counters. readies: the entries of each READY field, in the order
     of those fields.
     """
 
     type: int
     category: str | npt.NDArray[np.int32]
+    categories: Sequence[str] = ()
     start: Ints
     end: Ints
     track: Numbers

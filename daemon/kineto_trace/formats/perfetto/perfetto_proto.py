@@ -20,7 +20,7 @@ from kineto_trace.model.trace import StringTable
 TRACK_CLOCK = 64  # the first number of clocks that belong to a sequence
 BOOT_CLOCK, REAL_CLOCK = 6, 1
 CLEARED = 1  # PACKET_FLAGS: earlier interned data is no longer valid
-UNIT_COUNT, UNIT_BYTES = 2, 3  # of counters
+UNIT_UNSPECIFIED, UNIT_COUNT, UNIT_BYTES = 0, 2, 3  # of counters
 EXPLICIT_ORDER = 3  # child_ordering: by sibling_order_rank
 KEPT_ROWS = 24301  # of ChromeEventBundle: a field of ours, which other readers skip
 _PACKET = b"\x0a"
@@ -63,7 +63,7 @@ def packet(*fields: bytes) -> bytes:
 
 
 class Counter(NamedTuple):
-    """What a counter track shows. unit: UNIT_COUNT or UNIT_BYTES; unit_name: any other unit."""
+    """What a counter track shows. unit: UNIT_COUNT or UNIT_BYTES; unit_name: any other unit, with UNIT_UNSPECIFIED."""
 
     unit: int = UNIT_COUNT
     unit_name: str = ""

@@ -257,9 +257,10 @@ class _File:
         if isinstance(part.category, str):
             category = categories.add(part.category) + 1 if part.category else 0
         else:
-            numbers = used_numbers(part.category, len(self.trace.strings))
-            ids = np.zeros(len(self.trace.strings) + 1, np.uint32)
-            ids[numbers] = [categories.add(self.trace.strings[number]) + 1 for number in numbers.tolist()]
+            texts = part.categories or self.trace.strings
+            numbers = used_numbers(part.category, len(texts))
+            ids = np.zeros(len(texts) + 1, np.uint32)
+            ids[numbers] = [categories.add(texts[number]) + 1 for number in numbers.tolist()]
             category = ids[part.category]
         return PacketKind(part.type, category, part.name, part.fields, part.value)
 

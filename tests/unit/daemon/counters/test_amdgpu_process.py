@@ -60,7 +60,8 @@ def test_gpus_of_two_vendors_are_recorded_at_once_each_at_its_own_interval(
         listed = await client.gpus()
         assert (listed.backend, listed.library_version.split(", ")[0]) == ("cupti, amdgpu", "130001")
         assert [gpu.uuid for gpu in listed.gpus] == [NVIDIA, UUID.format(1), *played.uuids]
-        recording = await record_counters(client, [NVIDIA, *played.uuids], OVERVIEW, 0, tmp_path / "to")
+        folders = {uuid: [tmp_path / "to"] for uuid in (NVIDIA, *played.uuids)}
+        recording = await record_counters(client, folders, OVERVIEW, 0)
         assert recording.refused == ()
         await until_rows(tmp_path / "to", 3, 1500)
         results = {each.gpu_uuid: each for each in await recording.stop()}
@@ -69,12 +70,12 @@ def test_gpus_of_two_vendors_are_recorded_at_once_each_at_its_own_interval(
             (NVIDIA, "cupti", 1_000_000),
             *((uuid, "amdgpu", 10_000_000) for uuid in played.uuids),
         ):
-            path = results[uuid].path
-            assert path is not None and results[uuid].losses.code == ""
+            (path,) = results[uuid].files
+            assert (results[uuid].losses.code, results[uuid].interval_ns) == ("", interval_ns)
             found = read_counter_samples(path)
             assert (found.header.backend, found.header.interval_ns) == (backend, interval_ns)
             assert found.disordered == 0 and len(found.start_ns) == results[uuid].losses.rows
-        first = read_counter_samples(results[played.uuids[0]].path or Path())
+        first = read_counter_samples(results[played.uuids[0]].files[0])
         labels = [metric.label for metric in first.header.metrics]
         assert labels[:3] == ["GPU busy", "DRAM", "Power"]
         assert set(first.values[:, 0]) == {10.0}
@@ -106,15 +107,15 @@ def test_a_killed_process_leaves_its_rows_and_the_next_one_samples_at_once(tmp_p
     after.mkdir()
 
     async def body(client: CounterClient) -> None:
-        recording = await record_counters(client, played.uuids, OVERVIEW, 0, before)
+        recording = await record_counters(client, {played.uuids[0]: [before]}, OVERVIEW, 0)
         await until_rows(before, 1, 1500)
         (pid,) = client.pids()
         os.kill(pid, signal.SIGKILL)
         (result,) = await recording.stop()
         recording.close()
         assert result.losses.code is CounterCode.FAILED and "kinetod-counters has ended" in result.losses.reason
-        assert result.path is not None and len(read_counter_samples(result.path).start_ns) == result.losses.rows > 0
-        again = await record_counters(client, played.uuids, OVERVIEW, 0, after)
+        assert len(read_counter_samples(result.files[0]).start_ns) == result.losses.rows > 0
+        again = await record_counters(client, {played.uuids[0]: [after]}, OVERVIEW, 0)
         await until_rows(after, 1, 1500)
         assert [each.losses.code for each in await again.stop()] == [""]
         again.close()

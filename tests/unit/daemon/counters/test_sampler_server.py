@@ -199,7 +199,7 @@ def test_a_name_that_could_be_no_gpus_is_not_asked_about(uuid: str) -> None:
     asyncio.run(ask())
 
 
-@pytest.mark.parametrize("interval_ns", [0, 9_999, 1_000_000_001])
+@pytest.mark.parametrize("interval_ns", [-1, 1, 9_999, 1_000_000_001])
 def test_an_interval_out_of_bounds_is_refused(interval_ns: int) -> None:
     async def ask() -> None:
         async with serving(MemoryBackend()) as (client, _):

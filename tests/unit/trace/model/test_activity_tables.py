@@ -11,7 +11,8 @@ def test_a_category_is_read_into_one_table_and_those_of_the_host_come_first() ->
     texts = [text for text, _, _ in CATEGORIES]
     assert len(set(texts)) == len(texts)
     assert texts[:3] == ["cpu_op", "operator", "user_annotation"]
-    assert CATEGORIES[-2:] == (("_runtime", True, "cuda_runtime"), ("_driver", True, "cuda_driver"))
+    assert CATEGORIES[-4:-2] == (("_runtime", True, "cuda_runtime"), ("_driver", True, "cuda_driver"))
+    assert {table for _, _, table in CATEGORIES[-2:]} == {"counter"}
 
 
 def test_every_argument_has_a_bit_and_what_no_table_takes_comes_last() -> None:
