@@ -91,11 +91,16 @@ class SampledHost:
         (path,) = (self.daemon.state_dir / "captures" / capture_id / "targets").glob(f"{pid}-*")
         return path
 
+    def counter_files(self, capture_id: str, pid: int) -> list[Path]:
+        """A target's files of hardware counters, without those of power and clocks."""
+        raw = self.folder(capture_id, pid) / "raw"
+        return [path for path in sorted(raw.glob(f"*{SUFFIX}")) if ".power" not in path.name]
+
     def until_sampled(self, capture: pb.Capture, pid: int) -> list[Path]:
         """Waits for a target's files of counters to have rows of half a second, and for it to record."""
 
         def grown() -> list[Path]:
-            found = list((self.folder(capture.id, pid) / "raw").glob(f"*{SUFFIX}"))
+            found = self.counter_files(capture.id, pid)
             return found if found and all(path.stat().st_size > 24_000 for path in found) else []
 
         def collects() -> bool:

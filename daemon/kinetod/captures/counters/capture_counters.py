@@ -304,7 +304,7 @@ class CaptureCounters:
         return self._missing(left, start_ns, end_ns, "power and clocks")
 
     async def _note_contexts(self, target: TargetSampling) -> None:
-        """Adds the GPUs on which the process has a context now: the only GPU of a process is its only one to the end."""
+        """Adds the GPUs on which the process has a context by now: its only GPU has to be its only one to the end."""
         used = await self._source.access.used(deadline_s=COVER_S)
         later = (uuid for uuid, gpu in used.items() if target.pid in gpu.pids)
         target.contexts = tuple(dict.fromkeys((*target.contexts, *later)))
