@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kineto_trace.conversion.time_cut import cut
 from kineto_trace.model.trace import Trace
+from support.counters.trace_samples import NAN, WAYS, as_chrome, readable, sample, through
 from support.trace_files.chrome_files import document, load, load_events, written
-from support.trace_files.counters import NAN, WAYS, as_chrome, readable, sample, through
 from support.trace_files.traces import BASE_NS, START_NS, trace
 
 READ = {"name": "PCIe read", "metric": "pcie__read_bytes.sum.per_second", "unit": "B/s"}

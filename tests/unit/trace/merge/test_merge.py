@@ -15,8 +15,8 @@ from kineto_trace.merge.rank_trace import RankTraceFacts, TraceProcess, look_at
 from kineto_trace.open.trace_discovery import Source, find_traces
 from kineto_trace.open.trace_opener import open_trace
 from kineto_trace.store.parquet_folder import save_columns
+from support.counters.trace_samples import readable, sample
 from support.trace_files import ranks
-from support.trace_files.counters import readable, sample
 from support.trace_files.merging import document, ids_in, links, split, without_ids, write_job
 from support.trace_files.perfetto_traces import trace_processor
 from support.trace_files.traces import target, trace
@@ -308,4 +308,6 @@ def test_hardware_counters_of_ranks_stay_apart_and_keep_their_devices(tmp_path: 
     assert len(places) == 4 and {tid for _, tid in places} == {0, 1}
     labels = {row["pid"]: row["args"]["name"] for row in rows if row["name"] == "process_name"}
     if name == "m.json":
-        assert sorted(labels[pid] for pid, _ in places) == [f"rank {rank} GPU {gpu}" for rank in (0, 1) for gpu in (0, 1)]
+        assert sorted(labels[pid] for pid, _ in places) == [
+            f"rank {rank} GPU {gpu}" for rank in (0, 1) for gpu in (0, 1)
+        ]
