@@ -70,6 +70,9 @@ class CaptureOptions:
         warmup_s: collection before the window that is not kept; None for 0.5 s. Both apply to durations only.
     What: activities: Kineto's types; empty for all that cost little. recording: fields of Options in profiler.proto,
         for example {"record_shapes": True}. formats: files to write; empty for chrome.
+        counters: hardware counters to sample meanwhile, a set such as "overview" or a sequence of the vendor's metrics;
+        None for none. counter_interval_s: the time between two samples; 0 for 1 ms or the shortest of the GPU, if that
+        is longer.
         attach: whether an agent may be brought into a process that has none. recorder: "agent" or "kineto", who records
         in processes that were started with KINETO_USE_DAEMON; None for what the daemon is set to.
     idempotency_key: the same key again returns the same capture. timeout_s: limit for one answer of a daemon.
@@ -87,6 +90,8 @@ class CaptureOptions:
     warmup_s: float | None = None
     activities: Sequence[str] = ()
     recording: Mapping[str, bool | int] = field(default_factory=dict)
+    counters: str | Sequence[str] | None = None
+    counter_interval_s: float = 0.0
     formats: Sequence[str] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
     attach: bool = True
@@ -345,6 +350,12 @@ def _spec(selection: Selection, options: CaptureOptions) -> pb.CaptureSpec:
         no_attach=not options.attach,
         recorder=_recorder(options.recorder),
     )
+    if options.counters is not None:
+        spec.counters.interval_ns = round(options.counter_interval_s * SECOND_NS)
+        if isinstance(options.counters, str):
+            spec.counters.set = options.counters
+        else:
+            spec.counters.metrics.extend(options.counters)
     if options.iterations is None:
         spec.duration_ns = int(options.duration_s * SECOND_NS)
         spec.warmup_ns = WARMUP_NS if options.warmup_s is None else int(options.warmup_s * SECOND_NS)

@@ -36,6 +36,8 @@ from kinetod.base import logs, notify
 from kinetod.base.errors import StartError
 from kinetod.base.fair_slots import FairSlots
 from kinetod.base.instance_lock import Lock
+from kinetod.captures.counters.capture_counters import CounterSource
+from kinetod.captures.counters.gpu_access import GpuAccess
 from kinetod.captures.manager import CaptureManager, no_such_capture
 from kinetod.captures.result.decode_pool import Bounds, WorkerPool
 from kinetod.captures.target.device_graphs import DeviceGraphs
@@ -282,8 +284,10 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
         polling=poll_door.processes if poll_door is not None else None,
         signs=plugins.signs,
     )
+    counters = CounterSource(make_counters(config, stack), GpuAccess(registry, gpus), gpus)
     services = Services(
         settings=settings,
+        counters=counters,
         workers=workers,
         executor=executor,
         free_bytes=store.free_bytes,
@@ -357,7 +361,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
             doors=door.findings,
             metrics=lambda: json_log_findings(json_log),
         ),
-        counters=CounterWatcher(make_counters(config, stack), registry, gpus, settings),
+        counters=CounterWatcher(counters, settings),
         gate=gate,
         settings=settings,
         looks=looks,

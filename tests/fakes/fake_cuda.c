@@ -1,6 +1,13 @@
-/* A libcuda without a GPU: one device's properties, as an H200 gives them, and the driver's version. */
+/* A libcuda without a GPU: devices' properties, as an H200 gives them, and the driver's version.
+ *
+ * FAKE_CUDA_VISIBLE: the host's numbers of the GPUs that this process sees, such as "10"; otherwise "0". Their UUIDs are
+ * those of fake_pm_sampling.c. FAKE_CUDA_MIG: they are MIG instances. FAKE_CUDA_UUID: "none": a driver without UUIDs.
+ */
 #include <stddef.h>
+#include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 static const struct {
     int attribute;
@@ -24,14 +31,32 @@ int cuDriverGetVersion(int *version) {
     return 0;
 }
 
+static const char *visible(void) {
+    const char *numbers = getenv("FAKE_CUDA_VISIBLE");
+    return numbers != NULL ? numbers : "0";
+}
+
 int cuDeviceGetCount(int *count) {
-    *count = 1;
+    *count = (int)strlen(visible());
     return 0;
 }
 
 int cuDeviceGet(int *device, int ordinal) {
     *device = ordinal;
-    return ordinal == 0 ? 0 : 101;
+    return ordinal >= 0 && (size_t)ordinal < strlen(visible()) ? 0 : 101;
+}
+
+int cuDeviceGetUuid(uint8_t uuid[16], int device) {
+    memset(uuid, 0, 16);
+    uuid[0] = 0xfa;
+    uuid[15] = (uint8_t)(visible()[device] - '0');
+    return getenv("FAKE_CUDA_UUID") != NULL ? 1 : 0;
+}
+
+int cuDeviceGetUuid_v2(uint8_t uuid[16], int device) {
+    const int result = cuDeviceGetUuid(uuid, device);
+    uuid[7] = getenv("FAKE_CUDA_MIG") != NULL ? 1 : 0;
+    return result;
 }
 
 int cuDeviceGetName(char *name, int bytes, int device) {

@@ -19,7 +19,7 @@ PLACES = [str(ROOT / each) for each in ("agent", "daemon", "cli", "protos", "tes
 sys.path[:0] = PLACES
 os.environ["PYTHONPATH"] = os.pathsep.join([*PLACES, *filter(None, [os.environ.get("PYTHONPATH")])])
 
-from kinetod.counters.backends import BACKENDS, CUPTI  # noqa: E402
+from kinetod.counters.backends import CHOICES, CUPTI  # noqa: E402
 from support.counters import gpu_proof as proof  # noqa: E402
 
 # By host-timed phases on an H200, libcupti 13.0: what a correct sampler sees, in per cent, within five points.
@@ -102,7 +102,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=5.0, help="length of each measurement of cost")
     parser.add_argument("--output", type=Path)
-    parser.add_argument("--backend", choices=sorted(BACKENDS), default=CUPTI)
+    parser.add_argument("--backend", choices=CHOICES, default=CUPTI)
     options = parser.parse_args()
     found = asyncio.run(measure(options.kills, options.seconds, options.backend))
     if options.output:

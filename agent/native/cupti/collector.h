@@ -17,7 +17,7 @@
 #include "common/export.h"
 #include "cupti/cuda_devices.h"
 
-#define KC_ABI 3 /* changes with any signature or structure below */
+#define KC_ABI 4 /* changes with any signature or structure below */
 
 enum { KC_CUPTI = -3 }; /* CUPTI refused */
 

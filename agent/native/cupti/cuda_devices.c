@@ -44,6 +44,19 @@ static int32_t version(void *library, const char *function) {
     return get != NULL && get(&number) == 0 ? number : 0;
 }
 
+/* cuDeviceGetUuid has the GPU's, cuDeviceGetUuid_v2 (CUDA 11.4) that of the MIG instance if the device is one. */
+static void read_uuid(void *cuda, int device, struct device_facts *facts) {
+    int (*get)(uint8_t *, int) = NULL, (*get_v2)(uint8_t *, int) = NULL;
+    uint8_t of_gpu[DEVICE_UUID_BYTES];
+    *(void **)&get = symbol(cuda, "cuDeviceGetUuid");
+    *(void **)&get_v2 = symbol(cuda, "cuDeviceGetUuid_v2");
+    if (get == NULL || get_v2 == NULL || get(of_gpu, device) != 0 || get_v2(facts->uuid, device) != 0) {
+        return;
+    }
+    const int same = memcmp(of_gpu, facts->uuid, sizeof of_gpu) == 0;
+    facts->uuid_of = same ? DEVICE_UUID_GPU : DEVICE_UUID_MIG;
+}
+
 static void describe(void *cuda, uint32_t index, const int32_t *attributes, uint32_t count,
                      struct device_facts *facts) {
     int (*get_count)(int *) = NULL, (*get)(int *, int) = NULL, (*get_name)(char *, int, int) = NULL;
@@ -67,6 +80,7 @@ static void describe(void *cuda, uint32_t index, const int32_t *attributes, uint
         facts->name[0] = 0;
     }
     facts->name[DEVICE_NAME_BYTES - 1] = 0;
+    read_uuid(cuda, device, facts);
     facts->memory_bytes = get_memory(&memory, device) == 0 ? memory : 0;
     for (uint32_t i = 0; i < count && i < DEVICE_ATTRIBUTES; i++) {
         if (get_attribute(&value, attributes[i], device) == 0) {

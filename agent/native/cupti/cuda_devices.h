@@ -6,6 +6,9 @@
 
 #define DEVICE_ATTRIBUTES 32u
 #define DEVICE_NAME_BYTES 256
+#define DEVICE_UUID_BYTES 16
+
+enum device_uuid { DEVICE_UUID_UNKNOWN, DEVICE_UUID_GPU, DEVICE_UUID_MIG };
 
 struct device_facts {
     int32_t count;          /* devices; 0 when unknown */
@@ -15,6 +18,9 @@ struct device_facts {
     uint64_t memory_bytes;
     int32_t values[DEVICE_ATTRIBUTES]; /* of the attributes asked for, in their order */
     char name[DEVICE_NAME_BYTES];      /* ends with NUL; empty: unknown */
+    uint8_t uuid[DEVICE_UUID_BYTES];
+    uint32_t uuid_of; /* enum device_uuid: whose `uuid` is, a GPU's or a MIG instance's */
+    uint32_t reserved;
 };
 
 /* Device `index` and its `count` CUdevice_attributes (DEVICE_ATTRIBUTES at most). */

@@ -16,6 +16,7 @@ MAX_GPUS = 1024
 _POD_UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32}")  # the latter: a static pod's
 _CONTAINER_ID = re.compile(r"[0-9a-f]{12,64}")
 _ACTIVITY = re.compile(r"[a-z][a-z0-9_]*")
+_COUNTER = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
 
 
@@ -126,6 +127,16 @@ def parse_activities(text: str) -> tuple[str, ...]:
     return names
 
 
+def parse_counters(text: str) -> tuple[str, tuple[str, ...]]:
+    """A set of hardware counters, or the vendor's names of metrics, which have a dot. Raises ValueError."""
+    names = tuple(part.strip() for part in text.split(","))
+    if not all(_COUNTER.fullmatch(name) for name in names):
+        raise ValueError(f"expected a set of `kinetoctl counters sets` or metrics with a submetric, got {text!r}")
+    if len(names) == 1 and "." not in text:
+        return names[0], ()
+    return "", names
+
+
 def parse_start_ns(text: str, clock: Callable[[], int] = time.time_ns) -> int:
     """Unix nanoseconds of +10s (from now) or of an ISO 8601 time (local unless it has an offset)."""
     now = clock()
@@ -162,6 +173,7 @@ GPUS = Parsed("gpus", parse_gpus)
 POD_UID = Parsed("uid", parse_pod_uid)
 CONTAINER_ID = Parsed("id", parse_container_id)
 LABEL = Parsed("key=value", parse_label)
+COUNTERS = Parsed("set|metric,…", parse_counters)
 ACTIVITIES = Parsed("names", parse_activities)
 START = Parsed("time", parse_start_ns)
 REGEX = Parsed("regex", parse_regex)

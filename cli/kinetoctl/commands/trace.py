@@ -11,7 +11,7 @@ from kineto_trace.store.output_formats import SUFFIXES
 
 from kinetoctl.base.common_options import CommonOptions, common_options, current
 from kinetoctl.base.lazy_import import completed
-from kinetoctl.base.value_types import ACTIVITIES, DELAY, DURATION, KEEP, LABEL, SIZE, START
+from kinetoctl.base.value_types import ACTIVITIES, COUNTERS, DELAY, DURATION, KEEP, LABEL, SIZE, START
 from kinetoctl.client.daemon_client import Client
 from kinetoctl.client.enum_names import RECORDERS
 from kinetoctl.client.fleet.event_loop import run_fleet
@@ -86,7 +86,7 @@ SECTIONS = {
     ),
     "What to record": (
         *("activities", "record_shapes", "with_stack", "stack_hz", "with_modules", "with_flops"),
-        *("memory", "buffer_limit", "kineto_config"),
+        *("memory", "counters", "counter_interval", "buffer_limit", "kineto_config"),
     ),
     "Who records": ("recorder", "no_attach", "keep_agent"),
     "The files": ("formats", "output_dir", "no_fetch", "no_merge", "labels", "idempotency_key"),
@@ -183,6 +183,21 @@ def _fleet_request(
 @_switch("--with-modules", "Record the module hierarchy of operators; uses torch's profiler.")
 @_switch("--with-flops", "Record estimated FLOPs of operators; uses torch's profiler.")
 @_switch("--memory", "Record allocations and frees of CUDA memory as [memory] events.")
+@click.option(
+    "--counters",
+    type=COUNTERS,
+    metavar="SET|METRIC,…",
+    is_flag=False,
+    flag_value="overview",
+    shell_complete=completed("counter_sets"),
+    help="Sample hardware counters of the GPUs meanwhile: a set of `kinetoctl counters sets`, or the vendor's metrics. "
+    "Without a value: overview.",
+)
+@click.option(
+    "--counter-interval",
+    type=DURATION,
+    help="Time between two samples of --counters, 10us to 1s.  [default: 1ms, or the GPU's shortest]",
+)
 @click.option("--buffer-limit", type=SIZE, help="Limit of the memory for records in each process, for example 256MiB.")
 @click.option(
     "--kineto-config",

@@ -37,6 +37,8 @@ class TraceOptions:
     with_modules: bool | None
     with_flops: bool | None
     memory: bool | None
+    counters: tuple[str, tuple[str, ...]] | None  # a set, or metrics
+    counter_interval: int | None  # ns
     buffer_limit: int | None  # bytes per target
     recorder: str | None  # of RECORDERS
     no_attach: bool
@@ -78,6 +80,8 @@ def _check_recording(options: TraceOptions) -> None:
         raise click.UsageError("--stack-hz needs --recorder agent; libkineto records every call")
     if options.with_stack == "trace" and options.stack_hz is not None:
         raise click.UsageError("--stack-hz needs sampled stacks; --with-stack=trace records every call")
+    if options.counters is None and options.counter_interval is not None:
+        raise click.UsageError("--counter-interval needs --counters")
     for name in OPERATOR_OPTIONS:
         if getattr(options, name) and options.activities and "cpu_op" not in options.activities:
             option = f"--{name.replace('_', '-')}"
@@ -127,6 +131,10 @@ def build_spec(options: TraceOptions, *, selects: bool = True) -> pb.CaptureSpec
         keep_agent_ns=options.keep_agent,
         or_duration_ns=options.or_duration,
     )
+    if options.counters is not None:
+        set_name, metrics = options.counters
+        wanted = pb.CounterRequest(set=set_name, metrics=metrics, interval_ns=options.counter_interval or 0)
+        spec.counters.CopyFrom(wanted)
     if options.iterations is None:
         spec.duration_ns = options.duration or DEFAULT_DURATION_NS
     else:

@@ -107,6 +107,15 @@ def activities(incomplete: str) -> list[CompletionItem]:
     return [CompletionItem(f"{first}{comma}{name}", help=text) for name, text in offered]
 
 
+def counter_sets(incomplete: str) -> list[CompletionItem]:
+    """Sets of hardware counters on the daemon's GPUs."""
+    try:
+        with Client(endpoints.rpc_address(), timeout_s=COMPLETION_TIMEOUT_S) as client:
+            return _items({each.name for gpu in client.counters().gpus for each in gpu.sets}, incomplete)
+    except CliError:
+        return []
+
+
 def kineto_config(incomplete: str) -> list[CompletionItem]:
     """Keys of Kineto's configuration in capitals, else files."""
     if not incomplete[:1].isupper():

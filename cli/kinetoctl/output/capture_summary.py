@@ -18,6 +18,7 @@ from kinetoctl.base.reason_codes import is_explained
 from kinetoctl.client import enum_names
 from kinetoctl.output import units
 from kinetoctl.output.console import PIPE_WIDTH, stdout_console
+from kinetoctl.output.counter_lines import counter_lines
 from kinetoctl.output.file_status import damage, kept_lines
 
 if TYPE_CHECKING:
@@ -222,7 +223,7 @@ def print_capture(capture: "pb.Capture", paths: Mapping[tuple[int, int, str], Pa
     if capture.spec.labels:
         labels = ", ".join(f"{key}={capture.spec.labels[key]}" for key in sorted(capture.spec.labels))
         console.print(Text(one_line(f"labels {labels}")))
-    for line in kept_lines(capture):
+    for line in (*kept_lines(capture), *counter_lines(capture)):
         console.print(Text(one_line(line)))
     for target in capture.targets:
         own = {f: path for (pid, start, f), path in paths.items() if (pid, start) == (target.pid, target.start_time_ns)}

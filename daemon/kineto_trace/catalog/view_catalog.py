@@ -1,6 +1,13 @@
 """All views: importing this module registers them."""
 
 from kineto_trace.analysis.causes import cause_views, rank_cause_views  # noqa: F401
+from kineto_trace.analysis.counters import (  # noqa: F401
+    clock_views,
+    hardware_counter_views,
+    link_views,
+    roofline_views,
+    step_counter_views,
+)
 from kineto_trace.analysis.critical_path import critical_path_views  # noqa: F401
 from kineto_trace.analysis.diff import diff_views, event_diff_views  # noqa: F401
 from kineto_trace.analysis.distributed import (  # noqa: F401

@@ -25,6 +25,20 @@ class Views:
     def __call__(self) -> Mapping[str, View]:
         """Returns all analyses by name, sorted by name."""
 
+    def annotation_counters(
+        self,
+        sources: Sources,
+        *,
+        counter: str = "",
+        executor: Executor | None = None,
+    ) -> Result:
+        """Hardware counters by user annotation: of the GPU work that was launched in it and in none inside of it.
+
+        The rules and options are those of kernel_counters.
+
+        Columns: rank, name, device, time_us, shared_pct, counter, unit, value, error, residual, method, why.
+        """
+
     def annotation_latency(
         self,
         sources: Sources,
@@ -93,6 +107,22 @@ class Views:
         than half a second may be missing.
 
         Columns: rank, pid, name, seconds, cpu_pct, cpu_wait_pct, major_faults, read_bytes.
+        """
+
+    def collective_counters(
+        self,
+        sources: Sources,
+        *,
+        executor: Executor | None = None,
+    ) -> Result:
+        """What collectives of one rank move over NVLink and PCIe, beside their bus bandwidth, by kind and size.
+
+        Values are found as in the view kernel_counters, but only collectives count as work: other kernels use NVLink as
+        little as none. A ring sends about as many bytes over NVLink as the bus bandwidth says (nvlink_pct near 100); an
+        all_reduce inside the switch (NVLS) about half; with less the way leads over PCIe or the network, or ranks wait.
+
+        Columns: rank, collective, process_group, group_size, bytes, device, calls, time_us, busbw_gb_s,
+        nvlink_received_gb_s, nvlink_sent_gb_s, nvlink_pct, pcie_read_gb_s, pcie_write_gb_s, why.
         """
 
     def collective_summary(
@@ -185,11 +215,12 @@ class Views:
         max_points: int = 0,
         executor: Executor | None = None,
     ) -> Result:
-        """Every counter over time: what the kernel counted for the process, the allocator's, the hardware's, a file's own.
+        """Every counter of the trace over time: the hardware's, what the kernel counted, the allocator's, and a file's own.
 
-        What the kernel counted is given per second of the interval that begins at the time of the row. Samples that a file
-        has from before or after the window of its events (hardware counters that run longer) have rows, too: the last one
-        before the window holds at its beginning.
+        A hardware counter's value is the mean of its sample, which begins at the time of the row; a missing value says that
+        no sample followed. What the kernel counted is given per second of the interval that begins at the time of the row.
+        Samples that a file has from before or after the window of its events (hardware counters that run longer) have rows,
+        too: the last one before the window holds at its beginning.
 
         Options:
         - max_points: the maximum number of rows per counter; the rows that show the shape of the curve best are kept
@@ -640,7 +671,9 @@ class Views:
         processors that the host does not get, communication and copies that no computation hides, other programs that take
         turns on the GPU, models that run without a backward in a program that trains, changes of the layout of images,
         matrix products without tensor cores, double precision, elementwise kernels that could be fused, many small kernels
-        of one function or of the optimizer, and kernels that leave part of the GPU without work. What functions, waits,
+        of one function or of the optimizer, and kernels that leave part of the GPU without work; with hardware counters
+        (kinetoctl trace --counters), which take precedence over estimates, also kernels that are bound by memory, by tensor
+        cores or by latency, and clocks that are held down. What functions, waits,
         allocations and small kernels would save is found by running the host and the GPU of the steps again without them;
         other savings are no larger than the time that view time_causes gives to their cause. All are shares of the time
         that the steps take without being recorded, if that is known. The advice is what the GPUs of the trace can follow.
@@ -761,6 +794,35 @@ class Views:
         are then those of the sums.
 
         Columns: rank, name, count, sum_us, max_us, min_us, mean_us, std_us.
+        """
+
+    def gpu_clocks(
+        self,
+        sources: Sources,
+        *,
+        executor: Executor | None = None,
+    ) -> Result:
+        """Power, clocks and temperature of each GPU, and how much of the time it was throttled.
+
+        Reasons that were not sampled are missing, not zero. The view throttling has the spans.
+
+        Columns: rank, device, power_w, max_power_w, power_limit_w, sm_clock_mhz, max_sm_clock_mhz, memory_clock_mhz,
+        temperature_c, max_temperature_c, power_throttled_pct, heat_throttled_pct, hardware_throttled_pct,
+        steps_throttled_pct, throttled_sm_clock_mhz.
+        """
+
+    def gpu_counters(
+        self,
+        sources: Sources,
+        *,
+        executor: Executor | None = None,
+    ) -> Result:
+        """Hardware counters by GPU: how busy its units, memory and links were, and how much of the time was sampled.
+
+        Values are those of the whole GPU, whoever used it. Samples without a value, and those that cannot be (percentages
+        above 105, negative ones), count as time without a sample.
+
+        Columns: rank, device, counter, metric, unit, mean, p50, p95, max, samples, sample_us, unsampled_pct.
         """
 
     def gpu_summary(
@@ -938,6 +1000,27 @@ class Views:
         statistics are then those of the sums.
 
         Columns: rank, kernel_type, name, count, sum_us, max_us, min_us, mean_us, std_us.
+        """
+
+    def kernel_counters(
+        self,
+        sources: Sources,
+        *,
+        counter: str = "",
+        executor: Executor | None = None,
+    ) -> Result:
+        """Hardware counters by kernel: what each one makes of the GPU's units and memory, those with the most time first.
+
+        Samples are of the whole GPU. Where it ran alone for three samples or longer the value is the mean of those that lie
+        in it. Otherwise a sample is taken as the mean of what ran in it, by its share of the time, and least squares over
+        all samples give the values, 0 to 100 for percentages; idle time has one of its own. A value is stated only with
+        enough evidence: 50 samples' length alone, a share of the samples that differs from that of anything else, and a
+        95 % interval of at most plus or minus 10 points (of what is no percentage, 10 % of its largest sample).
+
+        Options:
+        - counter: only counters whose name contains this text, in any case.
+
+        Columns: rank, name, device, time_us, shared_pct, counter, unit, value, error, residual, method, why.
         """
 
     def kernel_precision(
@@ -1284,6 +1367,22 @@ class Views:
         self_allocation_count, allocation_bytes, self_allocation_bytes.
         """
 
+    def module_counters(
+        self,
+        sources: Sources,
+        *,
+        counter: str = "",
+        executor: Executor | None = None,
+    ) -> Result:
+        """Hardware counters by module (nn.Module), each with the modules inside, as in the view modules.
+
+        The rules and options are those of kernel_counters. A value of modules that run side by side is that of the time in
+        which one of them ran alone.
+
+        Columns: rank, path, name, depth, part, device, time_us, shared_pct, counter, unit, value, error, residual,
+        method, why.
+        """
+
     def modules(
         self,
         sources: Sources,
@@ -1323,6 +1422,20 @@ class Views:
         told once, with the longest time or the sum of the records. The view validate has everything that a trace may have.
 
         Columns: what, option, why, hides, torch_profiler, ranks.
+        """
+
+    def op_counters(
+        self,
+        sources: Sources,
+        *,
+        counter: str = "",
+        executor: Executor | None = None,
+    ) -> Result:
+        """Hardware counters by operator: of the GPU work that belongs to it, as in the view kernels_by_op.
+
+        The rules and options are those of kernel_counters.
+
+        Columns: rank, name, device, time_us, shared_pct, counter, unit, value, error, residual, method, why.
         """
 
     def op_kernel_delay(
@@ -1668,6 +1781,29 @@ class Views:
         cupti, kinetod, capture, start_ns, length_us.
         """
 
+    def roofline(
+        self,
+        sources: Sources,
+        *,
+        by: Literal["kernel", "op"] = "kernel",
+        executor: Executor | None = None,
+    ) -> Result:
+        """What bounds each kernel or operator, by measurement: memory, computing, or neither (latency).
+
+        Counters of kernels are those of the view kernel_counters. The larger one of the use of DRAM and of the units that
+        compute decides if it is 60 % of its peak or more, the mark of Nsight Compute's rule for latency. A row is
+        latency-bound if both are below it, or multiprocessors have work for less than 60 % of the time. It takes a value of
+        all units that the work may use: the tensor pipe, and for other kernels than those that multiply on tensor cores
+        also ordinary cores (kinetoctl trace --counters=tensor); otherwise the verdict is not known. Nor is it for
+        collectives and copies between host and GPU, whose speed is that of a link (view collective_counters).
+
+        Options:
+        - by: kernel, or op for operators.
+
+        Columns: rank, name, device, time_us, share_pct, verdict, why, dram_pct, dram_error_pct, dram_gb_s, peak_gb_s,
+        tensor_pct, cores_pct, sm_busy_pct, occupancy_pct, precision, speed_tflop_s, peak_tflop_s, intensity_flop_byte.
+        """
+
     def settings(
         self,
         sources: Sources,
@@ -1734,6 +1870,25 @@ class Views:
         Columns: rank, step, start_ns, complete, total_us, kernel_us, memcpy_us, memset_us, communication_us,
         runtime_us, dataloader_us, cpu_exec_us, other_us, unrecorded_us, kernel_pct, memcpy_pct, memset_pct,
         communication_pct, runtime_pct, dataloader_pct, cpu_exec_pct, other_pct, unrecorded_pct.
+        """
+
+    def step_counters(
+        self,
+        sources: Sources,
+        *,
+        counter: str = "",
+        executor: Executor | None = None,
+    ) -> Result:
+        """Hardware counters by training step and by phase of the steps.
+
+        A step lasts, on the GPU, from its first activity to that of the next step, or to its own last one. Its value is the
+        mean over that time, exact but for the two samples at its ends. A phase has the GPU work that was launched in it;
+        its values are found as in the view kernel_counters.
+
+        Options:
+        - counter: only counters whose name contains this text, in any case.
+
+        Columns: rank, step, phase, device, time_us, counter, unit, value, sampled_pct, error, why.
         """
 
     def step_phases(
@@ -1891,6 +2046,19 @@ class Views:
         Columns: rank, thread, name, python, cpu_us, cpu_pct, cpu_wait_us, cpu_wait_pct, blocked_pct,
         voluntary_switches, involuntary_switches, minor_faults, major_faults, samples, running, waiting, idle, has_gil,
         idle_for.
+        """
+
+    def throttling(
+        self,
+        sources: Sources,
+        *,
+        executor: Executor | None = None,
+    ) -> Result:
+        """When GPUs were throttled: spans of samples that say so, by reason, in order of time.
+
+        Samples are as far apart as they were taken; a span may begin and end as much earlier or later.
+
+        Columns: rank, device, reason, start_ns, duration_us, sm_clock_mhz, power_w, temperature_c.
         """
 
     def time_causes(

@@ -181,4 +181,5 @@ _ITEMS: dict[str, Callable[[Any], bool]] = {
 
 def raw_bytes(target_dir: Path) -> int:
     """Returns the size of all raw records of a target. Raises OSError."""
-    return sum(path.stat().st_size for path in target_dir.glob("raw/*/*") if path.is_file())
+    paths = (path for pattern in ("raw/*", "raw/*/*") for path in target_dir.glob(pattern))
+    return sum(path.stat().st_size for path in paths if path.is_file())

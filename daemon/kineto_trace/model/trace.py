@@ -12,7 +12,7 @@ Theory of operation
     whatever has no table of its own, are in the tables `flow` and `other`.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -257,9 +257,10 @@ class Trace:
 class StringTable:
     """Collects the strings of a trace as text -> number."""
 
-    def __init__(self) -> None:
-        self.strings: list[str] = []
-        self._numbers: dict[str, int] = {}
+    def __init__(self, strings: Iterable[str] = ()) -> None:
+        """strings: those that have their numbers already."""
+        self.strings = list(strings)
+        self._numbers = {text: number for number, text in enumerate(self.strings)}
 
     def add(self, text: str) -> int:
         """Returns the number of this text."""

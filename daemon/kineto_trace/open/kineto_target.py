@@ -12,6 +12,7 @@ from kineto_trace.errors import DamagedError, FileError
 from kineto_trace.formats.chrome.chrome_reader import load_chrome
 from kineto_trace.model.target_info import TargetInfo
 from kineto_trace.model.trace_header import value
+from kineto_trace.open.counter_files import with_counters
 from kineto_trace.open.raw_target import LoadedTarget
 from kineto_trace.spool.kineto_file import OnDemandRequest, kineto_file
 
@@ -44,7 +45,9 @@ def load_kineto_target(target_dir: Path) -> LoadedTarget:
         window_end_ns=trace.window_end_ns,
         complete=True,
     )
-    return LoadedTarget(trace=replace(trace, target=target), warnings=tuple(trace.notes))
+    noted = trace.notes
+    trace, missing = with_counters(replace(trace, target=target), target_dir)
+    return LoadedTarget(trace=trace, warnings=(*noted, *missing))
 
 
 def _check_id(head: Mapping[str, str], request: OnDemandRequest) -> None:

@@ -39,6 +39,7 @@ from kineto_trace.model.trace import (
     Trace,
     make_table,
 )
+from kineto_trace.open.counter_files import with_counters
 from kineto_trace.spool import attachments
 from kineto_trace.spool.raw_records import RawSource, read_source, source_directories
 from kineto_trace.structure.attribution import attribute
@@ -147,7 +148,8 @@ def load_target(target_dir: Path) -> LoadedTarget:
         coverage=tuple(coverage),
         categories=parts.categories,
     )
-    return LoadedTarget(trace=trace, warnings=tuple(parts.warnings))
+    trace, missing = with_counters(trace, target_dir)
+    return LoadedTarget(trace=trace, warnings=(*parts.warnings, *missing))
 
 
 def _coverage(source: RawSource, kinds: tuple[str, ...], start_ns: int, end_ns: int) -> SourceCoverage | None:

@@ -16,6 +16,7 @@ from kineto_trace.kernel_traits.gpu_vendors import WORDS, GpuVendor, VendorWords
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import API_TABLES, GPU_TABLES
 
+_OWN = ("id", "uuid")  # of one device alone
 Properties = Mapping[int, Mapping[str, Any]]
 
 
@@ -26,9 +27,11 @@ def device_properties(context: Context) -> Properties:
         item["id"]: item for item in trace.devices if isinstance(item.get("id"), int)
     }
     used = {device for kind in GPU_TABLES for device in unique_values(trace.table(kind)["device"]).tolist()}
-    alike = {tuple(sorted((key, str(value)) for key, value in item.items() if key != "id")) for item in found.values()}
+    alike = {
+        tuple(sorted((key, str(value)) for key, value in item.items() if key not in _OWN)) for item in found.values()
+    }
     if len(alike) == 1 and used.isdisjoint(found):
-        common = next(iter(found.values()))
+        common = {key: value for key, value in next(iter(found.values())).items() if key not in _OWN}
         found |= {device: {**common, "id": device} for device in used}
     return found
 

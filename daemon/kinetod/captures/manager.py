@@ -31,6 +31,8 @@ from kinetod.base.errors import (
     invalid,
 )
 from kinetod.captures.arming import Arming, not_startable
+from kinetod.captures.counters.counter_request import check_plan
+from kinetod.captures.counters.recovered_counters import recover_counters
 from kinetod.captures.kineto_target.kineto_recorder import KinetoRecorder
 from kinetod.captures.kineto_target.kineto_recovery import recover_kineto_target
 from kinetod.captures.live_capture import Running
@@ -137,6 +139,8 @@ class CaptureManager:
                 request = checked_spec(spec, self._config, time.time_ns())
                 self._check_count(caller)
                 await self._shares.check(caller, owner_of(caller))
+                if request.counters is not None and self._services.counters is not None:
+                    await check_plan(self._services.counters.client, request.counters)
                 wanted = self._wanted(spec, request, caller, each_by_itself)
                 targets = await resolve(self._registry, wanted, holds)
                 check_known(request.activity_types, [target.agent for target in targets], self._services.plugins)
@@ -181,7 +185,7 @@ class CaptureManager:
             running = Running(capture, unlimited=Role.ADMIN in caller.roles)
             await self._store.run(self._store.insert, capture, key=key.stored, request_hash=digest)
             self._running[capture.id] = running
-            running.runs = self._runs.new(running, request, targets)
+            running.runs = self._runs.new(running, request, targets, caller)
             if spec.arm_ns:
                 running.arming = Arming(capture, running.runs, running.watchers.renewed)
             running.task = asyncio.create_task(self._run(running), name=f"capture {capture.id}")
@@ -238,7 +242,8 @@ class CaptureManager:
         live = Counter[int]()
         for running in list(self._running.values()):
             decoded = self._services.workers.written(self._store.capture_dir(running.capture.id))
-            live[running.capture.owner_uid] += running.live_bytes + decoded
+            sampled = running.counters.bytes_written if running.counters is not None else 0
+            live[running.capture.owner_uid] += running.live_bytes + sampled + decoded
         return live
 
     # running
@@ -265,6 +270,7 @@ class CaptureManager:
         """Lets the targets begin, at once or when the armed capture is started."""
         if running.arming is not None:
             await running.arming.started()
+        await running.begin_counters()
         try:
             if running.started_by is None or not running.started_by.iterations:
                 await self._align([run for run in running.runs if not run.is_over])
@@ -293,6 +299,8 @@ class CaptureManager:
         capture = running.capture
         if running.arming is not None:
             running.arming.close()
+        if running.counters is not None:
+            await running.counters.ended()
         capture.ended_ns = time.time_ns()
         capture.status = capture_status(target.verdict for target in capture.targets)
         capture.local_bytes = await asyncio.to_thread(folder_bytes, self._store.capture_dir(capture.id))
@@ -319,6 +327,10 @@ class CaptureManager:
         capture = running.capture
         log.info("capture %s was running when the previous daemon ended; recovering it", capture.id)
         armed = capture.spec.arm_ns > 0 and await self._store.run(self._store.start_of, capture.id) is None
+        if capture.spec.HasField("counters"):
+            await asyncio.to_thread(
+                recover_counters, capture, lambda target: self._store.target_dir(capture.id, key_of(target))
+            )
         for number, target in enumerate(capture.targets):
             directory = self._store.target_dir(capture.id, key_of(target))
             if target.verdict != pb.VERDICT_UNSPECIFIED:
@@ -454,6 +466,8 @@ class CaptureManager:
             await asyncio.gather(*tasks, return_exceptions=True)
         for running in self._running.values():
             running.watchers.ended()
+            if running.counters is not None:
+                running.counters.abandon()
 
 
 def _copy(capture: pb.Capture) -> pb.Capture:

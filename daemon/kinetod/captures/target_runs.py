@@ -3,17 +3,23 @@
 from collections.abc import Sequence
 from functools import partial
 
+from kineto_protos.units import format_size
+
 from kinetod.attach.attach_types import Approval
+from kinetod.captures.counters.capture_counters import CaptureCounters, CounterSource, file_bytes
+from kinetod.captures.counters.counter_request import SamplingRequest
 from kinetod.captures.kineto_target.kineto_recorder import KinetoRecorder
 from kinetod.captures.kineto_target.kineto_run import KinetoRun
 from kinetod.captures.live_capture import Running
 from kinetod.captures.request.capture_spec import CaptureRequest
 from kinetod.captures.request.target_resolution import Resolved
 from kinetod.captures.store_shares import StoreShares
+from kinetod.captures.target.record_spool import DiskFull
 from kinetod.captures.target.services import Services
 from kinetod.captures.target.source_counts import stored_bytes
 from kinetod.captures.target.target_run import TargetRun
 from kinetod.captures.target_interface import TracedTarget
+from kinetod.permissions.role_policy import Caller
 from kinetod.store.capture_store import Store, key_of
 
 
@@ -26,8 +32,12 @@ class TargetRuns:
         self._shares = shares
         self._recorder = recorder
 
-    def new(self, running: Running, request: CaptureRequest, targets: Sequence[Resolved]) -> list[TracedTarget]:
+    def new(
+        self, running: Running, request: CaptureRequest, targets: Sequence[Resolved], caller: Caller
+    ) -> list[TracedTarget]:
         """The runs of the targets without a problem, whose processes are busy from now on."""
+        if request.counters is not None and self._services.counters is not None:
+            running.counters = self._sampled(running, request.counters, self._services.counters, caller)
         runs = []
         for number, resolved in enumerate(targets):
             if resolved.problem is None:
@@ -35,6 +45,29 @@ class TargetRuns:
                 run.attach()
                 runs.append(run)
         return runs
+
+    def _sampled(
+        self, running: Running, request: SamplingRequest, source: CounterSource, caller: Caller
+    ) -> CaptureCounters:
+        config, owner_uid = self._services.config, running.capture.owner_uid
+
+        def check() -> None:
+            try:
+                self._shares.check_left(owner_uid, admin=running.unlimited)
+            except DiskFull as exc:
+                raise OSError(str(exc)) from exc
+            if self._services.free_bytes() <= config.min_free_bytes:
+                raise OSError(f"less than {format_size(config.min_free_bytes)} is free (kinetod --min-free-bytes)")
+
+        return CaptureCounters(
+            source,
+            request,
+            capture=running.capture,
+            caller=caller,
+            max_bytes=file_bytes(config.max_trace_bytes),
+            check=check,
+            on_change=running.watchers.renewed,
+        )
 
     def _run(self, running: Running, request: CaptureRequest, number: int, resolved: Resolved) -> TracedTarget:
         capture = running.capture
@@ -46,6 +79,7 @@ class TargetRuns:
 
         directory = self._store.target_dir(capture.id, key_of(target))
         check_share = partial(self._shares.check_left, capture.owner_uid, admin=running.unlimited)
+        counters = running.counters.add(target.pid, directory) if running.counters is not None else None
         if resolved.polling is not None:
             assert self._recorder is not None and resolved.approved is not None  # else it has a problem
             return KinetoRun(
@@ -61,6 +95,7 @@ class TargetRuns:
                 approval=Approval(resolved.approved, resolved.administrator),
                 on_change=changed,
                 check_share=check_share,
+                counters=counters,
             )
         assert resolved.agent is not None  # else it has a problem
         return TargetRun(
@@ -75,4 +110,5 @@ class TargetRuns:
             on_change=changed,
             check_share=check_share,
             approved=resolved.approved,
+            counters=counters,
         )

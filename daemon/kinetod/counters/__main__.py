@@ -19,7 +19,7 @@ from kinetod.base.command_line import exit_status
 from kinetod.base.errors import StartError
 from kinetod.base.unix_sockets import receive
 from kinetod.config.service_options import idle_exit_option, listening_socket, log_level_option, socket_option
-from kinetod.counters.backends import BACKENDS, make_backend
+from kinetod.counters.backends import AUTO, CHOICES, make_backend
 from kinetod.counters.sampler_server import SamplerService
 from kinetod.supervise.helper_service import serve
 
@@ -45,22 +45,25 @@ _LOOK_ROUND_S = 0.5
 )
 @click.option(
     "--backend",
-    type=click.Choice(sorted(BACKENDS)),
-    default="cupti",
+    type=click.Choice(CHOICES),
+    default=AUTO,
     show_default=True,
-    help="What samples: kinetod's own use of libcupti, or the package cupti-python (pip install 'kinetod[cupti]').",
+    help="What samples. auto: all that this host has GPUs for. cupti: NVIDIA's, by kinetod's own use of libcupti. "
+    "cupti-python: the same by NVIDIA's package (pip install 'kinetod[cupti]'). amdgpu: AMD's, by the kernel's "
+    "driver. level-zero: Intel's, by Level Zero's tools.",
 )
 @click.option(
     "--library",
     type=click.Path(path_type=Path),
-    help="This libcupti, instead of the wheel's (pip install nvidia-cuda-cupti) or the host's.",
+    help="The library of the backend; with auto, the libcupti. Default: that of the wheel nvidia-cuda-cupti, or the "
+    "host's.",
 )
 @click.option(
     "--library-of",
     type=click.IntRange(min=1),
     multiple=True,
     metavar="PID",
-    help="Where neither is installed, this process's libcupti, if only root and the own user could change it.",
+    help="Where no libcupti is installed, this process's, if only root and the own user could change it.",
 )
 @idle_exit_option("if a service manager passed the socket or with --parent")
 @log_level_option

@@ -3,6 +3,9 @@
 import os
 from pathlib import Path
 
+from kinetod.counters.kernel_gpus import INTEL
+from kinetod.counters.level_zero.stream_holders import stream_holder
+from kinetod.processes.drm_gpus import PROC, SYS, drm_gpus
 from kinetod.processes.profiler_signs import BY_PRODUCT, COUNTERS_USER, Holds
 from kinetod.profilers.profiler_scan import ProfilingTool, scan
 
@@ -10,8 +13,14 @@ UNKNOWN = "another process"
 _SAMPLES_GPUS = "Nsight Systems"  # with --gpu-metrics-devices, though it traces processes otherwise
 
 
-def holder(pci_bus_id: str, proc: Path = Path("/proc")) -> str:
-    """A name such as "Nsight Compute (process 1234)", or UNKNOWN. pci_bus_id: as CUDA has it, 0000:01:00.0."""
+def holder(pci_bus_id: str, proc: Path = PROC, sys: Path = SYS) -> str:
+    """A name such as "Nsight Compute (process 1234)", or UNKNOWN, as of AMD's GPUs.
+
+    pci_bus_id: as CUDA has it, 0000:01:00.0.
+    """
+    for gpu in drm_gpus(sys, proc):
+        if gpu.pci_bus_id == pci_bus_id.lower():
+            return (stream_holder(proc) if gpu.vendor == INTEL else "") or UNKNOWN
     minor = device_minor(pci_bus_id, proc)
     found = scan(proc, own=frozenset({os.getpid()})).profilers
     suspects = [tool for tool in found if _holds(tool) and (not tool.gpus or minor is None or minor in tool.gpus)]
@@ -27,7 +36,7 @@ def _likelihood(tool: ProfilingTool) -> tuple[bool, bool, bool]:
     return sign.holds is not Holds.PROCESS, sign is not COUNTERS_USER, bool(tool.gpus)
 
 
-def device_minor(pci_bus_id: str, proc: Path = Path("/proc")) -> int | None:
+def device_minor(pci_bus_id: str, proc: Path = PROC) -> int | None:
     """N of /dev/nvidiaN, by the driver's word; None if it does not tell."""
     folder = proc / "driver/nvidia/gpus" / pci_bus_id.lower()
     try:

@@ -1,122 +1,311 @@
 """Counters of some GPUs into files, one thread for all of them.
 
 Theory of operation
-    The thread empties the rings every POLL_S and appends to the files, which kineto_trace.spool.counter_samples reads.
+    Each GPU has a file in each of its folders: those of the captured processes that use it. The thread empties the
+    rings every POLL_S and appends to the files, which kineto_trace.spool.counter_samples reads. A folder whose window
+    is over leaves (`leave`): its files get the rows up to there, as far as they come in time, and are closed, while the
+    other folders go on. A row is in a file or it is not: what a killed daemon leaves can be read.
+
     A slow or full disk never makes kinetod-counters wait: rows are dropped and counted, or the file ends and the result
     says why. `stop` ends the sampling first, so that the rings have their last rows when the thread empties them again.
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 from kineto_trace.spool.counter_samples import (
     MAX_FILE_BYTES,
     SUFFIX,
     CounterHeader,
     SampledMetric,
-    row_type,
     write_header,
     write_rows,
 )
 
 from kinetod.base.safe_text import clean
 from kinetod.counters.counter_client import CounterClient, CounterLosses, CounterSession
-from kinetod.counters.interface import MOST_DURATION_NS, CounterCode, CounterError, WantedCounters
+from kinetod.counters.interface import MOST_DURATION_NS, CounterCode, CounterError, CounterPlan, WantedCounters
 from kinetod.counters.sample_rings import RingError
 
 log = logging.getLogger(__name__)
 
 POLL_S = 0.1
 _JOIN_S = 30.0
+_LATE_S = 1.0  # of the thread, beyond the time that a folder waits for its rows
 
 
-class RecordedCounters(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a GPU. path: its file; None: it could not be sampled, and `losses` says why."""
+class RecordedGpu(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a GPU. files: none, if it could not be sampled, and `losses` says why. plan: what was measured.
+
+    start_ns, end_ns: Unix time of the first and the last row that was taken; 0: there is none.
+    """
 
     gpu_uuid: str
-    path: Path | None
+    gpu_index: int | None
+    files: tuple[Path, ...]
     losses: CounterLosses
+    plan: CounterPlan
+    interval_ns: int = 0
+    start_ns: int = 0
+    end_ns: int = 0
 
 
-class _Recorded:
-    """A session and its file. Used by the thread."""
+class _File:
+    """One file. The first error ends it."""
 
-    def __init__(self, session: CounterSession, path: Path, wanted: WantedCounters, max_bytes: int) -> None:
-        """Creates the file. Raises OSError."""
-        self.session = session
+    def __init__(self, path: Path, header: CounterHeader, max_bytes: int) -> None:
+        """Creates it. Raises OSError, ValueError."""
         self.path = path
         self.problem = ""
         self._left = max_bytes
-        self._row_bytes = row_type(len(session.plan.metrics)).itemsize
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._file: IO[bytes] = os.fdopen(os.open(path, flags, 0o600), "wb")
-        write_header(self._file, _header(session, wanted))
+        write_header(self._file, header)
+        self._file.flush()
 
-    def empty(self) -> None:
-        """Appends what is in the ring; after an error nothing more."""
-        while not self.problem:
-            try:
-                rows = self.session.take()
-                if not len(rows):
-                    return
-                self._left -= len(rows) * self._row_bytes
-                if self._left < 0:
-                    raise OSError("the file has its largest size")
-                write_rows(self._file, rows)
-            except (OSError, RingError) as exc:
-                self.problem = clean(f"the counters end early: {exc}", 300)
-                self.session.request_stop()
+    @property
+    def is_open(self) -> bool:
+        return not self._file.closed
+
+    def append(self, rows: npt.NDArray[np.void]) -> None:
+        if self.problem or not self.is_open:
+            return
+        self._left -= rows.nbytes
+        try:
+            if self._left < 0:
+                raise OSError("the file has its largest size")
+            write_rows(self._file, rows)
+            self._file.flush()  # whole rows: for a daemon that recovers what this one has left
+        except OSError as exc:
+            self._fail(exc)
+
+    def _fail(self, exc: OSError) -> None:
+        self.problem = self.problem or clean(f"the counters end early: {exc.strerror or exc}", 300)
 
     def close(self) -> None:
         try:
             self._file.close()
         except OSError as exc:
-            self.problem = self.problem or clean(f"the counters end early: {exc}", 300)
+            self._fail(exc)
 
-    def result(self) -> RecordedCounters:
+
+class _Recorded:
+    """A session and its files. Used by the thread."""
+
+    def __init__(
+        self, session: CounterSession, folders: Sequence[Path], wanted: WantedCounters, max_bytes: int
+    ) -> None:
+        """Creates the files. Raises OSError, ValueError."""
+        self.session = session
+        self.problem = ""
+        self.start_ns = self.end_ns = 0
+        self.bytes_written = 0
+        self.stopped_for: CounterError | None = None
+        self._last_look = False
+        header = _header(session, wanted)
+        self.files: dict[Path, _File] = {}
+        try:
+            for folder in folders:
+                self.files[folder] = _File(folder / f"{session.gpu.uuid}{SUFFIX}", header, max_bytes)
+        except BaseException:
+            for file in self.files.values():
+                file.close()
+                file.path.unlink(missing_ok=True)
+            raise
+
+    def empty(self, check: Callable[[], None]) -> None:
+        """Appends what is in the ring; after an error nothing more. check: raises OSError if nothing may be written."""
+        while not self.problem:
+            try:
+                self._last_look = self.session.status().ended or self.session.gone()
+                rows = self.session.take()
+                if not len(rows):
+                    return
+                check()
+            except (OSError, RingError) as exc:
+                self._fail(f"the counters end early: {exc.strerror or exc}" if isinstance(exc, OSError) else str(exc))
+                return
+            self.start_ns = self.start_ns or int(rows["start_ns"][0])
+            self.end_ns = int(rows["end_ns"][-1])
+            for file in self.files.values():
+                file.append(rows)
+            opened = [file for file in self.files.values() if file.is_open]
+            self.bytes_written += rows.nbytes * len(opened)
+            if opened and all(file.problem for file in opened):
+                self._fail(opened[0].problem)
+
+    def _fail(self, problem: str) -> None:
+        self.problem = clean(problem, 300)
+        self.session.request_stop()
+
+    def covers(self, until_ns: int) -> bool:
+        """Whether there are rows up to then, or none will come any more."""
+        return bool(self.problem) or self.end_ns >= until_ns or self._last_look
+
+    def leave(self, folder: Path) -> None:
+        """Closes the folder's file; without any, the sampling ends."""
+        file = self.files.get(folder)
+        if file is not None:
+            file.close()
+            if not any(each.is_open for each in self.files.values()):
+                self.session.request_stop()
+
+    def close(self) -> None:
+        for file in self.files.values():
+            file.close()
+            self.problem = self.problem or file.problem
+
+    def result(self, folder: Path | None = None) -> RecordedGpu:
+        """What became of it, or of its file in this folder."""
         losses = self.session.verdict()
-        if self.problem:
-            losses = msgspec.structs.replace(losses, code=losses.code or CounterCode.FAILED, reason=self.problem)
-        return RecordedCounters(gpu_uuid=self.session.gpu.uuid, path=self.path, losses=losses)
+        problem = self.problem or (self.files[folder].problem if folder is not None else "")
+        if self.stopped_for is not None:
+            losses = msgspec.structs.replace(losses, code=self.stopped_for.code, reason=self.stopped_for.reason)
+        elif problem:
+            losses = msgspec.structs.replace(losses, code=losses.code or CounterCode.FAILED, reason=problem)
+        return RecordedGpu(
+            gpu_uuid=self.session.gpu.uuid,
+            gpu_index=self.session.gpu.index,
+            files=tuple(file.path for file in self.files.values()),
+            losses=losses,
+            plan=self.session.plan,
+            interval_ns=self.session.interval_ns,
+            start_ns=self.start_ns,
+            end_ns=self.end_ns,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaving:
+    """A folder that waits for its last rows. done: called with what became of its GPUs."""
+
+    folder: Path
+    until_ns: int
+    deadline_s: float
+    done: Callable[[list[RecordedGpu]], None]
 
 
 class CounterRecording:
     """Some GPUs that are being recorded. refused: those that could not be."""
 
-    def __init__(self, recorded: Sequence[_Recorded], refused: Sequence[RecordedCounters]) -> None:
+    def __init__(
+        self,
+        recorded: Sequence[_Recorded],
+        refused: Sequence[RecordedGpu],
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
         self.refused = tuple(refused)
         self.gpus = tuple(each.session.gpu.uuid for each in recorded)
         self._recorded = recorded
+        self._check = check
+        self._leaving: list[_Leaving] = []
         self._wake = threading.Event()
+        self._ends = False
         self._thread = threading.Thread(target=self._work, name="counters to files", daemon=True)
         self._thread.start()
 
-    def _work(self) -> None:
-        while not self._wake.wait(POLL_S):
-            for each in self._recorded:
-                each.empty()
+    @property
+    def bytes_written(self) -> int:
+        """Of all files."""
+        return sum(each.bytes_written for each in self._recorded)
 
-    async def stop(self) -> list[RecordedCounters]:
+    def _work(self) -> None:
+        while not self._ends:
+            self._wake.wait(POLL_S)
+            self._wake.clear()
+            for each in self._recorded:
+                each.empty(self._check)
+            for leaving in list(self._leaving):
+                self._let_go(leaving)
+
+    def _let_go(self, leaving: _Leaving) -> None:
+        its = [each for each in self._recorded if leaving.folder in each.files]
+        if time.monotonic() < leaving.deadline_s and not all(each.covers(leaving.until_ns) for each in its):
+            return
+        self._leaving.remove(leaving)
+        for each in its:
+            each.leave(leaving.folder)
+        leaving.done([each.result(leaving.folder) for each in its])
+
+    def results(self) -> list[RecordedGpu]:
+        """How each GPU goes now, the refused ones, too."""
+        return [*(each.result() for each in self._recorded), *self.refused]
+
+    async def leave(self, folder: Path, until_ns: int, within_s: float) -> list[RecordedGpu]:
+        """Ends the folder's files with the rows up to until_ns, or those that come within that time. Raises nothing.
+
+        Returns how each of its GPUs goes; none if the disk does not take the rows.
+        """
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[list[RecordedGpu]] = loop.create_future()
+
+        def answer(found: list[RecordedGpu]) -> None:
+            if not done.done():
+                done.set_result(found)
+
+        def tell(found: list[RecordedGpu]) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(answer, found)
+
+        self._leaving.append(_Leaving(folder, until_ns, time.monotonic() + within_s, tell))
+        self._wake.set()
+        try:
+            return await asyncio.wait_for(done, within_s + _LATE_S)
+        except TimeoutError:
+            log.error("the disk does not take counters; the files in %s are left as they are", folder)
+            return []
+
+    def let_go(self, folder: Path) -> None:
+        """Ends the folder's files at once."""
+        self._leaving.append(_Leaving(folder, 0, 0.0, lambda _found: None))
+        self._wake.set()
+
+    async def end_gpu(self, uuid: str, error: CounterError) -> None:
+        """Ends one GPU early, for this reason."""
+        for each in self._recorded:
+            if each.session.gpu.uuid == uuid and each.stopped_for is None:
+                each.stopped_for = error
+                await each.session.stop()
+
+    async def stop(self) -> list[RecordedGpu]:
         """Ends it and returns what became of each GPU, the refused ones, too. Raises nothing."""
         await asyncio.gather(*(each.session.stop() for each in self._recorded))
         await asyncio.to_thread(self._finish)
-        return [*(each.result() for each in self._recorded), *self.refused]
+        return self.results()
 
     def _finish(self) -> None:
+        self._ends = True
         self._wake.set()
         self._thread.join(_JOIN_S)
         if self._thread.is_alive():
             log.error("the disk does not take counters; their files are left as they are")
             return
         for each in self._recorded:
-            each.empty()
+            each.empty(self._check)
             each.close()
+
+    def abandon(self) -> None:
+        """Ends it without waiting for the last rows, in place of `stop`. Raises nothing."""
+        self._ends = True
+        self._wake.set()
+        for each in self._recorded:
+            each.session.request_stop()
+        self._thread.join(_LATE_S)
+        if not self._thread.is_alive():
+            for each in self._recorded:
+                each.close()
+        self.close()
 
     def close(self) -> None:
         """Lets go of the rings, after `stop`."""
@@ -127,38 +316,43 @@ class CounterRecording:
 
 async def record_counters(
     client: CounterClient,
-    gpus: Sequence[str],
+    folders: Mapping[str, Sequence[Path]],
     wanted: WantedCounters,
     interval_ns: int,
-    folder: Path,
     *,
     most_ns: int = MOST_DURATION_NS,
     max_bytes: int = MAX_FILE_BYTES,
+    check: Callable[[], None] = lambda: None,
 ) -> CounterRecording:
-    """Samples these GPUs into FOLDER/<uuid>.counters from now on. GPUs that refuse are in `refused`. Raises nothing."""
+    """Samples each GPU into <folder>/<uuid>.counters of its folders from now on. Raises nothing.
+
+    GPUs that refuse are in `refused`. interval_ns: 0: each GPU's default. max_bytes: of each file. check: asked before
+    rows are written; an OSError of it ends the GPU with its text.
+    """
     started = await asyncio.gather(
-        *(client.start(uuid, wanted, interval_ns, most_ns=most_ns) for uuid in gpus), return_exceptions=True
+        *(client.start(uuid, wanted, interval_ns, most_ns=most_ns) for uuid in folders), return_exceptions=True
     )
-    recorded, refused = list[_Recorded](), list[RecordedCounters]()
-    for uuid, session in zip(gpus, started, strict=True):
+    recorded, refused = list[_Recorded](), list[RecordedGpu]()
+    for uuid, session in zip(folders, started, strict=True):
         if isinstance(session, CounterSession):
             try:
-                recorded.append(_Recorded(session, folder / f"{uuid}{SUFFIX}", wanted, max_bytes))
+                recorded.append(_Recorded(session, folders[uuid], wanted, max_bytes))
             except (OSError, ValueError) as exc:
                 session.request_stop()
                 session.close()
-                refused.append(_refused(uuid, CounterError(CounterCode.FAILED, f"GPU {uuid}: {exc}")))
+                refused.append(refusal(uuid, CounterError(CounterCode.FAILED, f"GPU {uuid}: {exc}")))
         elif isinstance(session, CounterError):
-            refused.append(_refused(uuid, session))
+            refused.append(refusal(uuid, session))
         else:
             log.error("the counters of %s failed", uuid, exc_info=session)
-            refused.append(_refused(uuid, CounterError(CounterCode.FAILED, f"GPU {uuid}: an internal error")))
-    return CounterRecording(recorded, refused)
+            refused.append(refusal(uuid, CounterError(CounterCode.FAILED, f"GPU {uuid}: an internal error")))
+    return CounterRecording(recorded, refused, check)
 
 
-def _refused(uuid: str, error: CounterError) -> RecordedCounters:
+def refusal(uuid: str, error: CounterError, index: int | None = None) -> RecordedGpu:
+    """What became of a GPU that could not be sampled."""
     losses = CounterLosses(code=error.code, reason=error.reason, rows=0, gaps=0, lost_ns=0, dropped_rows=0)
-    return RecordedCounters(gpu_uuid=uuid, path=None, losses=losses)
+    return RecordedGpu(gpu_uuid=uuid, gpu_index=index, files=(), losses=losses, plan=CounterPlan(metrics=()))
 
 
 def _header(session: CounterSession, wanted: WantedCounters) -> CounterHeader:

@@ -115,9 +115,14 @@ class Poller:
     pids: tuple[int, ...] = ()
     job_id: int = 0
     last_poll_ns: int = 0  # 0: it has registered, but not polled
-    tracing: bool = False
+    tracing_at: set[Address] = field(default_factory=set)  # the copies whose last poll says that they do
     registered: tuple[int, int] | None = None  # job and GPU
     offered: Offer | None = field(default=None)
+
+    @property
+    def tracing(self) -> bool:
+        """As PollingProcess has it."""
+        return bool(self.tracing_at)
 
     def offer(self, configuration: bytes, on_event: Callable[[OfferEvent], None]) -> Offer:
         """As PollingProcess.offer has it."""
@@ -207,7 +212,8 @@ class PollerRegistry:
         poller = self._poller(sender, now_s)
         with self._lock:
             poller.pids, poller.job_id = poll.pids, poll.job_id
-            poller.last_poll_ns, poller.seen_s, poller.tracing = now_ns, now_s, not poll.free
+            poller.last_poll_ns, poller.seen_s = now_ns, now_s
+            (poller.tracing_at.discard if poll.free else poller.tracing_at.add)(sender.address)
             offered = poller.offered
             if offered is None or not offered.open:
                 poller.offered = None
@@ -221,7 +227,7 @@ class PollerRegistry:
                     offered.taken = True
                     metrics.polled_configuration("taken")
                     offered.tell(OfferEvent.TAKEN)
-            elif poll.free:
+            elif not poller.tracing:
                 poller.offered, offered.open = None, False
                 offered.tell(OfferEvent.OVER)
             return PollAnswer(poller, None)
@@ -277,6 +283,8 @@ class PollerRegistry:
         if self._lives(known) and not known.program.difference(found):
             if len(known.addresses) >= MAX_ADDRESSES:
                 known.addresses.clear()
+                with self._lock:
+                    known.tracing_at.clear()
             known.addresses.add(sender.address)
             return known
         self._forget(known)

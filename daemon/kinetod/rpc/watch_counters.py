@@ -1,10 +1,8 @@
 """ListCounters and WatchCounters: hardware counters of GPUs for callers who may have them.
 
 Theory of operation
-    A GPU's counters tell of all its processes, and whoever samples them keeps others from it. So a caller must have the
-    right to trace every process that is on it; a GPU on which nobody is, or of which nobody tells who is, is for those
-    who may trace everything. That is looked at before the sampling, and every LOOK_S while it lasts: it ends when a
-    process of somebody else comes.
+    Whether the caller may have the counters of a GPU (`captures.counters.gpu_access`) is looked at before the sampling,
+    and every LOOK_S while it lasts: it ends when a process of somebody else comes.
 
     Samples stay in the daemon; what is streamed are their means.
 """
@@ -24,26 +22,24 @@ from kinetod.base.errors import (
     Reason,
     invalid,
 )
+from kinetod.captures.counters.capture_counters import CounterSource
+from kinetod.captures.counters.counter_messages import left_out_of, metrics_of
+from kinetod.captures.counters.counter_request import checked_sampling
+from kinetod.captures.counters.gpu_access import why_strange
 from kinetod.config.settings import Settings
-from kinetod.counters.counter_client import CounterClient, CounterSession, GpuList, check_interval
+from kinetod.counters.counter_client import CounterSession, GpuList
 from kinetod.counters.interface import (
     CounterCode,
     CounterDevice,
     CounterError,
-    CounterPlan,
     WantedCounters,
-    checked_wanted,
 )
-from kinetod.counters.metric_sets import OVERVIEW, SETS
+from kinetod.counters.metric_sets import SETS
 from kinetod.counters.sample_means import SampleMeans
 from kinetod.counters.sample_rings import RingError
-from kinetod.gpus.gpu_reader import GpuReader
-from kinetod.gpus.gpu_types import GpuQuestion
 from kinetod.permissions.caller_limits import Shares
-from kinetod.permissions.role_policy import Action, Caller, Role, may, sees_all
-from kinetod.selection.process_registry import Registry
+from kinetod.permissions.role_policy import Caller, Role
 
-DEFAULT_INTERVAL_NS = 1_000_000
 DEFAULT_PERIOD_NS = 10**9
 LEAST_PERIOD_NS = 100_000_000
 MOST_PERIOD_NS = 3600 * 10**9
@@ -56,10 +52,9 @@ _NAMES = 4096
 class CounterWatcher:
     """Answers the calls."""
 
-    def __init__(self, client: CounterClient, registry: Registry, gpus: GpuReader, settings: Settings) -> None:
-        self._client = client
-        self._registry = registry
-        self._gpus = gpus
+    def __init__(self, source: CounterSource, settings: Settings) -> None:
+        self._client = source.client
+        self._access = source.access
         self._watches = Shares(
             Reason.TOO_MANY_WATCHERS,
             "watches of counters",
@@ -102,22 +97,17 @@ class CounterWatcher:
             plan = await self._client.plan(uuid, WantedCounters(set_name=name))
         except CounterError as exc:
             return pb.CounterSet(name=name, problem=exc.reason)
-        return pb.CounterSet(name=name, metrics=_metrics(plan), left_out=_left_out(plan))
+        return pb.CounterSet(name=name, metrics=metrics_of(plan), left_out=left_out_of(plan))
 
     async def watch(self, request: pb.WatchCountersRequest, caller: Caller) -> AsyncIterator[pb.CounterMeans]:
         """Yields means until the caller goes, or no GPU is sampled any more. Raises KinetodError."""
-        wanted = _wanted(request)
-        interval_ns = request.interval_ns or DEFAULT_INTERVAL_NS
-        try:
-            check_interval(interval_ns)
-        except CounterError as exc:
-            raise invalid("interval_ns", exc.reason) from exc
+        asked = checked_sampling(request.set, request.metrics, request.interval_ns)
         period_ns = request.period_ns or DEFAULT_PERIOD_NS
         if not LEAST_PERIOD_NS <= period_ns <= MOST_PERIOD_NS:
             raise invalid("period_ns", f"must be between {LEAST_PERIOD_NS} and {MOST_PERIOD_NS}, got {period_ns}")
         with self._watches.one(caller.key, caller, admin=Role.ADMIN in caller.roles):
             gpus = await self._chosen(request.gpus, caller)
-            watched = await self._started(gpus, wanted, interval_ns)
+            watched = await self._started(gpus, asked.wanted, asked.interval_ns)
             try:
                 async for means in self._means(watched, caller, period_ns / 1e9):
                     yield means
@@ -134,7 +124,7 @@ class CounterWatcher:
             chosen = [gpus[index] for index in sorted(set(indexes))]
             await self._check(chosen, caller)
             return chosen
-        strange = await self._strange(list(gpus.values()), caller)
+        strange = await self._access.strange([gpu.uuid for gpu in gpus.values()], caller)
         chosen = [gpu for gpu in gpus.values() if gpu.uuid not in strange]
         if not chosen and gpus:
             raise _not_yours(caller, next(iter(gpus.values())))
@@ -147,20 +137,10 @@ class CounterWatcher:
 
     async def _check(self, gpus: Sequence[CounterDevice], caller: Caller) -> None:
         """Raises NotPermitted."""
-        strange = await self._strange(gpus, caller)
+        strange = await self._access.strange([gpu.uuid for gpu in gpus], caller)
         for gpu in gpus:
             if gpu.uuid in strange:
                 raise _not_yours(caller, gpu)
-
-    async def _strange(self, gpus: Sequence[CounterDevice], caller: Caller) -> set[str]:
-        """Those on which the caller may not trace everything, by UUID."""
-        if sees_all(caller, Action.SAMPLE_COUNTERS):
-            return set()
-        snapshot = await asyncio.to_thread(lambda: self._gpus.read(question=GpuQuestion.PROCESSES))
-        on = {gpu.uuid: {process.pid for process in gpu.processes} for gpu in snapshot.gpus}
-        found = await self._registry.candidates({pid for gpu in gpus for pid in on.get(gpu.uuid, ())})
-        mine = {each.key.pid for each in found if may(caller, Action.SAMPLE_COUNTERS, each.thing())}
-        return {gpu.uuid for gpu in gpus if not on.get(gpu.uuid) or on[gpu.uuid] - mine}
 
     async def _started(
         self, gpus: Sequence[CounterDevice], wanted: WantedCounters, interval_ns: int
@@ -222,10 +202,10 @@ class _WatchedGpu:
             start_ns=means.start_ns,
             end_ns=means.end_ns,
             samples=means.samples,
-            metrics=_metrics(self.session.plan),
+            metrics=metrics_of(self.session.plan),
             means=means.means(),
             maxima=means.maxima(),
-            left_out=_left_out(self.session.plan),
+            left_out=left_out_of(self.session.plan),
             lost_ns=verdict.lost_ns,
             dropped_samples=verdict.dropped_rows,
             reason_code=verdict.code if self.ended else "",
@@ -238,20 +218,6 @@ class _WatchedGpu:
         self.session.close()
 
 
-def _wanted(request: pb.WatchCountersRequest) -> WantedCounters:
-    """Raises InvalidRequest."""
-    wanted = WantedCounters(
-        set_name=request.set or ("" if request.metrics else OVERVIEW), metrics=tuple(request.metrics)
-    )
-    try:
-        checked_wanted(wanted, tuple(SETS))
-    except CounterError as exc:
-        raise invalid("set" if request.set else "metrics", exc.reason) from exc
-    if any(len(name) > 128 for name in wanted.metrics):
-        raise invalid("metrics", "a name is longer than 128 characters")
-    return wanted
-
-
 def _refused(error: CounterError) -> KinetodError:
     reason = Reason(error.code.value)
     if error.code is CounterCode.INVALID_METRIC:
@@ -260,16 +226,4 @@ def _refused(error: CounterError) -> KinetodError:
 
 
 def _not_yours(caller: Caller, gpu: CounterDevice) -> NotPermitted:
-    return NotPermitted(
-        Reason.NOT_YOUR_GPU,
-        f"{caller} may not sample GPU {gpu.index}: its counters tell of all its processes, which must be there and be "
-        "processes that the caller may trace; the role admin may sample any",
-    )
-
-
-def _metrics(plan: CounterPlan) -> list[pb.CounterMetric]:
-    return [pb.CounterMetric(name=each.name, label=each.label, unit=each.unit) for each in plan.metrics]
-
-
-def _left_out(plan: CounterPlan) -> list[pb.LeftOutMetric]:
-    return [pb.LeftOutMetric(name=each.name, why=each.why) for each in plan.left_out]
+    return NotPermitted(Reason.NOT_YOUR_GPU, why_strange(caller, gpu.index))

@@ -216,8 +216,8 @@ class Store:
             if not self._db.execute("SELECT 1 FROM captures WHERE id = ?", (capture.id,)).fetchone():
                 self._insert_rows(capture)
             self._db.execute(
-                "UPDATE captures SET ended_ns = ?, status = ?, local_bytes = ? WHERE id = ?",
-                (capture.ended_ns, int(capture.status), local_bytes, capture.id),
+                "UPDATE captures SET ended_ns = ?, status = ?, local_bytes = ?, counters = ? WHERE id = ?",
+                (capture.ended_ns, int(capture.status), local_bytes, _counters(capture), capture.id),
             )
 
     def save_start(self, request: pb.StartCaptureRequest) -> None:
@@ -396,6 +396,10 @@ class Store:
             read_into(capture.upload, row[9])
         if row[10] is not None and (start := _start(row[10])).HasField("clock"):
             capture.clock.CopyFrom(start.clock)
+        if row[11] is not None:
+            sampled = pb.Capture()
+            read_into(sampled, row[11])
+            capture.counters.extend(sampled.counters)
         targets = self._db.execute("SELECT target FROM targets WHERE capture_id = ? ORDER BY number", (row[0],))
         for (text,) in targets.fetchall():
             read_into(capture.targets.add(), text)
@@ -442,7 +446,8 @@ class Store:
 
 
 _SELECT = (
-    "SELECT id, created_ns, ended_ns, status, host, spec, pinned, owner_uid, local_bytes, upload, start FROM captures"
+    "SELECT id, created_ns, ended_ns, status, host, spec, pinned, owner_uid, local_bytes, upload, start, "
+    "counters FROM captures"
 )
 _USES = (
     "SELECT owner_uid, sum(local_bytes), sum(local_bytes * (pinned != 0)), sum(local_bytes * (pinned != 0 OR "
@@ -457,6 +462,11 @@ _INSERT = (
 
 def _json(message: pb.Target | pb.Upload | pb.StartCaptureRequest) -> str:
     return json_format.MessageToJson(message, indent=None)
+
+
+def _counters(capture: pb.Capture) -> str | None:
+    """A Capture that has only these; None: there are none."""
+    return json_format.MessageToJson(pb.Capture(counters=capture.counters), indent=None) if capture.counters else None
 
 
 def _start(text: str) -> pb.StartCaptureRequest:

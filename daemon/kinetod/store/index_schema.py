@@ -2,14 +2,14 @@
 
 import sqlite3
 
-VERSION = 4
+VERSION = 5
 _KUBERNETES_USERS = "CREATE TABLE kubernetes_users (number INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);"
 _TABLES = (
     """
 CREATE TABLE captures (
     id TEXT PRIMARY KEY, created_ns INTEGER NOT NULL, ended_ns INTEGER NOT NULL, status INTEGER NOT NULL,
     host TEXT NOT NULL, idempotency_key TEXT UNIQUE, request_hash TEXT NOT NULL, spec TEXT NOT NULL,
-    pinned INTEGER NOT NULL DEFAULT 0, owner_uid INTEGER, local_bytes INTEGER, upload TEXT, start TEXT
+    pinned INTEGER NOT NULL DEFAULT 0, owner_uid INTEGER, local_bytes INTEGER, upload TEXT, start TEXT, counters TEXT
 ) WITHOUT ROWID;
 CREATE INDEX captures_by_time ON captures (created_ns, id);
 CREATE TABLE targets (
@@ -39,6 +39,7 @@ UPDATE captures SET owner_uid = (
 """,
     2: "ALTER TABLE captures ADD COLUMN start TEXT;",
     3: _KUBERNETES_USERS,
+    4: "ALTER TABLE captures ADD COLUMN counters TEXT;",
 }
 
 

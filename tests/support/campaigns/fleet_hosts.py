@@ -25,6 +25,8 @@ from kinetod.agents.agent_hub import AgentHub
 from kinetod.agents.link import LinkServer
 from kinetod.base import logs
 from kinetod.base.fair_slots import FairSlots
+from kinetod.captures.counters.capture_counters import CounterSource
+from kinetod.captures.counters.gpu_access import GpuAccess
 from kinetod.captures.manager import CaptureManager, no_such_capture
 from kinetod.captures.result.decode_pool import WorkerPool
 from kinetod.captures.target.profiler_conflicts import Conflicts
@@ -183,7 +185,9 @@ async def start_host(
         ),
         diagnoser=Diagnoser(registry, attaching=False),
         host_diagnoser=HostDiagnoser(settings, registry, shared.gpus, folder.name),
-        counters=CounterWatcher(make_counters(config, stack), registry, shared.gpus, settings),
+        counters=CounterWatcher(
+            CounterSource(make_counters(config, stack), GpuAccess(registry, shared.gpus), shared.gpus), settings
+        ),
         gate=gate,
         settings=settings,
         looks=looks,

@@ -17,7 +17,7 @@ import numpy as np
 from kineto_trace.spool.counter_samples import read_counter_samples
 from kinetod.counters.backends import CUPTI
 from kinetod.counters.counter_client import CounterClient
-from kinetod.counters.counter_recording import CounterRecording, RecordedCounters, record_counters
+from kinetod.counters.counter_recording import CounterRecording, RecordedGpu, record_counters
 from kinetod.counters.interface import CounterError, WantedCounters
 from kinetod.counters.metric_sets import OVERVIEW, SETS
 from kinetod.counters.sampler_connections import CountersChild
@@ -103,13 +103,13 @@ async def recording(
     client: CounterClient, uuid: str, interval_ns: int, wanted: WantedCounters = WANTED
 ) -> CounterRecording:
     """Records into a new folder. Raises CounterError."""
-    begun = await record_counters(client, [uuid], wanted, interval_ns, Path(tempfile.mkdtemp()))
+    begun = await record_counters(client, {uuid: [Path(tempfile.mkdtemp())]}, wanted, interval_ns)
     if begun.refused:
         raise AssertionError(begun.refused)
     return begun
 
 
-async def stopped(begun: CounterRecording) -> RecordedCounters:
+async def stopped(begun: CounterRecording) -> RecordedGpu:
     (result,) = await begun.stop()
     begun.close()
     return result
@@ -131,8 +131,8 @@ async def phases(client: CounterClient, uuid: str, work: GpuWork, seconds: float
     begun = await recording(client, uuid, MS)
     times = {name: await work.do(name, seconds) for name in ("matmul", "copy", "sleep")}
     result = await stopped(begun)
-    assert result.path is not None
-    samples = read_counter_samples(result.path)
+    (path,) = result.files
+    samples = read_counter_samples(path)
     labels = [metric.label for metric in samples.header.metrics]
     found: dict[str, Any] = {}
     for name, at in times.items():
@@ -143,7 +143,7 @@ async def phases(client: CounterClient, uuid: str, work: GpuWork, seconds: float
     return found
 
 
-def _losses(result: RecordedCounters) -> dict[str, Any]:
+def _losses(result: RecordedGpu) -> dict[str, Any]:
     each = result.losses
     return {
         "rows": each.rows, "gaps": each.gaps, "lost_ms": each.lost_ns / MS, "dropped": each.dropped_rows,

@@ -109,7 +109,7 @@ class Collector(NativeInterface):
     """The one collector of this process. Methods raise SourceError where the C side gives a reason."""
 
     ABI_FUNCTION = "kc_abi"
-    ABI = 3
+    ABI = 4
     REASONS = _REASONS
 
     def __init__(self, path: str = LIBRARY) -> None:

@@ -5,6 +5,7 @@ call per device, because each call may wait 5 ms for the GIL beside a busy threa
 """
 
 import struct
+import uuid
 from typing import Any, Callable, Dict, Sequence
 
 # Kineto's name of a device property -> CUdevice_attribute; in Kineto's order.
@@ -23,13 +24,15 @@ ATTRIBUTES = (
 )
 _WANTED = struct.pack("=%di" % len(ATTRIBUTES), *(number for _, number in ATTRIBUTES))
 _VALUES = 32
-FACTS = struct.Struct("=iiiIQ%di256s" % _VALUES)  # device_facts in agent/native/cupti/cuda_devices.h
+FACTS = struct.Struct("=iiiIQ%di256s16sI4x" % _VALUES)  # device_facts in agent/native/cupti/cuda_devices.h
 _MOST_DEVICES = 64
+_UUIDS = {1: "GPU-%s", 2: "MIG-%s"}  # by device_facts.uuid_of, as NVML prints them
 
 
 def describe(ask: Callable[[int, bytes], bytes]) -> Dict[str, Any]:
-    """`devices` (as Kineto's deviceProperties), `cuda_driver_version`, `cuda_runtime_version`; only what is known.
+    """`devices`, `cuda_driver_version`, `cuda_runtime_version`; only what is known.
 
+    A device is as in Kineto's deviceProperties, with its `uuid` as NVML prints it.
     ask: returns FACTS of a device, given its index and the wanted attributes; b"" if they are unknown.
     """
     found: Dict[str, Any] = {"devices": []}
@@ -39,11 +42,14 @@ def describe(ask: Callable[[int, bytes], bytes]) -> Dict[str, Any]:
         facts = ask(index, _WANTED)
         if len(facts) != FACTS.size:
             break
-        count, driver, runtime, known, memory, *values, name = FACTS.unpack(facts)
+        count, driver, runtime, known, memory, *values, name, number, whose = FACTS.unpack(facts)
         versions = {"cuda_driver_version": driver, "cuda_runtime_version": runtime}
         found.update((key, value) for key, value in versions.items() if value)
         if count > 0:
-            found["devices"].append(_device(index, known, memory, values, name))
+            device = _device(index, known, memory, values, name)
+            if whose in _UUIDS:
+                device["uuid"] = _UUIDS[whose] % uuid.UUID(bytes=number)
+            found["devices"].append(device)
     return found
 
 

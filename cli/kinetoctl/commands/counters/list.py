@@ -37,7 +37,9 @@ def command(base_metrics: bool) -> int:
                 say(name if len(found.gpus) == 1 else f"{gpu.gpu.index}  {name}")
         return ExitCode.DONE
     print_table(COLUMNS, [_row(gpu) for gpu in found.gpus], color=settings.color)
-    say(f"By {found.backend}, libcupti {found.library_version}.", err=True)
+    if found.backend:
+        by = zip(found.backend.split(", "), found.library_version.split(", "), strict=False)
+        say(f"By {', '.join(f'{name} ({version})' for name, version in by)}.", err=True)
     return ExitCode.DONE
 
 

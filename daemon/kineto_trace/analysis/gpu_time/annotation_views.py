@@ -111,7 +111,7 @@ def kernels_with_annotations(context: Context) -> Answer:
     Activities whose launch is not in the trace get the shortest annotation of their stream that overlaps them.
     """
     events, table = context.get(gpu_events), context.get(annotations_on_gpu)
-    name = _by_launch(context)
+    name = launch_annotations(context)
     missing = np.flatnonzero(name < 0)
     if len(missing) and len(table):
         place = innermost_spans(
@@ -130,8 +130,8 @@ def tracks_of(device: npt.NDArray[np.generic], stream: npt.NDArray[np.generic]) 
     return device.astype(np.int64) << 32 | stream.astype(np.int64) & 0xFFFFFFFF
 
 
-def _by_launch(context: Context) -> Ints:
-    """The name of the innermost annotation around each activity's launch."""
+def launch_annotations(context: Context) -> Ints:
+    """Returns for each GPU activity the name of the innermost annotation around its launch; NOTHING: none."""
     work, called, table = context.get(gpu), context.get(calls), context.trace.table("user_annotation")
     if not len(table) or not len(called):
         return np.full(len(work), NOTHING, np.int64)

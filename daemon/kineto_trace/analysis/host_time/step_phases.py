@@ -30,14 +30,15 @@ def step_phases(context: Context) -> Ints:
     """Returns the time (ns) of each of STEP_PHASES, and of OTHER, in each step of host_steps: [phase, step]."""
     window = context.get(host_steps)
     taken, shares = union(np.empty(0, np.int64), np.empty(0, np.int64)), []
-    for phase in _phases(context):
+    for phase in phase_times(context):
         shares.append(difference(phase, taken).within(window.start, window.end))
         taken = union(np.concatenate([taken.start, phase.start]), np.concatenate([taken.end, phase.end]))
     shares.append(window.end - window.start - taken.within(window.start, window.end))
     return np.stack(shares)
 
 
-def _phases(context: Context) -> tuple[Union, Union, Union, Union]:
+def phase_times(context: Context) -> tuple[Union, Union, Union, Union]:
+    """Returns when each of STEP_PHASES runs on the host; they may overlap, and the first one counts then."""
     thread, table, roles = context.get(host_steps).thread, context.trace.table("cpu_op"), context.get(op_roles)
     outermost = context.get(ops).nested.tree.parent[context.get(ops).place] < 0
     start, end = table["start"], table.end()

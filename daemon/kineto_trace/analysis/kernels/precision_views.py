@@ -1,6 +1,7 @@
 """In which precision the kernels compute."""
 
 import numpy as np
+import numpy.typing as npt
 
 from kineto_trace.analysis.gpu_time.gpu_events import NO_GPU
 from kineto_trace.arrays.row_groups import group
@@ -19,6 +20,24 @@ from kineto_trace.structure.event_arguments import NOTHING, argument_objects
 from kineto_trace.structure.gpu_devices import gpu_vendor
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view
+
+
+def activity_precisions(context: Context) -> npt.NDArray[np.int64]:
+    """Returns for each GPU activity the number of the precision in which it computes; UNKNOWN: nothing tells.
+
+    Copies, fills and collectives do not compute: theirs is unknown.
+    """
+    activity = context.get(gpu)
+    rows = np.flatnonzero((activity.kind == KERNEL) & ~activity.communication)
+    told = np.full(len(context.trace.strings), UNKNOWN)
+    for text in np.flatnonzero(np.bincount(activity.name[rows], minlength=len(told))).tolist():
+        told[text] = precision_number(precision_of_name(context.trace.strings[text]))
+    places, types = argument_objects(context, "cpu_op", "Input type")
+    typed = np.array([*(precision_number(precision_of_types(each)) for each in types), UNKNOWN], np.int64)
+    of_op = np.append(np.where(places == NOTHING, UNKNOWN, typed[places]), UNKNOWN)
+    found = np.full(len(activity), UNKNOWN, np.int64)
+    found[rows] = np.where(told[activity.name[rows]] == UNKNOWN, of_op[activity.op[rows]], told[activity.name[rows]])
+    return found
 
 
 @view(
@@ -40,13 +59,7 @@ def kernel_precision(context: Context) -> Answer:
     """
     activity = context.get(gpu)
     rows = np.flatnonzero((activity.kind == KERNEL) & ~activity.communication)
-    told = np.full(len(context.trace.strings), UNKNOWN)
-    for text in np.flatnonzero(np.bincount(activity.name[rows], minlength=len(told))).tolist():
-        told[text] = precision_number(precision_of_name(context.trace.strings[text]))
-    places, types = argument_objects(context, "cpu_op", "Input type")
-    typed = np.array([*(precision_number(precision_of_types(each)) for each in types), UNKNOWN], np.int64)
-    of_op = np.append(np.where(places == NOTHING, UNKNOWN, typed[places]), UNKNOWN)
-    number = np.where(told[activity.name[rows]] == UNKNOWN, of_op[activity.op[rows]], told[activity.name[rows]])
+    number = context.get(activity_precisions)[rows]
     took = (activity.end - activity.start)[rows]
     groups = group([number])
     total = groups.sums(took)

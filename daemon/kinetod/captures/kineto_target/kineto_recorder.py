@@ -107,9 +107,13 @@ class KinetoRecorder:
 
 
 class FreePolls:
-    """Counts the polls after a time, in Unix ns, that say that the profiler is free."""
+    """Counts the polls after a time, in Unix ns, that say that the profiler is free.
+
+    has_recorded: whether one said otherwise.
+    """
 
     def __init__(self, since_ns: int) -> None:
+        self.has_recorded = False
         self._last_ns = since_ns
         self._count = 0
 
@@ -118,7 +122,7 @@ class FreePolls:
         if process is None:
             return self._count
         if process.tracing:
-            self._count = 0
+            self._count, self.has_recorded = 0, True
         elif process.last_poll_ns > self._last_ns:
             self._count += 1
         self._last_ns = max(self._last_ns, process.last_poll_ns)

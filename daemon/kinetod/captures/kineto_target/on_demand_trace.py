@@ -18,6 +18,10 @@ Theory of operation
     the next poll, which then says again that the profiler is free, as if the request had been lost. So the offer is
     withdrawn as soon as the file shows; otherwise libkineto would record a second time.
 
+    A libkineto that gets no processor between opening the file and its start, 2 s later, takes the start for one that
+    has passed, and drops the request: the file stays empty, and polls say that the profiler is free. The request is
+    offered again then, MOST_REPEATS times.
+
 Rules
     A whole file ends the waiting, whatever else has happened: the trace is there.
     libkineto cannot be stopped. A cancellation that keeps nothing ends the target at once and leaves the file to be
@@ -50,6 +54,7 @@ from kinetod.config.settings import Config
 from kinetod.kineto_files.interface import Sight
 
 WAIT_S = 12.0  # two polls and some time
+MOST_REPEATS = 2
 _S = 10**9
 _NO_STOP = "libkineto cannot be stopped: it records to its end, and its file is removed when it comes"
 
@@ -98,6 +103,10 @@ class OfferOver(NamedTuple):
     """A later poll says that the profiler is free again."""
 
 
+class OfferDropped(NamedTuple):
+    """The file was opened and is removed again; polls say that nothing was recorded."""
+
+
 class ProcessGone(NamedTuple):
     """The process has ended, or it no longer polls. died: whether it has ended."""
 
@@ -128,24 +137,28 @@ def longest_ns(request: wire.Start, config: Config) -> int:
     """How long it may take from the poll that brings the request until the file begins to grow."""
     if request.iterations is not None:
         return config.max_duration_ns
-    return START_DELAY_NS + request.warmup_ns + (request.duration_ns or 0) + config.agent_deadline_ns
+    return START_DELAY_NS + request.warmup_ns + (request.duration_ns or 0) + config.process_deadline_ns
 
 
 class OnDemandTrace:
-    """The state machine of one target. Its attributes may be read at any time; only `request` may be set."""
+    """The state machine of one target. Its attributes may be read at any time; only `request` may be set.
+
+    was_taken: a poll has said that the profiler is armed or records.
+    """
 
     def __init__(self, pid: int, request: wire.Start, config: Config) -> None:
         self.request = request
         self.phase = KinetoPhase.WAIT
         self.deadline_s = 0.0  # of the event loop's clock
         self.begun = False
+        self.was_taken = False
         self.times_sent = 0
         self._pid = pid
         self._config = config
-        self._taken = False
         self._over = False
         self._looked_since_over = False
         self._opened = False  # the file
+        self._repeats = 0
         self._bytes = 0
         self._warm_until_s = 0.0
         self._whole = False
@@ -165,6 +178,11 @@ class OnDemandTrace:
     def watches_file(self) -> bool:
         """Whether the file may come now."""
         return self.times_sent > 0 and self._end is None
+
+    @property
+    def may_be_repeated(self) -> bool:
+        """Whether the file has been opened and has not grown, and the request may be offered again."""
+        return self._opened and self._bytes == 0 and not self.is_over and self._repeats < MOST_REPEATS
 
     @property
     def leaves_file(self) -> bool:
@@ -197,9 +215,9 @@ class OnDemandTrace:
         return []
 
     def _took(self, _event: OfferTaken, now: Now) -> list[KinetoCommand]:
-        if self._taken:
+        if self.was_taken:
             return []
-        self._taken = True
+        self.was_taken = True
         self.deadline_s = max(self.deadline_s, now.loop_s + self._allowed_s(now))
         return self._enter(KinetoPhase.WARMUP, now)
 
@@ -236,6 +254,14 @@ class OnDemandTrace:
             self.deadline_s = now.loop_s + self._config.process_deadline_ns / _S
         warming = now.loop_s < self._warm_until_s
         return [*commands, *self._enter(KinetoPhase.WARMUP if warming else KinetoPhase.COLLECT, now)]
+
+    def _dropped(self, _event: OfferDropped, now: Now) -> list[KinetoCommand]:
+        if not self.may_be_repeated:
+            return []
+        self._repeats += 1
+        self._opened = False
+        self.deadline_s = now.loop_s + WAIT_S
+        return [MakeOffer()]
 
     def _cancelled_text(self) -> str:
         if self._opened:
@@ -279,7 +305,7 @@ class OnDemandTrace:
     def _overdue(self, _event: DeadlinePassed, _now: Now) -> list[KinetoCommand]:
         if not self.times_sent:
             self._fail(VerdictReason.NOT_POLLED, self._not_polled_text())
-        elif not self._taken and not self._opened:
+        elif not self.was_taken and not self._opened:
             self._fail(VerdictReason.NOT_TAKEN, self._not_taken_text())
         elif self.request.iterations is not None and self.phase < KinetoPhase.PROCESS:
             found = iterations_not_reached(self._pid, self.request, self._config.max_duration_ns)
@@ -323,6 +349,7 @@ _RECORDING: dict[type, KinetoTransition] = {
     OfferSent: OnDemandTrace._sent,
     OfferTaken: OnDemandTrace._took,
     OfferOver: OnDemandTrace._is_over_by_polls,
+    OfferDropped: OnDemandTrace._dropped,
     ProcessGone: OnDemandTrace._gone,
     FolderLooked: OnDemandTrace._looked,
     StopWanted: OnDemandTrace._stop,

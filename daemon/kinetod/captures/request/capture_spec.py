@@ -12,6 +12,7 @@ from kineto_trace.base.telemetry_ids import TRACE_PARENT
 from kineto_trace.store.output_formats import DEFAULT_FORMAT, FILE_NAMES
 
 from kinetod.base.errors import check_shown, invalid
+from kinetod.captures.counters.counter_request import SamplingRequest, checked_counters
 from kinetod.config.settings import Config
 from kinetod.selection.process_registry import Match, checked_selector
 
@@ -66,6 +67,7 @@ class CaptureRequest:
     no_attach: bool
     keep_agent_ns: int  # how long an attached agent stays afterwards
     or_duration_ns: int | None  # with iterations: for processes that never step
+    counters: SamplingRequest | None = None  # hardware counters to sample meanwhile
 
     def start(self, capture_id: str) -> wire.Start:
         """The request frame for the agents."""
@@ -131,6 +133,7 @@ def checked_spec(spec: pb.CaptureSpec, config: Config, now_ns: int) -> CaptureRe
         no_attach=spec.no_attach,
         keep_agent_ns=_keep_agent(spec, config),
         or_duration_ns=_or_duration(spec, config),
+        counters=checked_counters(spec),
     )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
+from kinetod.captures.counters.capture_counters import CounterSource
 from kinetod.captures.result.decode_pool import WorkerPool
 from kinetod.captures.target.buffer_memory import Promises
 from kinetod.captures.target.device_graphs import DeviceGraphs
@@ -23,6 +24,7 @@ class Services:
     free_bytes: Callable[[], int]
     host: str
     conflicts: Conflicts
+    counters: CounterSource | None = None  # None: no hardware counters
     device_graphs: DeviceGraphs = field(default_factory=DeviceGraphs)
     whose: Whose = nobody  # what a process is now
     plugins: KnownPlugins = field(default_factory=KnownPlugins)

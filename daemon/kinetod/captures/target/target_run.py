@@ -25,6 +25,7 @@ from kineto_trace.model.target_info import TargetInfo
 from kinetod.agents.agent_hub import CaptureFrame, ConnectedAgent
 from kinetod.base.errors import VerdictReason
 from kinetod.base.safe_text import clean
+from kinetod.captures.counters.capture_counters import TargetSampling
 from kinetod.captures.result.decode_pool import DecodeError
 from kinetod.captures.result.verdict import Ending, EndState, Final, final, worse
 from kinetod.captures.target.arena_reader import BadArena
@@ -91,6 +92,7 @@ class TargetRun:
         on_change: Callable[[], None],
         check_share: Callable[[], None] = lambda: None,
         approved: Credentials | None = None,
+        counters: TargetSampling | None = None,
     ) -> None:
         self.target = target
         self.garbage: Path | None = None  # to be removed once the verdict is stored
@@ -102,6 +104,7 @@ class TargetRun:
         self._formats = tuple(formats)
         self._labels = labels
         self._on_change = on_change
+        self._counters = counters  # None: no hardware counters were asked for
         self._approved = approved  # what the process was when the capture was allowed
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
@@ -196,6 +199,8 @@ class TargetRun:
             self._kernel.close()
             self._spool.close()
             self._memory.give_back()
+            if self._counters is not None:
+                self._counters.release()
 
     async def _run(self) -> None:
         await self._take_memory()
@@ -205,6 +210,7 @@ class TargetRun:
         ending = after_clock(await self._last_drain(ending), clock_offset_ns() - self._clock_offset_ns)
         if self._collection.result is None:
             ending = await with_exit_status(ending, self.agent.identity)
+        await self._end_counters(ending)
         self.agent.send(wire.Release(self._capture_id))
         self.agent.detach(self._capture_id)
         ending = await self._services.conflicts.explained(ending, self.target.process.uid)
@@ -346,6 +352,11 @@ class TargetRun:
             ending = worse(ending, ending_of_disk(exc))
         self._publish_counts(at_once=True)
         return ending
+
+    async def _end_counters(self, ending: Ending) -> None:
+        if self._counters is not None and ending.outcome is not EndState.CANCELLED:
+            window_ns = self._collection.window_ns(time.time_ns())
+            self.target.warnings.extend(await self._counters.collected(*window_ns))
 
     def _source_metadata(self) -> dict[str, dict[str, Any]]:
         result = self._collection.result

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from kineto_trace.spool.counter_samples import read_counter_samples
 from kinetod.counters.counter_client import CounterClient
-from kinetod.counters.counter_recording import RecordedCounters, record_counters
+from kinetod.counters.counter_recording import RecordedGpu, record_counters
 from kinetod.counters.interface import CounterCode, CounterError, WantedCounters
 from kinetod.counters.sampler_connections import CountersChild, CountersService
 from support.counters.fake_pm_sampling import UUID, FakePmSampling
@@ -33,8 +33,12 @@ def with_client(fake: FakePmSampling, body: Callable[[CounterClient], Awaitable[
     asyncio.run(ask())
 
 
-def rows(path: Path | None) -> int:
-    assert path is not None
+def into(folder: Path, uuids: list[str]) -> dict[str, list[Path]]:
+    return {uuid: [folder] for uuid in uuids}
+
+
+def rows(result: RecordedGpu) -> int:
+    (path,) = result.files
     return len(read_counter_samples(path).start_ns)
 
 
@@ -50,23 +54,23 @@ def test_two_gpus_are_recorded_at_once_and_a_third_that_is_not_there_is_refused(
     fake: FakePmSampling, tmp_path: Path
 ) -> None:
     async def body(client: CounterClient) -> None:
-        recording = await record_counters(client, [*GPUS, "GPU-none"], OVERVIEW, MS, tmp_path)
+        recording = await record_counters(client, into(tmp_path, [*GPUS, "GPU-none"]), OVERVIEW, MS)
         assert recording.gpus == tuple(GPUS)
         await until_rows(tmp_path)
         results = {each.gpu_uuid: each for each in await recording.stop()}
         recording.close()
-        assert results["GPU-none"].losses.code is CounterCode.UNAVAILABLE and results["GPU-none"].path is None
+        assert results["GPU-none"].losses.code is CounterCode.UNAVAILABLE and results["GPU-none"].files == ()
         for index, uuid in enumerate(GPUS):
             result = results[uuid]
-            assert result.path is not None
-            found = read_counter_samples(result.path)
+            (path,) = result.files
+            found = read_counter_samples(path)
             assert (found.header.gpu_uuid, found.header.gpu_index, found.header.chip) == (uuid, index, "GH100")
             assert (found.header.set, found.header.backend, found.header.interval_ns) == ("overview", "cupti", MS)
             assert len(found.start_ns) == result.losses.rows > 300
             assert result.losses.dropped_rows == found.disordered == 0
             assert (found.values[:, 1] - found.values[:, 0] == 100).all()
             assert (found.values[:, 0] // 1000 == index).all()
-            assert stat.S_IMODE(result.path.stat().st_mode) & 0o077 == 0
+            assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0
 
     with_client(fake, body)
     assert fake.wrong() == []
@@ -81,16 +85,16 @@ def test_a_killed_process_leaves_its_rows_and_the_next_one_samples_at_once(
         before, after = tmp_path / "before", tmp_path / "after"
         before.mkdir()
         after.mkdir()
-        recording = await record_counters(client, GPUS, OVERVIEW, MS, before)
+        recording = await record_counters(client, into(before, GPUS), OVERVIEW, MS)
         await until_rows(before)
         (pid,) = client.pids()
         os.kill(pid, signal.SIGKILL)
         for result in await recording.stop():
             assert result.losses.code is CounterCode.FAILED
             assert "kinetod-counters has ended" in result.losses.reason
-            assert rows(result.path) == result.losses.rows > 300
+            assert rows(result) == result.losses.rows > 300
         recording.close()
-        again = await record_counters(client, GPUS, OVERVIEW, MS, after)
+        again = await record_counters(client, into(after, GPUS), OVERVIEW, MS)
         await until_rows(after)
         assert [each.losses.code for each in await again.stop()] == ["", ""]
         again.close()
@@ -104,7 +108,7 @@ def test_who_comes_second_on_a_host_is_refused_and_does_not_disturb_the_first(
     fake.play(f"busy={tmp_path / 'held'}")
 
     async def body(client: CounterClient) -> None:
-        recording = await record_counters(client, GPUS[:1], OVERVIEW, MS, tmp_path)
+        recording = await record_counters(client, into(tmp_path, GPUS[:1]), OVERVIEW, MS)
         second = CounterClient(fake.child(), answer_s=scaled(30))
         with pytest.raises(CounterError, match="has its counters, which one process can have at a time") as told:
             await second.start(GPUS[0], OVERVIEW, MS)
@@ -124,9 +128,9 @@ def test_eight_gpus_have_a_thread_each(fake: FakePmSampling, tmp_path: Path) -> 
     uuids = [UUID.format(index) for index in range(8)]
 
     async def body(client: CounterClient) -> None:
-        recording = await record_counters(client, uuids, OVERVIEW, 2 * MS, tmp_path)
+        recording = await record_counters(client, into(tmp_path, uuids), OVERVIEW, 2 * MS)
         await until_rows(tmp_path, 8)
-        results: list[RecordedCounters] = await recording.stop()
+        results: list[RecordedGpu] = await recording.stop()
         recording.close()
         assert [(each.gpu_uuid, each.losses.code) for each in results] == [(uuid, "") for uuid in uuids]
 
@@ -136,7 +140,7 @@ def test_eight_gpus_have_a_thread_each(fake: FakePmSampling, tmp_path: Path) -> 
 
 def test_a_file_of_its_largest_size_ends_the_sampling_with_the_reason(fake: FakePmSampling, tmp_path: Path) -> None:
     async def body(client: CounterClient) -> None:
-        recording = await record_counters(client, GPUS[:1], OVERVIEW, MS, tmp_path, max_bytes=4800)
+        recording = await record_counters(client, into(tmp_path, GPUS[:1]), OVERVIEW, MS, max_bytes=4800)
         await soon(lambda: recording._recorded[0].problem, "the file is full")
         (result,) = await recording.stop()
         recording.close()
@@ -144,7 +148,7 @@ def test_a_file_of_its_largest_size_ends_the_sampling_with_the_reason(fake: Fake
             CounterCode.FAILED,
             "the counters end early: the file has its largest size",
         )
-        assert rows(result.path) <= 100
+        assert rows(result) <= 100
 
     with_client(fake, body)
 
@@ -153,9 +157,9 @@ def test_a_file_that_is_there_is_not_replaced(fake: FakePmSampling, tmp_path: Pa
     (tmp_path / f"{GPUS[0]}.counters").write_bytes(b"mine")
 
     async def body(client: CounterClient) -> None:
-        recording = await record_counters(client, GPUS[:1], OVERVIEW, MS, tmp_path)
+        recording = await record_counters(client, into(tmp_path, GPUS[:1]), OVERVIEW, MS)
         (result,) = await recording.stop()
-        assert (result.path, result.losses.code) == (None, CounterCode.FAILED)
+        assert (result.files, result.losses.code) == ((), CounterCode.FAILED)
         assert (tmp_path / f"{GPUS[0]}.counters").read_bytes() == b"mine"
 
     with_client(fake, body)

@@ -115,6 +115,23 @@ def test_each_copy_of_libkineto_in_a_process_is_given_it() -> None:
     with_scene(test)
 
 
+def test_a_copy_that_is_free_does_not_end_what_another_one_records() -> None:
+    async def test(scene: Scene) -> None:
+        poller = scene.poll().poller
+        poller.offer(b"A=1\n", scene.events.append)
+        scene.poll()
+        scene.poll(wants=BUSY)
+        for _ in range(2):
+            scene.poll(address=b"\0b\0")
+        assert poller.tracing
+        assert await scene.happened() == [SENT, TAKEN]
+        scene.poll()
+        assert not poller.tracing
+        assert await scene.happened() == [SENT, TAKEN, OVER]
+
+    with_scene(test)
+
+
 def test_a_poll_that_gets_no_answer_is_given_no_configuration() -> None:
     async def test(scene: Scene) -> None:
         poller = scene.poll().poller

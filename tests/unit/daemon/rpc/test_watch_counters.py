@@ -9,6 +9,8 @@ from typing import Any, cast
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kinetod.base.errors import InvalidRequest, KinetodError, NotFound, NotPermitted, Precondition, Reason
+from kinetod.captures.counters.capture_counters import CounterSource
+from kinetod.captures.counters.gpu_access import GpuAccess
 from kinetod.config.settings import Config, Settings
 from kinetod.counters.counter_client import CounterClient
 from kinetod.counters.interface import CounterCode, CounterError
@@ -53,8 +55,9 @@ async def watching(backend: MemoryBackend, host: Host) -> AsyncIterator[tuple[Co
     service = SamplerService(backend, may_ask=lambda _: True, holder_of=lambda _: "ncu (process 7)")
     connections = InProcess(service)
     client = CounterClient(connections)
+    access = GpuAccess(cast(Any, host), cast(Any, host))
     try:
-        yield CounterWatcher(client, cast(Any, host), cast(Any, host), Settings(Config())), connections
+        yield CounterWatcher(CounterSource(client, access, cast(Any, host)), Settings(Config())), connections
     finally:
         await client.stop()
 

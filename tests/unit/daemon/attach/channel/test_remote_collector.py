@@ -73,7 +73,7 @@ def no_descriptor_is_left() -> Iterator[None]:
         (answer(DEVICE, 1, result=bytes(24)), "answered another request"),
         (answer(COUNTS, 1, text=bytes(9000)), "more than it was asked for"),
         (answer(COUNTS, 0, result=bytes(4)), "sent no greeting"),
-        (answer(ABI, 0, result=struct.pack("=I", 99)), "interface 99, this daemon needs 3"),
+        (answer(ABI, 0, result=struct.pack("=I", 99)), "interface 99, this daemon needs 4"),
         (answer(ABI, 0, code=-5, result=bytes(4), text=b"forked"), "forked"),
     ],
 )
@@ -126,7 +126,9 @@ def test_a_result_that_is_missing_is_an_error_where_it_is_needed() -> None:
 
 
 def test_devices_without_end_are_cut() -> None:
-    facts = struct.pack("=iiiIQ32i256s", 2**31 - 1, 1, 2, 2**32 - 1, 5, *range(32), b"\xff" * 256)
+    facts = struct.pack(
+        "=iiiIQ32i256s16sI4x", 2**31 - 1, 1, 2, 2**32 - 1, 5, *range(32), b"\xff" * 256, b"\xff" * 16, 9
+    )
     liar = Liar(*(answer(DEVICE, number, result=facts) for number in range(1, 65)))
     found = cuda_devices.describe(liar.remote.device)
     assert len(found["devices"]) == 64
@@ -143,6 +145,6 @@ def test_silence_ends_after_its_time() -> None:
 
 
 def test_a_greeting_is_checked() -> None:
-    read_greeting(answer(ABI, 0, result=struct.pack("=I", 3)))
+    read_greeting(answer(ABI, 0, result=struct.pack("=I", 4)))
     with pytest.raises(RemoteEnded, match="sent no greeting"):
-        read_greeting(answer(ABI, 1, result=struct.pack("=I", 3)))
+        read_greeting(answer(ABI, 1, result=struct.pack("=I", 4)))

@@ -18,7 +18,7 @@ from kinetod.captures.kineto_target import kineto_recorder
 from kinetod.captures.kineto_target.config_text import TraceDestination
 from kinetod.captures.kineto_target.kineto_recorder import FreePolls, KinetoRecorder
 from kinetod.captures.kineto_target.kineto_run import KinetoRun
-from kinetod.captures.kineto_target.on_demand_trace import OfferReady
+from kinetod.captures.kineto_target.on_demand_trace import FolderLooked, OfferReady
 from kinetod.captures.result.verdict import Ending, EndState
 from kinetod.captures.target.services import Services
 from kinetod.config.settings import Config
@@ -115,23 +115,46 @@ def test_a_file_that_comes_after_a_poll_that_says_free_is_removed(
         asyncio.run(run(Path(name)))
 
 
+def made_run(process: PolledByHand) -> KinetoRun:
+    """A run of one second's recording whose request has been sent."""
+    made = KinetoRun(
+        cast("Services", SimpleNamespace(config=CONFIG)),
+        KinetoRecorder(process, DirectTraceFolders()),
+        capture_id="c1",
+        target=pb.Target(pid=os.getpid()),
+        process=process,
+        start=START,
+        spec=pb.CaptureSpec(),
+        formats=(),
+        directory=Path("unused"),
+        approval=Approval(credentials.read(os.getpid())),
+        on_change=lambda: None,
+    )
+    made._destination = TraceDestination(folder="/tmp", stem="kinetod-c1", trace_id=1)
+    made._handle(OfferReady())
+    return made
+
+
+def test_polls_that_say_free_before_the_recording_do_not_end_it(process: PolledByHand) -> None:
+    async def run() -> list[bool]:
+        made = made_run(process)
+        made._handle(FolderLooked(Sight(0, False)))  # the file has been opened
+        opened_ns, found = made._withdrawn_ns, []
+        for process.last_poll_ns, process.tracing in (
+            (opened_ns + 1, False),
+            (opened_ns + 10**10, False),
+            (opened_ns + 2 * 10**10, True),
+            (opened_ns + 3 * 10**10, False),
+        ):
+            found.append(made._is_free_again())
+        return found
+
+    assert asyncio.run(run()) == [False, False, False, True]
+
+
 def test_a_cancellation_that_overtakes_the_news_of_the_sending_leaves_a_file_to_remove(process: PolledByHand) -> None:
     async def run() -> tuple[str, bool]:
-        made = KinetoRun(
-            cast("Services", SimpleNamespace(config=CONFIG)),
-            KinetoRecorder(process, DirectTraceFolders()),
-            capture_id="c1",
-            target=pb.Target(pid=os.getpid()),
-            process=process,
-            start=START,
-            spec=pb.CaptureSpec(),
-            formats=(),
-            directory=Path("unused"),
-            approval=Approval(credentials.read(os.getpid())),
-            on_change=lambda: None,
-        )
-        made._destination = TraceDestination(folder="/tmp", stem="kinetod-c1", trace_id=1)
-        made._handle(OfferReady())
+        made = made_run(process)
         made.stop(Ending(EndState.CANCELLED, VerdictReason.CANCELLED, "cancelled"))
         ending = made._trace.ending()
         return ending.reason if ending is not None else "", made._trace.leaves_file

@@ -1,0 +1,1 @@
+"""What the samples of hardware counters say about kernels, operators, modules, steps and collectives."""

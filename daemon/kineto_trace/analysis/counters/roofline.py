@@ -1,0 +1,274 @@
+"""What bounds each kernel and operator, by the measured use of memory and of the units that compute.
+
+Theory of operation
+    The larger one of both uses decides, if it is BOUND or more. Below it in both, a GPU waits: for data on their way,
+    for other instructions, for blocks that are not there. That is the rule by which Nsight Compute tells latency
+    ("throughput below 60 % of peak typically indicates latency issues"). A statement takes all counters that could
+    contradict it: memory-bound and compute-bound need the one that is high, latency-bound needs DRAM and all units that
+    the work may use. These are the tensor pipe and the ordinary cores (FMA pipe or instructions), of which the latter
+    do not matter for kernels that multiply on tensor cores (by name, or by a pipe that is used), and neither does for
+    copies and fills. Where the multiprocessors are busy for less than BOUND, work is missing, whatever it uses.
+
+    Work whose speed is that of a link (collectives, copies between host and GPU) has no verdict here.
+
+    Bytes per second are those of the counters of bytes, else DRAM's percentage of the peak bandwidth of this GPU's data
+    sheet (kernel_traits/gpu_peaks.py). FLOP/s are the tensor pipe's percentage of the peak of the kernel's precision:
+    the data sheet's clock is assumed, at a lower one they are fewer.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kineto_trace.analysis.counters.attribution import DeviceCounters
+from kineto_trace.analysis.counters.groupings import by_kernel, by_op
+from kineto_trace.analysis.counters.sampled_counters import (
+    DRAM,
+    DRAM_BYTES,
+    FMA,
+    INSTRUCTIONS,
+    OCCUPANCY,
+    SM_BUSY,
+    TENSOR,
+)
+from kineto_trace.analysis.kernels.precision_views import activity_precisions
+from kineto_trace.arrays.row_groups import group as grouped
+from kineto_trace.kernel_traits.gpu_peaks import GpuPeaks, gpu_peaks
+from kineto_trace.kernel_traits.gpu_vendors import GpuVendor
+from kineto_trace.kernel_traits.kernel_types import matches
+from kineto_trace.kernel_traits.precisions import PRECISIONS, UNKNOWN, precision_name
+from kineto_trace.kernel_traits.tensor_cores import uses_tensor_cores
+from kineto_trace.model.context import Context
+from kineto_trace.structure.activity_links import KERNEL, gpu, owners
+from kineto_trace.structure.gpu_devices import device_properties, gpu_vendor
+
+MEMORY_BOUND, COMPUTE_BOUND, LATENCY_BOUND = "memory-bound", "compute-bound", "latency-bound"
+NOT_KNOWN = "not known"
+VERDICTS = (NOT_KNOWN, MEMORY_BOUND, COMPUTE_BOUND, LATENCY_BOUND)
+BOUND = 60.0  # % of peak
+PIPE_USED = 5.0  # % of the tensor pipe: the kernel multiplies with it
+MOSTLY = 0.5  # of a group's time
+_ON_DEVICE = re.compile(r"^(?!.*(?:PtoP|PeerToPeer)).*(?:DtoD|Device -> Device|DeviceToDevice)|^Memset", re.IGNORECASE)
+_FP32, _TF32 = PRECISIONS.index("fp32"), PRECISIONS.index("tf32")
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+NAN = float("nan")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkTraits:
+    """What is known of a group of GPU activities beside its counters.
+
+    link: its speed is that of a link. moves: copies and fills on the GPU, which compute nothing. multiplies: on tensor
+    cores, by the names of its kernels. precision: a key of kernel_traits/precisions.py; None: unknown.
+    """
+
+    link: bool = False
+    moves: bool = False
+    multiplies: bool = False
+    precision: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitUse:
+    """Percentages of peak; NaN: no value. cores: the larger one of the FMA pipe and instructions."""
+
+    dram: float = NAN
+    tensor: float = NAN
+    cores: float = NAN
+    sm_busy: float = NAN
+    occupancy: float = NAN
+
+    @property
+    def compute(self) -> float:
+        """Returns the larger use of units that compute; NaN: none is known."""
+        return float(np.fmax(self.tensor, self.cores))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoofPoint:
+    """One group on one GPU. group: as in the grouping. Rates in bytes/s and FLOP/s; NaN: unknown.
+
+    verdict: one of VERDICTS; why: the numbers that it comes from, or what is missing.
+    """
+
+    device: int
+    group: int
+    time_ns: int
+    use: UnitUse
+    dram_error: float
+    traits: WorkTraits
+    bytes_s: float
+    peak_bytes_s: float
+    flop_s: float
+    peak_flop_s: float
+    verdict: str
+    why: str
+
+    @property
+    def intensity(self) -> float:
+        """Returns FLOP per byte of DRAM; NaN: unknown."""
+        return self.flop_s / self.bytes_s if self.bytes_s > 0 else NAN
+
+
+def judged(use: UnitUse, traits: WorkTraits) -> tuple[str, str]:
+    """Returns the verdict and the numbers that it comes from."""
+    if traits.link:
+        return NOT_KNOWN, "it moves data over a link: view collective_counters"
+    said = ", ".join(
+        f"{name} {value:.3g} %"
+        for name, value in (
+            ("DRAM", use.dram),
+            ("tensor pipe", use.tensor),
+            ("ordinary cores", use.cores),
+            ("SM busy", use.sm_busy),
+        )
+        if not np.isnan(value)
+    )
+    if not said:
+        return NOT_KNOWN, "no counter of DRAM or of a unit that computes has a value"
+    if np.fmax(use.dram, use.compute) >= BOUND:
+        return (MEMORY_BOUND if use.dram >= np.fmax(use.compute, BOUND) else COMPUTE_BOUND), f"{said} of peak"
+    if np.isnan(use.dram):
+        return NOT_KNOWN, f"{said}; DRAM has no value"
+    if use.sm_busy < BOUND:
+        return LATENCY_BOUND, f"{said}: multiprocessors without work"
+    if traits.moves or not np.isnan(use.cores) or use.tensor >= PIPE_USED or (traits.multiplies and use.tensor >= 0):
+        if not traits.moves and np.isnan(use.tensor):
+            return NOT_KNOWN, f"{said}; the tensor pipe has no value"
+        return LATENCY_BOUND, f"{said} of peak, each below {BOUND:g} %"
+    return NOT_KNOWN, f"{said}; the use of ordinary cores has no value: kinetoctl trace --counters=tensor"
+
+
+def kernel_roofline(context: Context) -> tuple[RoofPoint, ...]:
+    """Returns the kernels, copies and fills by name on each GPU that has samples, those with the most time first."""
+    return _points(context, context.get(by_kernel), context.get(gpu).name.astype(np.int64))
+
+
+def op_roofline(context: Context) -> tuple[RoofPoint, ...]:
+    """Returns the operators on each GPU that has samples. The last group is work without an operator."""
+    name = context.get(owners)
+    return _points(context, context.get(by_op), np.where(name >= 0, name, len(context.trace.strings)))
+
+
+def _points(context: Context, devices: tuple[DeviceCounters, ...], number: Ints) -> tuple[RoofPoint, ...]:
+    found = [point for device in devices for point in _of_device(context, device, number)]
+    return tuple(sorted(found, key=lambda point: -point.time_ns))
+
+
+def _of_device(context: Context, found: DeviceCounters, number: Ints) -> Iterator[RoofPoint]:
+    item = context.get(device_properties).get(found.device, {})
+    memory = item.get("totalGlobalMem")
+    name = item.get("name")
+    peaks = gpu_peaks(str(name) if name else None, memory if isinstance(memory, int) else None)
+    traits = _traits(context, found.device, number)
+    read, written = (found.of(label) for label in DRAM_BYTES)
+    uses = {label: found.of(label) for label in (DRAM, TENSOR, FMA, INSTRUCTIONS, SM_BUSY, OCCUPANCY)}
+    error = found.error_of(DRAM)
+    for row, group in enumerate(found.group.tolist()):
+        own, moved = traits[group], float(read[row] + written[row])
+        dram = float(uses[DRAM][row])
+        peak = peaks.memory * 1e9 if peaks else NAN
+        if np.isnan(dram):
+            dram = 100 * moved / peak
+        use = UnitUse(
+            dram=dram,
+            tensor=float(uses[TENSOR][row]),
+            cores=float(np.fmax(uses[FMA][row], uses[INSTRUCTIONS][row])),
+            sm_busy=float(uses[SM_BUSY][row]),
+            occupancy=float(uses[OCCUPANCY][row]),
+        )
+        own = _with_tf32(context, own, use)
+        verdict, why = judged(use, own)
+        if verdict == NOT_KNOWN and not own.link and np.isnan(found.value[row]).all():
+            why = str(found.why[row, 0]) if found.tracks else why
+        most = _peak(peaks, own.precision)
+        yield RoofPoint(
+            device=found.device,
+            group=group,
+            time_ns=int(found.total_ns[row]),
+            use=use,
+            dram_error=float(error[row]),
+            traits=own,
+            bytes_s=moved if not np.isnan(moved) else dram / 100 * peak,
+            peak_bytes_s=peak,
+            flop_s=use.tensor / 100 * most if use.tensor >= 1 else NAN,
+            peak_flop_s=most,
+            verdict=verdict,
+            why=why,
+        )
+
+
+def _with_tf32(context: Context, traits: WorkTraits, use: UnitUse) -> WorkTraits:
+    """NVIDIA's tensor cores multiply fp32 as tf32."""
+    nvidia = context.get(gpu_vendor) in (GpuVendor.NVIDIA, GpuVendor.UNKNOWN)
+    if traits.precision != PRECISIONS[_FP32] or not use.tensor >= PIPE_USED or not nvidia:
+        return traits
+    return WorkTraits(link=traits.link, moves=traits.moves, multiplies=traits.multiplies, precision=PRECISIONS[_TF32])
+
+
+def _peak(peaks: GpuPeaks | None, precision: str | None) -> float:
+    return 1e12 * peaks.tflops.get(precision, NAN) if peaks and precision else NAN
+
+
+def _traits(context: Context, device: int, number: Ints) -> dict[int, WorkTraits]:
+    """What is known of each group, by the kernels with most of its time."""
+    activity, strings = context.get(gpu), context.trace.strings
+    rows = np.flatnonzero((activity.device == device) & (number >= 0))
+    took = np.maximum(activity.end - activity.start, 0)[rows].astype(np.float64)
+    groups = grouped([number[rows]]) if len(rows) else None
+    if groups is None:
+        return {}
+    local = matches(strings, _ON_DEVICE)[activity.name[rows]]
+    copy = activity.kind[rows] != KERNEL
+    flags = {
+        "link": activity.communication[rows] | (copy & ~local),
+        "moves": copy & local,
+        "multiplies": context.get(uses_tensor_cores)[activity.name[rows]],
+    }
+    whole = np.bincount(groups.number, took, len(groups))
+    mostly = {key: np.bincount(groups.number, took * flag, len(groups)) > MOSTLY * whole for key, flag in flags.items()}
+    precision = context.get(activity_precisions)[rows] - UNKNOWN
+    kinds = len(PRECISIONS) - UNKNOWN
+    table = np.bincount(groups.number * kinds + precision, took, len(groups) * kinds).reshape(-1, kinds)
+    most = table.argmax(axis=1) + UNKNOWN
+    return {
+        int(key): WorkTraits(
+            **{name: bool(flag[place]) for name, flag in mostly.items()}, precision=precision_name(int(most[place]))
+        )
+        for place, key in enumerate(number[rows][groups.first].tolist())
+    }
+
+
+def activity_verdicts(context: Context) -> Ints:
+    """Returns for each GPU activity the verdict on kernels of its name on its GPU: number into VERDICTS."""
+    numbers = {verdict: float(place) for place, verdict in enumerate(VERDICTS)}
+    found = _by_activity(context, {(point.device, point.group): numbers[point.verdict]
+                                   for point in context.get(kernel_roofline)})  # fmt: skip
+    return np.nan_to_num(found, nan=0.0).astype(np.int64)
+
+
+def activity_use(context: Context) -> dict[str, Floats]:
+    """Returns for each GPU activity what kernels of its name use on its GPU, by the fields of UnitUse; NaN: unknown."""
+    points = context.get(kernel_roofline)
+    return {
+        name: _by_activity(context, {(point.device, point.group): getattr(point.use, name) for point in points})
+        for name in UnitUse.__slots__
+    }
+
+
+def _by_activity(context: Context, values: dict[tuple[int, int], float]) -> Floats:
+    activity = context.get(gpu)
+    found = np.full(len(activity), np.nan)
+    for device in {device for device, _ in values}:
+        of_name = np.full(len(context.trace.strings), np.nan)
+        for (place, name), value in values.items():
+            if place == device:
+                of_name[name] = value
+        own = activity.device == device
+        found[own] = of_name[activity.name[own]]
+    return found

@@ -1,0 +1,39 @@
+"""Which GPUs a target used by the driver's word, beside the samples of their counters in its raw folder."""
+
+from pathlib import Path
+from typing import Annotated, Self
+
+import msgspec
+
+from kineto_trace.base.atomic_files import write_atomically
+from kineto_trace.errors import SpoolError
+
+_NAME = Path("raw", "gpus.json")  # in a target's folder
+_MAX_BYTES = 1 << 20
+
+Uuid = Annotated[str, msgspec.Meta(max_length=64)]
+
+
+class TargetGpus(msgspec.Struct, frozen=True, kw_only=True):
+    """contexts: UUIDs of the GPUs on which the process had a context when the recording began, sampled or not.
+
+    notes: what is missing of their counters, for people.
+    """
+
+    contexts: tuple[Uuid, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def write(self, target_dir: Path) -> None:
+        """Writes it into the target's raw folder, which exists. Raises OSError."""
+        write_atomically(target_dir / _NAME, msgspec.json.encode(self))
+
+    @classmethod
+    def read(cls, target_dir: Path) -> Self:
+        """Reads what was written; nothing, if nothing was. Raises SpoolError."""
+        try:
+            with (target_dir / _NAME).open("rb") as file:
+                return msgspec.json.decode(file.read(_MAX_BYTES), type=cls)
+        except FileNotFoundError:
+            return cls()
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+            raise SpoolError(f"{target_dir / _NAME}: {exc}") from exc

@@ -1,0 +1,1 @@
+"""Hardware counters of the GPUs that the targets of a capture use, sampled while it records."""

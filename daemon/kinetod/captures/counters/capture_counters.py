@@ -1,0 +1,390 @@
+"""The hardware counters of one capture, from its beginning until the window of its last target is over.
+
+Theory of operation
+    `begin` is called when the capture begins, before the recorders are asked, and waits for the sampling a bounded
+    time; the rest of it goes on by itself. The driver says which targets have a context on which GPU. Each of these
+    GPUs is sampled if the caller may have its counters, into a file in the raw folder of each target that uses it,
+    where the target's decoder finds it.
+
+    Each target has a `TargetSampling`. When its window is over, `collected` waits a bounded time for the rows up to
+    there and closes its files; `release` closes them at once. With the last one of a GPU its sampling ends. Every
+    LOOK_S the access is checked again: a process of somebody else ends the sampling of its GPU.
+
+    Power, clocks and throttling of the same GPUs, for the same callers, are read beside the counters into files of
+    their own (counters/power); whatever is in the way of one of the two leaves the other alone. Capture.counters is
+    about the counters.
+
+Rules
+    Counters never make a capture fail and never delay it beyond BEGIN_S and COVER_S. Why there are none, or fewer, is a
+    warning of every target that uses the GPU, and in Capture.counters.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kineto_protos.units import format_duration
+from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.spool.counter_samples import MAX_FILE_BYTES, row_type
+from kineto_trace.spool.target_gpus import TargetGpus
+
+from kinetod.base.safe_text import clean
+from kinetod.captures.counters.counter_messages import recorded_counters
+from kinetod.captures.counters.counter_request import MAX_SAMPLES, SamplingRequest
+from kinetod.captures.counters.gpu_access import GpuAccess, UsedGpu, why_strange
+from kinetod.counters.counter_client import CounterClient
+from kinetod.counters.counter_recording import CounterRecording, RecordedGpu, record_counters, refusal
+from kinetod.counters.interface import CounterCode, CounterError
+from kinetod.counters.power.interface import MAX_FILE_BYTES as MAX_POWER_BYTES
+from kinetod.counters.power.power_recording import PowerRecording, RecordedPower, record_power
+from kinetod.gpus.gpu_reader import GpuReader
+from kinetod.permissions.role_policy import Caller
+
+log = logging.getLogger(__name__)
+
+BEGIN_S = 5.0  # taking the counters takes 0.1 to 0.3 s, and a second more where kinetod-counters is not running yet
+AGREED_S = 1.0  # where the first iteration has been agreed with other hosts
+LEAST_LEAD_S = 0.5  # that a planned start needs after the sampling has begun
+EARLY_S = 5.0  # before a planned start
+COVER_S = 2.0  # rows come some 0.1 s after their time
+END_S = 3.0
+LOOK_S = 5.0
+_LATE = "hardware counters: the sampling had not begun when the recording did; samples of its beginning are missing"
+_NONE = "hardware counters: none were sampled; "
+_MAX_NOTES = 16
+_INTERVALS = 3  # of samples that may be missing at the ends of a window before it is told
+_MOMENT_NS = 1_000_000
+_USUAL_METRICS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class CounterSource:
+    """What samples, who may have it, and who reads the GPUs otherwise."""
+
+    client: CounterClient
+    access: GpuAccess
+    gpus: GpuReader
+
+
+class TargetSampling:
+    """The counters of one target."""
+
+    def __init__(self, owner: "CaptureCounters", pid: int, directory: Path) -> None:
+        self.pid = pid
+        self.directory = directory
+        self.over = False
+        self.contexts: tuple[str, ...] = ()
+        self.notes: list[str] = []  # why there are none of some GPUs
+        self._owner = owner
+
+    @property
+    def folder(self) -> Path:
+        """Where its files lie."""
+        return self.directory / "raw"
+
+    async def collected(self, start_ns: int, end_ns: int) -> list[str]:
+        """Ends it with the rows up to end_ns, or those that come in time. Returns warnings.
+
+        start_ns, end_ns: the window; start_ns 0: it is not known.
+        """
+        if self.over:
+            return []
+        self.over = True
+        notes = [*self.notes, *await self._owner.leave(self, start_ns, end_ns)]
+        notes = [clean(note, 500) for note in notes[:_MAX_NOTES]]
+        if self.folder.is_dir():
+            await asyncio.to_thread(self._write_notes, notes)
+        return notes
+
+    def _write_notes(self, notes: Sequence[str]) -> None:
+        with contextlib.suppress(OSError):  # the warnings of the target have them, too
+            TargetGpus(contexts=self.contexts, notes=tuple(notes)).write(self.directory)
+
+    def begun(self) -> None:
+        """Makes the folder and notes the GPUs there, for a decoder that a later daemon starts. Raises OSError."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        TargetGpus(contexts=self.contexts, notes=tuple(self.notes)).write(self.directory)
+
+    def release(self) -> None:
+        """Ends it at once, whatever is missing."""
+        if not self.over:
+            self.over = True
+            self._owner.let_go(self)
+
+
+class CaptureCounters:
+    """The counters of one capture. on_change is called when Capture.counters has changed."""
+
+    def __init__(
+        self,
+        source: CounterSource,
+        request: SamplingRequest,
+        *,
+        capture: pb.Capture,
+        caller: Caller,
+        max_bytes: int,
+        check: Callable[[], None],
+        on_change: Callable[[], None],
+    ) -> None:
+        """max_bytes: of a file. check: raises OSError when nothing more may be written."""
+        self._source = source
+        self._request = request
+        self._capture = capture
+        self._caller = caller
+        self._max_bytes = max_bytes
+        self._check = check
+        self._on_change = on_change
+        self._targets: list[TargetSampling] = []
+        self._gpus: Mapping[str, UsedGpu] = {}
+        self._recording: CounterRecording | None = None
+        self._power: PowerRecording | None = None
+        self._beginning: asyncio.Task[None] | None = None
+        self._looking: asyncio.Task[None] | None = None
+        self._stopping: asyncio.Task[None] | None = None
+        self._waits = False  # for a planned start
+
+    def add(self, pid: int, directory: Path) -> TargetSampling:
+        """The counters of one more target, before `begin`."""
+        target = TargetSampling(self, pid, directory)
+        self._targets.append(target)
+        return target
+
+    @property
+    def bytes_written(self) -> int:
+        """Of all files."""
+        return sum(each.bytes_written for each in (self._recording, self._power) if each is not None)
+
+    # the beginning
+
+    async def begin(self, start_time_ns: int, *, patience_s: float = BEGIN_S) -> None:
+        """Begins to sample and waits for it; not for a start that is far away. Raises nothing.
+
+        start_time_ns: when the recorders collect or warm up, Unix time; 0: at once.
+        """
+        ahead_s = (start_time_ns - time.time_ns()) / 1e9 if start_time_ns else 0.0
+        wait_s = max(0.0, ahead_s - EARLY_S)
+        self._beginning = asyncio.create_task(self._begin_after(wait_s), name=f"counters of {self._capture.id}")
+        if wait_s:
+            return
+        if start_time_ns:
+            patience_s = max(0.0, min(patience_s, ahead_s - LEAST_LEAD_S))
+        done, _ = await asyncio.wait({self._beginning}, timeout=patience_s)
+        if not done:
+            self._note_all(_LATE)
+
+    def _note_all(self, note: str) -> None:
+        for target in self._targets:
+            target.notes.append(note)
+
+    async def _begin_after(self, wait_s: float) -> None:
+        self._waits = wait_s > 0
+        await asyncio.sleep(wait_s)
+        self._waits = False
+        try:
+            await self._begin()
+        except Exception:
+            log.exception("the counters of capture %s could not be sampled", self._capture.id)
+            self._note_all(f"{_NONE}an internal error of the daemon, whose log has the details")
+
+    async def _begin(self) -> None:
+        source, targets = self._source, [each for each in self._targets if not each.over]
+        self._gpus = await source.access.used()
+        for target in targets:
+            target.contexts = tuple(uuid for uuid, gpu in self._gpus.items() if target.pid in gpu.pids)
+            if not target.contexts:
+                what = "has no context on a GPU" if self._gpus else "uses which GPU cannot be seen"
+                target.notes.append(f"{_NONE}by the driver's word, process {target.pid} {what}")
+        wanted = [uuid for uuid in self._gpus if any(uuid in target.contexts for target in targets)]
+        strange = await source.access.strange(wanted, self._caller) if wanted else set[str]()
+        refused = [self._refusal(uuid, self._not_permitted(uuid)) for uuid in wanted if uuid in strange]
+        made = await asyncio.to_thread(_made, targets)
+        folders = {
+            uuid: [each.folder for each in targets if uuid in each.contexts and each.folder in made]
+            for uuid in wanted
+            if uuid not in strange
+        }
+        await asyncio.gather(self._begin_counters(folders, refused, targets), self._begin_power(folders))
+        if folders and not all(each.over for each in targets):
+            self._looking = asyncio.create_task(self._look(), name=f"GPUs of {self._capture.id}")
+
+    async def _begin_counters(
+        self,
+        folders: Mapping[str, Sequence[Path]],
+        refused: Sequence[RecordedGpu],
+        targets: Sequence[TargetSampling],
+    ) -> None:
+        recording = await record_counters(
+            self._source.client,
+            folders,
+            self._request.wanted,
+            self._request.interval_ns,
+            max_bytes=self._max_bytes,
+            check=self._check,
+        )
+        self._recording = recording
+        recording.refused = (*refused, *recording.refused)
+        for result in recording.refused:
+            self._refuse(result, targets)
+        for target in targets:
+            if target.over:
+                recording.let_go(target.folder)
+        self._show(recording.results())
+
+    async def _begin_power(self, folders: Mapping[str, Sequence[Path]]) -> None:
+        """Power and clocks, which nobody's counters are in the way of."""
+        if folders:
+            limit = min(self._max_bytes, MAX_POWER_BYTES)
+            self._power = await record_power(self._source.gpus, folders, max_bytes=limit)
+
+    def _refusal(self, uuid: str, error: CounterError) -> RecordedGpu:
+        return refusal(uuid, error, self._gpus[uuid].index)
+
+    def _not_permitted(self, uuid: str) -> CounterError:
+        return CounterError(CounterCode.NOT_PERMITTED, why_strange(self._caller, self._gpus[uuid].index))
+
+    def _refuse(self, result: RecordedGpu, targets: Sequence[TargetSampling]) -> None:
+        for target in targets:
+            if result.gpu_uuid in target.contexts:
+                target.notes.append(self._about(result.gpu_uuid, f"none were sampled: {result.losses.reason}"))
+
+    def _about(self, uuid: str, text: str, what: str = "hardware counters") -> str:
+        gpu = self._gpus.get(uuid)
+        return f"{what} of GPU {gpu.index if gpu is not None else uuid}: {text}"
+
+    def _show(self, results: Sequence[RecordedGpu]) -> None:
+        shown = [recorded_counters(each, self._gpus.get(each.gpu_uuid)) for each in results]
+        del self._capture.counters[:]
+        self._capture.counters.extend(sorted(shown, key=lambda each: (each.gpu.index, each.gpu.uuid)))
+        self._on_change()
+
+    async def _look(self) -> None:
+        """Ends the sampling of a GPU on which a process of somebody else has come."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            recordings = [each for each in (self._recording, self._power) if each is not None]
+            gpus = {uuid for each in recordings for uuid in each.gpus}
+            try:
+                strange = await self._source.access.strange(gpus, self._caller)
+            except Exception:
+                log.exception("whose processes are on the GPUs of capture %s could not be read", self._capture.id)
+                continue
+            for uuid in strange:
+                for each in recordings:
+                    await each.end_gpu(uuid, self._not_permitted(uuid))
+
+    # the end
+
+    async def leave(self, target: TargetSampling, start_ns: int, end_ns: int) -> list[str]:
+        """Ends the files of a target with the rows up to end_ns. Returns what is missing. See TargetSampling."""
+        found = await asyncio.gather(
+            self._leave_counters(target, start_ns, end_ns), self._leave_power(target, start_ns, end_ns)
+        )
+        self._end_if_last()
+        return [note for notes in found for note in notes]
+
+    async def _leave_counters(self, target: TargetSampling, start_ns: int, end_ns: int) -> list[str]:
+        recording = self._recording
+        if recording is None:
+            return [] if target.notes else [f"{_NONE}the sampling had not begun when the recording ended"]
+        left = await recording.leave(target.folder, end_ns, COVER_S)
+        if not left and any(uuid in recording.gpus for uuid in target.contexts):
+            return ["hardware counters: the disk did not take all samples"]
+        return self._missing(left, start_ns, end_ns, "hardware counters")
+
+    async def _leave_power(self, target: TargetSampling, start_ns: int, end_ns: int) -> list[str]:
+        if self._power is None:
+            return []
+        left = await self._power.leave(target.folder, end_ns, COVER_S)
+        return self._missing(left, start_ns, end_ns, "power and clocks")
+
+    def _missing(
+        self, left: Sequence[RecordedGpu | RecordedPower], start_ns: int, end_ns: int, what: str
+    ) -> list[str]:
+        missing = []
+        for result in left:
+            uncovered = "" if result.losses.code else _uncovered(result, start_ns, end_ns)
+            texts = [result.losses.reason, uncovered]
+            missing += [self._about(result.gpu_uuid, text, what) for text in texts if text]
+        return missing
+
+    def let_go(self, target: TargetSampling) -> None:
+        """Ends the files of a target at once."""
+        if self._recording is not None:
+            self._recording.let_go(target.folder)
+        self._end_if_last()
+
+    def _end_if_last(self) -> None:
+        if self._stopping is None and all(each.over for each in self._targets):
+            self._stopping = asyncio.create_task(self._stop(), name=f"end of the counters of {self._capture.id}")
+
+    async def _stop(self) -> None:
+        if self._beginning is not None:
+            if self._waits:
+                self._beginning.cancel()
+            await asyncio.wait({self._beginning})
+        if self._looking is not None:
+            self._looking.cancel()
+        await asyncio.gather(self._stop_counters(), self._stop_power())
+
+    async def _stop_counters(self) -> None:
+        if self._recording is not None:
+            results = await self._recording.stop()
+            self._recording.close()
+            self._show(results)
+
+    async def _stop_power(self) -> None:
+        if self._power is not None:
+            await self._power.stop()
+
+    async def ended(self) -> None:
+        """Waits, when all targets have their verdicts, until Capture.counters is complete. Raises nothing."""
+        for target in self._targets:
+            target.release()
+        if self._stopping is not None:
+            done, _ = await asyncio.wait({self._stopping}, timeout=END_S)
+            if not done and self._recording is not None:
+                self._show(self._recording.results())
+
+    def abandon(self) -> None:
+        """Ends everything without waiting, where the daemon stops."""
+        for task in (self._beginning, self._looking, self._stopping):
+            if task is not None:
+                task.cancel()
+        if self._power is not None:
+            self._power.abandon()
+        if self._recording is not None and self._stopping is None:
+            self._recording.abandon()
+
+
+def _uncovered(result: RecordedGpu | RecordedPower, start_ns: int, end_ns: int) -> str:
+    """Which part of the window has no samples at its ends; empty: none."""
+    tolerance_ns = max(_INTERVALS * result.interval_ns, _MOMENT_NS)
+    if not result.start_ns:
+        return "there is no sample"
+    late_ns, early_ns = result.start_ns - start_ns if start_ns else 0, end_ns - result.end_ns
+    texts = [
+        f"samples of the first {format_duration(late_ns)} are missing" if late_ns > tolerance_ns else "",
+        f"samples of the last {format_duration(early_ns)} are missing" if early_ns > tolerance_ns else "",
+    ]
+    return "; ".join(filter(None, texts))
+
+
+def _made(targets: Sequence[TargetSampling]) -> set[Path]:
+    """The folders that could be made."""
+    made = set[Path]()
+    for target in targets:
+        try:
+            target.begun()
+            made.add(target.folder)
+        except OSError as exc:
+            target.notes.append(f"{_NONE}writing failed ({exc.strerror}): {target.folder}")
+    return made
+
+
+def file_bytes(max_trace_bytes: int) -> int:
+    """The most bytes of a file: MAX_SAMPLES of the usual metrics, and fewer samples where there are more metrics."""
+    return min(max_trace_bytes, MAX_FILE_BYTES, MAX_SAMPLES * row_type(_USUAL_METRICS).itemsize)
