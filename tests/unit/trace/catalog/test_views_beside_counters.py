@@ -15,7 +15,8 @@ from kineto_trace.spool.counter_samples import CounterHeader, CounterSamples, Sa
 from support.trace_files.h200 import make_spool
 
 ABOUT_COUNTERS = {
-    "counters", "counter_summary", "validation", "hardware_counters", "counter_steps", "kernel_counters", "roofline",
+    "annotation_counters", "collective_counters", "counter_summary", "counters", "gpu_clocks", "gpu_counters",
+    "kernel_counters", "module_counters", "op_counters", "roofline", "step_counters", "throttling", "validation",
 }  # fmt: skip
 
 
