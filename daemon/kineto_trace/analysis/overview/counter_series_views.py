@@ -10,6 +10,7 @@ from kineto_trace.analysis.counters.sampled_counters import NO_COUNTERS as NO_HA
 from kineto_trace.analysis.counters.sampled_counters import PERCENT, SampledCounter, sampled_counters
 from kineto_trace.analysis.host_time.thread_views import counters_of
 from kineto_trace.errors import ViewError
+from kineto_trace.formats.chrome.counter_rows import gap_rows
 from kineto_trace.model.context import Context
 from kineto_trace.structure.allocations import largest_triangles, levels, memory_records
 from kineto_trace.structure.event_arguments import arguments
@@ -93,7 +94,10 @@ def _of_allocator(context: Context) -> Iterator[CounterValues]:
 def _of_file(context: Context) -> Iterator[CounterValues]:
     """Each counter of a file and each member of its arguments. A file states no units."""
     table, parsed = context.trace.table("other"), arguments(context, "other")
-    rows = np.flatnonzero((table["phase"] == COUNTER) & (parsed.text >= 0)) if len(table) else np.empty(0, np.int64)
+    rows = np.empty(0, np.int64)
+    if len(table):
+        ends = gap_rows(table, context.trace.strings)  # of samples in the table `counter`
+        rows = np.flatnonzero((table["phase"] == COUNTER) & (parsed.text >= 0) & ~ends)
     rows = rows[np.argsort(table["start"][rows], kind="stable")] if len(rows) else rows
     found: dict[tuple[int, str], tuple[list[int], list[float]]] = {}
     for row, name, text in zip(rows.tolist(), table["name"][rows].tolist(), parsed.text[rows].tolist(), strict=True):

@@ -10,6 +10,10 @@ Theory of operation
     there and closes its files; `release` closes them at once. With the last one of a GPU its sampling ends. Every
     LOOK_S the access is checked again: a process of somebody else ends the sampling of its GPU.
 
+    Power, clocks and throttling of the same GPUs, for the same callers, are read beside the counters into files of
+    their own (counters/power); whatever is in the way of one of the two leaves the other alone. Capture.counters is
+    about the counters.
+
 Rules
     Counters never make a capture fail and never delay it beyond BEGIN_S and COVER_S. Why there are none, or fewer, is a
     warning of every target that uses the GPU, and in Capture.counters.
@@ -35,6 +39,9 @@ from kinetod.captures.counters.gpu_access import GpuAccess, UsedGpu, why_strange
 from kinetod.counters.counter_client import CounterClient
 from kinetod.counters.counter_recording import CounterRecording, RecordedGpu, record_counters, refusal
 from kinetod.counters.interface import CounterCode, CounterError
+from kinetod.counters.power.interface import MAX_FILE_BYTES as MAX_POWER_BYTES
+from kinetod.counters.power.power_recording import PowerRecording, RecordedPower, record_power
+from kinetod.gpus.gpu_reader import GpuReader
 from kinetod.permissions.role_policy import Caller
 
 log = logging.getLogger(__name__)
@@ -46,7 +53,7 @@ EARLY_S = 5.0  # before a planned start
 COVER_S = 2.0  # rows come some 0.1 s after their time
 END_S = 3.0
 LOOK_S = 5.0
-_LATE = "hardware counters: the sampling had not begun when the recording did; samples of its beginning are missing"
+_LATE = "hardware counters: the sampling began late; samples of the beginning may be missing"
 _NONE = "hardware counters: none were sampled; "
 _MAX_NOTES = 16
 _INTERVALS = 3  # of samples that may be missing at the ends of a window before it is told
@@ -56,10 +63,11 @@ _USUAL_METRICS = 8
 
 @dataclass(frozen=True, slots=True)
 class CounterSource:
-    """What samples, and who may have it."""
+    """What samples, who may have it, and who reads the GPUs otherwise."""
 
     client: CounterClient
     access: GpuAccess
+    gpus: GpuReader
 
 
 class TargetSampling:
@@ -133,10 +141,12 @@ class CaptureCounters:
         self._targets: list[TargetSampling] = []
         self._gpus: Mapping[str, UsedGpu] = {}
         self._recording: CounterRecording | None = None
+        self._power: PowerRecording | None = None
         self._beginning: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[None] | None = None
         self._waits = False  # for a planned start
+        self._late = False  # the recorders were asked before it had begun
 
     def add(self, pid: int, directory: Path) -> TargetSampling:
         """The counters of one more target, before `begin`."""
@@ -147,7 +157,7 @@ class CaptureCounters:
     @property
     def bytes_written(self) -> int:
         """Of all files."""
-        return self._recording.bytes_written if self._recording is not None else 0
+        return sum(each.bytes_written for each in (self._recording, self._power) if each is not None)
 
     # the beginning
 
@@ -164,8 +174,7 @@ class CaptureCounters:
         if start_time_ns:
             patience_s = max(0.0, min(patience_s, ahead_s - LEAST_LEAD_S))
         done, _ = await asyncio.wait({self._beginning}, timeout=patience_s)
-        if not done:
-            self._note_all(_LATE)
+        self._late = not done
 
     def _note_all(self, note: str) -> None:
         for target in self._targets:
@@ -187,19 +196,29 @@ class CaptureCounters:
         for target in targets:
             target.contexts = tuple(uuid for uuid, gpu in self._gpus.items() if target.pid in gpu.pids)
             if not target.contexts:
-                what = "has no context on a GPU" if self._gpus else "uses which GPU cannot be seen"
-                target.notes.append(f"{_NONE}by the driver's word, process {target.pid} {what}")
+                target.notes.append(_NONE + _no_gpu(target.pid, told=bool(self._gpus)))
         wanted = [uuid for uuid in self._gpus if any(uuid in target.contexts for target in targets)]
         strange = await source.access.strange(wanted, self._caller) if wanted else set[str]()
         refused = [self._refusal(uuid, self._not_permitted(uuid)) for uuid in wanted if uuid in strange]
-        folders = await asyncio.to_thread(_made, targets)
+        made = await asyncio.to_thread(_made, targets)
+        folders = {
+            uuid: [each.folder for each in targets if uuid in each.contexts and each.folder in made]
+            for uuid in wanted
+            if uuid not in strange
+        }
+        await asyncio.gather(self._begin_counters(folders, refused, targets), self._begin_power(folders))
+        if folders and not all(each.over for each in targets):
+            self._looking = asyncio.create_task(self._look(), name=f"GPUs of {self._capture.id}")
+
+    async def _begin_counters(
+        self,
+        folders: Mapping[str, Sequence[Path]],
+        refused: Sequence[RecordedGpu],
+        targets: Sequence[TargetSampling],
+    ) -> None:
         recording = await record_counters(
-            source.client,
-            {
-                uuid: [each.folder for each in targets if uuid in each.contexts and each.folder in folders]
-                for uuid in wanted
-                if uuid not in strange
-            },
+            self._source.client,
+            folders,
             self._request.wanted,
             self._request.interval_ns,
             max_bytes=self._max_bytes,
@@ -213,8 +232,12 @@ class CaptureCounters:
             if target.over:
                 recording.let_go(target.folder)
         self._show(recording.results())
-        if recording.gpus and not all(each.over for each in targets):
-            self._looking = asyncio.create_task(self._look(), name=f"GPUs of {self._capture.id}")
+
+    async def _begin_power(self, folders: Mapping[str, Sequence[Path]]) -> None:
+        """Power and clocks, which nobody's counters are in the way of."""
+        if folders:
+            limit = min(self._max_bytes, MAX_POWER_BYTES)
+            self._power = await record_power(self._source.gpus, folders, max_bytes=limit)
 
     def _refusal(self, uuid: str, error: CounterError) -> RecordedGpu:
         return refusal(uuid, error, self._gpus[uuid].index)
@@ -227,9 +250,9 @@ class CaptureCounters:
             if result.gpu_uuid in target.contexts:
                 target.notes.append(self._about(result.gpu_uuid, f"none were sampled: {result.losses.reason}"))
 
-    def _about(self, uuid: str, text: str) -> str:
+    def _about(self, uuid: str, text: str, what: str = "hardware counters") -> str:
         gpu = self._gpus.get(uuid)
-        return f"hardware counters of GPU {gpu.index if gpu is not None else uuid}: {text}"
+        return f"{what} of GPU {gpu.index if gpu is not None else uuid}: {text}"
 
     def _show(self, results: Sequence[RecordedGpu]) -> None:
         shown = [recorded_counters(each, self._gpus.get(each.gpu_uuid)) for each in results]
@@ -239,46 +262,60 @@ class CaptureCounters:
 
     async def _look(self) -> None:
         """Ends the sampling of a GPU on which a process of somebody else has come."""
-        recording = self._recording
-        assert recording is not None
         while True:
             await asyncio.sleep(LOOK_S)
+            recordings = [each for each in (self._recording, self._power) if each is not None]
+            gpus = {uuid for each in recordings for uuid in each.gpus}
             try:
-                strange = await self._source.access.strange(recording.gpus, self._caller)
+                strange = await self._source.access.strange(gpus, self._caller)
             except Exception:
                 log.exception("whose processes are on the GPUs of capture %s could not be read", self._capture.id)
                 continue
             for uuid in strange:
-                await recording.end_gpu(uuid, self._not_permitted(uuid))
+                for each in recordings:
+                    await each.end_gpu(uuid, self._not_permitted(uuid))
 
     # the end
 
     async def leave(self, target: TargetSampling, start_ns: int, end_ns: int) -> list[str]:
         """Ends the files of a target with the rows up to end_ns. Returns what is missing. See TargetSampling."""
+        counters, power, _ = await asyncio.gather(
+            self._leave_counters(target, start_ns, end_ns),
+            self._leave_power(target, start_ns, end_ns),
+            self._note_contexts(target),
+        )
+        self._end_if_last()
+        return [*counters, *power]
+
+    async def _leave_counters(self, target: TargetSampling, start_ns: int, end_ns: int) -> list[str]:
         recording = self._recording
         if recording is None:
-            self._end_if_last()
             return [] if target.notes else [f"{_NONE}the sampling had not begun when the recording ended"]
         left = await recording.leave(target.folder, end_ns, COVER_S)
-        self._end_if_last()
         if not left and any(uuid in recording.gpus for uuid in target.contexts):
             return ["hardware counters: the disk did not take all samples"]
+        late = [_LATE] if left and self._late and not start_ns else []
+        return [*late, *self._missing(left, start_ns, end_ns, "hardware counters")]
+
+    async def _leave_power(self, target: TargetSampling, start_ns: int, end_ns: int) -> list[str]:
+        if self._power is None:
+            return []
+        left = await self._power.leave(target.folder, end_ns, COVER_S)
+        return self._missing(left, start_ns, end_ns, "power and clocks")
+
+    async def _note_contexts(self, target: TargetSampling) -> None:
+        """Adds the GPUs on which the process has a context now: the only GPU of a process is its only one to the end."""
+        used = await self._source.access.used(deadline_s=COVER_S)
+        later = (uuid for uuid, gpu in used.items() if target.pid in gpu.pids)
+        target.contexts = tuple(dict.fromkeys((*target.contexts, *later)))
+
+    def _missing(self, left: Sequence[RecordedGpu | RecordedPower], start_ns: int, end_ns: int, what: str) -> list[str]:
         missing = []
         for result in left:
-            texts = [result.losses.reason, "" if result.losses.code else self._uncovered(result, start_ns, end_ns)]
-            missing += [self._about(result.gpu_uuid, text) for text in texts if text]
+            uncovered = "" if result.losses.code else _uncovered(result, start_ns, end_ns)
+            texts = [result.losses.reason, uncovered]
+            missing += [self._about(result.gpu_uuid, text, what) for text in texts if text]
         return missing
-
-    def _uncovered(self, result: RecordedGpu, start_ns: int, end_ns: int) -> str:
-        tolerance_ns = max(_INTERVALS * self._request.interval_ns, _MOMENT_NS)
-        if not result.start_ns:
-            return "there is no sample"
-        late_ns, early_ns = result.start_ns - start_ns if start_ns else 0, end_ns - result.end_ns
-        texts = [
-            f"samples of the first {format_duration(late_ns)} are missing" if late_ns > tolerance_ns else "",
-            f"samples of the last {format_duration(early_ns)} are missing" if early_ns > tolerance_ns else "",
-        ]
-        return "; ".join(filter(None, texts))
 
     def let_go(self, target: TargetSampling) -> None:
         """Ends the files of a target at once."""
@@ -297,10 +334,17 @@ class CaptureCounters:
             await asyncio.wait({self._beginning})
         if self._looking is not None:
             self._looking.cancel()
+        await asyncio.gather(self._stop_counters(), self._stop_power())
+
+    async def _stop_counters(self) -> None:
         if self._recording is not None:
             results = await self._recording.stop()
             self._recording.close()
             self._show(results)
+
+    async def _stop_power(self) -> None:
+        if self._power is not None:
+            await self._power.stop()
 
     async def ended(self) -> None:
         """Waits, when all targets have their verdicts, until Capture.counters is complete. Raises nothing."""
@@ -316,8 +360,29 @@ class CaptureCounters:
         for task in (self._beginning, self._looking, self._stopping):
             if task is not None:
                 task.cancel()
+        if self._power is not None:
+            self._power.abandon()
         if self._recording is not None and self._stopping is None:
             self._recording.abandon()
+
+
+def _no_gpu(pid: int, *, told: bool) -> str:
+    if told:
+        return f"by the driver's word, process {pid} has no context on a GPU"
+    return f"the driver did not answer or shows no GPU, so that which GPU process {pid} uses cannot be seen"
+
+
+def _uncovered(result: RecordedGpu | RecordedPower, start_ns: int, end_ns: int) -> str:
+    """Which part of the window has no samples at its ends; empty: none."""
+    tolerance_ns = max(_INTERVALS * result.interval_ns, _MOMENT_NS)
+    if not result.start_ns:
+        return "there is no sample"
+    late_ns, early_ns = result.start_ns - start_ns if start_ns else 0, end_ns - result.end_ns
+    texts = [
+        f"samples of the first {format_duration(late_ns)} are missing" if late_ns > tolerance_ns else "",
+        f"samples of the last {format_duration(early_ns)} are missing" if early_ns > tolerance_ns else "",
+    ]
+    return "; ".join(filter(None, texts))
 
 
 def _made(targets: Sequence[TargetSampling]) -> set[Path]:
