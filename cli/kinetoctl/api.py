@@ -71,7 +71,8 @@ class CaptureOptions:
     What: activities: Kineto's types; empty for all that cost little. recording: fields of Options in profiler.proto,
         for example {"record_shapes": True}. formats: files to write; empty for chrome.
         counters: hardware counters to sample meanwhile, a set such as "overview" or a sequence of the vendor's metrics;
-        None for none. counter_interval_s: the time between two samples.
+        None for none. counter_interval_s: the time between two samples; 0 for 1 ms or the shortest of the GPU, if that
+        is longer.
         attach: whether an agent may be brought into a process that has none. recorder: "agent" or "kineto", who records
         in processes that were started with KINETO_USE_DAEMON; None for what the daemon is set to.
     idempotency_key: the same key again returns the same capture. timeout_s: limit for one answer of a daemon.
@@ -90,7 +91,7 @@ class CaptureOptions:
     activities: Sequence[str] = ()
     recording: Mapping[str, bool | int] = field(default_factory=dict)
     counters: str | Sequence[str] | None = None
-    counter_interval_s: float = 0.001
+    counter_interval_s: float = 0.0
     formats: Sequence[str] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
     attach: bool = True

@@ -194,7 +194,9 @@ def _fleet_request(
     "Without a value: overview.",
 )
 @click.option(
-    "--counter-interval", type=DURATION, help="Time between two samples of --counters, 10us to 1s.  [default: 1ms]"
+    "--counter-interval",
+    type=DURATION,
+    help="Time between two samples of --counters, 10us to 1s.  [default: 1ms, or the GPU's shortest]",
 )
 @click.option("--buffer-limit", type=SIZE, help="Limit of the memory for records in each process, for example 256MiB.")
 @click.option(

@@ -58,8 +58,6 @@ class _Asked:
 class BackendGroup:
     """Implements interface.CounterBackend. members: by vendor, one each. known_gpus: a vendor's by its driver."""
 
-    serves_once = False
-
     def __init__(
         self,
         members: Mapping[str, CounterBackend],
@@ -75,6 +73,11 @@ class BackendGroup:
         self._owners: dict[str, CounterBackend] = {}
         self._refused: dict[str, CounterDevice] = {}
         self._serving: tuple[CounterBackend, ...] = ()
+
+    @property
+    def serves_once(self) -> bool:
+        """Whether one of them does."""
+        return any(each.serves_once for each in self._members.values())
 
     @property
     def name(self) -> str:
@@ -123,7 +126,7 @@ class BackendGroup:
         if not found and errors:
             code = next((each.code for each in errors if each.code is not CounterCode.UNAVAILABLE), errors[0].code)
             raise CounterError(code, "; ".join(each.reason for each in errors))
-        return found
+        return _numbered(found)
 
     def member_of(self, uuid: str) -> CounterBackend:
         """Who measures this GPU. Raises CounterError."""
@@ -149,6 +152,15 @@ class BackendGroup:
     ) -> Sampling:
         """Begins."""
         return self.member_of(uuid).start(uuid, wanted, interval_ns, make_ring)
+
+
+def _numbered(gpus: Sequence[CounterDevice]) -> list[CounterDevice]:
+    """With a number for each that no other has: where NVIDIA's driver is not seen in /proc, others begin at 0, too."""
+    found = dict[int, CounterDevice]()
+    for gpu in gpus:
+        index = gpu.index if gpu.index not in found else max(found) + 1
+        found[index] = msgspec.structs.replace(gpu, index=index)
+    return list(found.values())
 
 
 def who_measures(backend: CounterBackend, uuid: str) -> CounterBackend:

@@ -22,14 +22,13 @@ from kinetod.base.safe_text import clean
 from kinetod.base.unix_sockets import receive
 from kinetod.counters import messages
 from kinetod.counters.interface import (
-    LEAST_INTERVAL_NS,
     MOST_DURATION_NS,
-    MOST_INTERVAL_NS,
     CounterCode,
     CounterDevice,
     CounterError,
     CounterPlan,
     WantedCounters,
+    check_interval,
 )
 from kinetod.counters.sample_rings import ERROR, TOO_LONG, NativeLibraryError, RingError, RingReader, RingStatus
 from kinetod.counters.sampler_connections import SamplerConnections
@@ -72,14 +71,12 @@ class GpuList(msgspec.Struct, frozen=True, kw_only=True):
 class CounterSession:
     """One GPU that is being sampled. `take` and `status` by one thread; the rest on the event loop."""
 
-    def __init__(
-        self, connection: "_Connection", started: messages.SamplingStarted, ring: RingReader, interval_ns: int
-    ) -> None:
+    def __init__(self, connection: "_Connection", started: messages.SamplingStarted, ring: RingReader) -> None:
         self.gpu = started.gpu
         self.plan: CounterPlan = started.plan
         self.backend = clean(started.backend, 64)
         self.library_version = clean(started.library_version, 64)
-        self.interval_ns = interval_ns
+        self.interval_ns = started.interval_ns
         self.take = ring.take
         self.status = ring.status
         self.request_stop = ring.stop
@@ -187,8 +184,9 @@ class CounterClient:
     async def start(
         self, uuid: str, wanted: WantedCounters, interval_ns: int, *, most_ns: int = MOST_DURATION_NS
     ) -> CounterSession:
-        """Begins to sample a GPU; samples come when this returns."""
-        check_interval(interval_ns)
+        """Begins to sample a GPU; samples come when this returns. interval_ns: 0: the GPU's default."""
+        if interval_ns:
+            check_interval(interval_ns)
         if not _UUID.fullmatch(uuid):
             raise CounterError(CounterCode.UNAVAILABLE, f"{clean(uuid, 64)!r} is not the UUID of a GPU")
         question = messages.StartSampling(
@@ -206,7 +204,7 @@ class CounterClient:
         except BaseException:
             connection.close()
             raise
-        return CounterSession(connection, said, ring, interval_ns)
+        return CounterSession(connection, said, ring)
 
     async def _ask(self, question: messages.CounterRequest, wanted: type[Said]) -> Said:
         connection, said, descriptor = await self._exchange(question)
@@ -273,13 +271,6 @@ class _Connection:
         finally:
             for fd in fds:
                 os.close(fd)
-
-
-def check_interval(interval_ns: int) -> None:
-    """Raises CounterError."""
-    if not LEAST_INTERVAL_NS <= interval_ns <= MOST_INTERVAL_NS:
-        reason = f"the interval must be between 10us and 1s, not {interval_ns} ns"
-        raise CounterError(CounterCode.INVALID_METRIC, reason)
 
 
 def _close(descriptor: int | None) -> None:

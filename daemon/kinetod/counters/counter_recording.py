@@ -56,6 +56,7 @@ class RecordedGpu(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[Path, ...]
     losses: CounterLosses
     plan: CounterPlan
+    interval_ns: int = 0
     start_ns: int = 0
     end_ns: int = 0
 
@@ -179,6 +180,7 @@ class _Recorded:
             files=tuple(file.path for file in self.files.values()),
             losses=losses,
             plan=self.session.plan,
+            interval_ns=self.session.interval_ns,
             start_ns=self.start_ns,
             end_ns=self.end_ns,
         )
@@ -324,8 +326,8 @@ async def record_counters(
 ) -> CounterRecording:
     """Samples each GPU into <folder>/<uuid>.counters of its folders from now on. Raises nothing.
 
-    GPUs that refuse are in `refused`. max_bytes: of each file. check: asked before rows are written; an OSError of it
-    ends the GPU with its text.
+    GPUs that refuse are in `refused`. interval_ns: 0: each GPU's default. max_bytes: of each file. check: asked before
+    rows are written; an OSError of it ends the GPU with its text.
     """
     started = await asyncio.gather(
         *(client.start(uuid, wanted, interval_ns, most_ns=most_ns) for uuid in folders), return_exceptions=True

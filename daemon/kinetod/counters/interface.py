@@ -22,6 +22,7 @@ import msgspec
 from kinetod.counters.sample_rings import RingWriter
 
 MAX_METRICS = 64
+DEFAULT_INTERVAL_NS = 1_000_000
 LEAST_INTERVAL_NS = 10_000
 MOST_INTERVAL_NS = 1_000_000_000
 MOST_DURATION_NS = 24 * 3600 * 10**9
@@ -69,7 +70,10 @@ class CounterPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class CounterDevice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A GPU. problem: why it cannot be measured, with its code; empty: nothing is known against it."""
+    """A GPU. problem: why it cannot be measured, with its code; empty: nothing is known against it.
+
+    least_interval_ns: shorter ones are refused; without a wish, it or DEFAULT_INTERVAL_NS is taken, the longer one.
+    """
 
     uuid: str
     index: int  # in the order of the PCI bus
@@ -78,6 +82,7 @@ class CounterDevice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     pci_bus_id: str
     code: str = ""
     problem: str = ""
+    least_interval_ns: int = LEAST_INTERVAL_NS
 
 
 class WantedCounters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -102,7 +107,9 @@ class Sampling(Protocol):
 class CounterBackend(Protocol):
     """What measures. Raises CounterError everywhere but in `close`. Called by several threads."""
 
-    serves_once: bool  # the process must end after its first sampling
+    @property
+    def serves_once(self) -> bool:
+        """Whether the process must end after its first sampling, as is known then."""
 
     @property
     def name(self) -> str:
@@ -142,3 +149,10 @@ def checked_wanted(wanted: WantedCounters, sets: Sequence[str]) -> None:
         raise CounterError(CounterCode.INVALID_METRIC, reason)
     if twice := [name for name in dict.fromkeys(wanted.metrics) if wanted.metrics.count(name) > 1]:
         raise CounterError(CounterCode.INVALID_METRIC, f"{twice[0]} is named twice")
+
+
+def check_interval(interval_ns: int) -> None:
+    """Raises CounterError for one that no GPU has."""
+    if not LEAST_INTERVAL_NS <= interval_ns <= MOST_INTERVAL_NS:
+        reason = f"the interval must be between 10us and 1s, not {interval_ns} ns"
+        raise CounterError(CounterCode.INVALID_METRIC, reason)

@@ -14,7 +14,6 @@ from typing import Annotated
 import msgspec
 
 from kinetod.counters.interface import (
-    LEAST_INTERVAL_NS,
     MAX_METRICS,
     MOST_DURATION_NS,
     MOST_INTERVAL_NS,
@@ -59,10 +58,13 @@ class PlanSampling(_Message, frozen=True, tag="plan"):
 
 
 class StartSampling(_Message, frozen=True, tag="start"):
-    """Samples until StopSampling, the end of the connection or most_ns. Answered by SamplingStarted."""
+    """Samples until StopSampling, the end of the connection or most_ns. Answered by SamplingStarted.
+
+    interval_ns: 0: the GPU's default.
+    """
 
     gpu: Uuid
-    interval_ns: Annotated[int, msgspec.Meta(ge=LEAST_INTERVAL_NS, le=MOST_INTERVAL_NS)]
+    interval_ns: Annotated[int, msgspec.Meta(ge=0, le=MOST_INTERVAL_NS)]
     most_ns: Annotated[int, msgspec.Meta(gt=0, le=MOST_DURATION_NS)]
     set_name: Short = ""
     metrics: MetricNames = ()
@@ -100,6 +102,7 @@ class SamplingStarted(_Message, frozen=True, tag="started"):
 
     gpu: CounterDevice
     plan: CounterPlan
+    interval_ns: Annotated[int, msgspec.Meta(gt=0, le=MOST_INTERVAL_NS)]
     backend: Short
     library_version: Short
 

@@ -23,7 +23,15 @@ from kinetod.base.unix_sockets import receive, send
 from kinetod.counters import messages
 from kinetod.counters.backend_group import who_measures
 from kinetod.counters.counter_holders import UNKNOWN, holder
-from kinetod.counters.interface import CounterBackend, CounterCode, CounterDevice, CounterError, WantedCounters
+from kinetod.counters.interface import (
+    DEFAULT_INTERVAL_NS,
+    CounterBackend,
+    CounterCode,
+    CounterDevice,
+    CounterError,
+    WantedCounters,
+    check_interval,
+)
 from kinetod.counters.sampling_job import SamplingJob, in_own_thread
 from kinetod.supervise.helper_service import Connections, HelperCaller, HungUp
 
@@ -234,7 +242,9 @@ class _Connection:
         if not await service.is_free(asked.gpu):
             reason = f"GPU {asked.gpu}: kinetod samples its counters for another request; try again when it has ended"
             raise CounterError(CounterCode.BUSY, reason)
-        job = SamplingJob(backend, asked.gpu, _wanted(asked), asked.interval_ns, asked.most_ns)
+        interval_ns = asked.interval_ns or max(DEFAULT_INTERVAL_NS, gpu.least_interval_ns)
+        check_interval(interval_ns)
+        job = SamplingJob(backend, asked.gpu, _wanted(asked), interval_ns, asked.most_ns)
         self._job, self._freed = job, service.hold(asked.gpu, job)
         try:
             plan = await service.work(job.start())
@@ -244,8 +254,10 @@ class _Connection:
                 raise
             raise await service.with_holder(exc, asked.gpu, gpu.pci_bus_id) from exc
         by = who_measures(backend, asked.gpu)
-        started = messages.SamplingStarted(gpu=gpu, plan=plan, backend=by.name, library_version=by.library_version)
-        log.info("samples %d metrics of %s every %g ms", len(plan.metrics), asked.gpu, asked.interval_ns / 1e6)
+        started = messages.SamplingStarted(
+            gpu=gpu, plan=plan, interval_ns=interval_ns, backend=by.name, library_version=by.library_version
+        )
+        log.info("samples %d metrics of %s every %g ms", len(plan.metrics), asked.gpu, interval_ns / 1e6)
         await self._send(started, job.descriptor())
 
     async def _end(self) -> None:

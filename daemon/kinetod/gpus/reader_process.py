@@ -95,7 +95,8 @@ def snapshot(opened: Sequence[OpenLibrary], question: GpuQuestion) -> Snapshot:
 def joined(gpus: Sequence[GpuState]) -> tuple[GpuState, ...]:
     """Each GPU once: of those that two libraries have, the later one's values where the earlier one tells none.
 
-    Number, device file and processes are those of the kernel's drivers, which are read last.
+    Number, device file and processes are those of the kernel's drivers, which are read last. So is the UUID of AMD's
+    GPUs, by which counters and captures know them.
     """
     found: dict[tuple[str, str], GpuState] = {}
     for place, gpu in enumerate(gpus):
@@ -108,7 +109,12 @@ def joined(gpus: Sequence[GpuState]) -> tuple[GpuState, ...]:
 def _completed(gpu: GpuState, kernel: GpuState) -> GpuState:
     missing = {name: getattr(kernel, name) for name in gpu.__struct_fields__ if getattr(gpu, name) is None}
     return msgspec.structs.replace(
-        gpu, **missing, index=kernel.index, device=kernel.device, processes=kernel.processes or gpu.processes
+        gpu,
+        **missing,
+        uuid=kernel.uuid if gpu.vendor == "amd" else gpu.uuid,  # AMD SMI has another one
+        index=kernel.index,
+        device=kernel.device,
+        processes=kernel.processes or gpu.processes,
     )
 
 

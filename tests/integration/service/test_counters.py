@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from support.counters.fake_pm_sampling import FakePmSampling
+from support.counters.gpu_metrics_tables import PlayedAmdgpu
 from support.service.cli import run_process
 from support.service.daemon import Daemon, running_daemon
 from support.waiting import scaled
@@ -53,3 +54,27 @@ def test_a_busy_gpu_is_told_with_its_code(daemon: Daemon, fake: FakePmSampling) 
     fake.play("fail=cuptiPmSamplingSetConfig:26")
     result = run_process(["counters", "watch", "--once"], daemon.client_environ())
     assert (result.code, "has its counters" in result.stderr, "[COUNTERS_BUSY]" in result.stderr) == (5, True, True)
+
+
+def test_gpus_of_two_vendors_are_listed_and_watched_together(fake: FakePmSampling, tmp_path: Path) -> None:
+    played = PlayedAmdgpu(tmp_path / "host", (1, 8), (1, 3))
+    played.host.write(played.folders[1], {"power__runtime_status": "suspended"})
+    variables = {"KINETOD_COUNTERS_LIBRARY": str(fake.library), "KINETOD_COUNTERS_SOCKET": "", **played.environ()}
+    with played.alive(), running_daemon(environ={**fake.environ, **variables}) as daemon:
+        listed = run_process(["counters", "list"], daemon.client_environ())
+        assert listed.code == 0 and "By cupti (130001), amdgpu (" in listed.stderr
+        rows = [line.split() for line in listed.stdout.splitlines()]
+        assert [(row[0], "gfx942" in row) for row in rows[1:]] == [
+            ("0", False), ("1", False), ("2", True), ("3", True),
+        ]  # fmt: skip
+        assert "COUNTERS_UNAVAILABLE" in rows[4]
+        sets = run_process(["counters", "sets"], daemon.client_environ())
+        assert "average_gfx_activity" in sets.stdout and "nothing of the matrix units" in sets.stdout
+        watched = run_process(["counters", "watch", "--once", "-o", "json"], daemon.client_environ())
+        gpus = {gpu["uuid"]: gpu for gpu in watched.json()["gpus"]}
+        assert gpus[played.uuids[0]]["means"][0] == pytest.approx(10)
+        assert played.uuids[1] not in gpus
+        fast = ["counters", "watch", "--once", "--gpu", "2", "--counter-interval", "100us"]
+        refused = run_process(fast, daemon.client_environ())
+        assert refused.code != 0 and "use 10 ms or more" in refused.stderr
+    assert fake.wrong() == []

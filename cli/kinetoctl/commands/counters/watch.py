@@ -32,9 +32,8 @@ _SCALED_UNITS = ("B/s", "Hz", "sector/s", "B", "cycle")
 @click.option(
     "--counter-interval",
     type=DURATION,
-    default="1ms",
-    show_default=True,
-    help="Time between two samples, from 10us on.",
+    default=0,
+    help="Time between two samples, from 10us on.  [default: 1ms, or the GPU's shortest if that is longer]",
 )
 @click.option("--once", is_flag=True, help="Print one line for each GPU and metric, and exit.")
 @common_options

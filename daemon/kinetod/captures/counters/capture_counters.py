@@ -40,7 +40,6 @@ from kinetod.counters.counter_client import CounterClient
 from kinetod.counters.counter_recording import CounterRecording, RecordedGpu, record_counters, refusal
 from kinetod.counters.interface import CounterCode, CounterError
 from kinetod.counters.power.interface import MAX_FILE_BYTES as MAX_POWER_BYTES
-from kinetod.counters.power.interface import PERIOD_NS as POWER_PERIOD_NS
 from kinetod.counters.power.power_recording import PowerRecording, RecordedPower, record_power
 from kinetod.gpus.gpu_reader import GpuReader
 from kinetod.permissions.role_policy import Caller
@@ -294,20 +293,20 @@ class CaptureCounters:
         left = await recording.leave(target.folder, end_ns, COVER_S)
         if not left and any(uuid in recording.gpus for uuid in target.contexts):
             return ["hardware counters: the disk did not take all samples"]
-        return self._missing(left, start_ns, end_ns, self._request.interval_ns, "hardware counters")
+        return self._missing(left, start_ns, end_ns, "hardware counters")
 
     async def _leave_power(self, target: TargetSampling, start_ns: int, end_ns: int) -> list[str]:
         if self._power is None:
             return []
         left = await self._power.leave(target.folder, end_ns, COVER_S)
-        return self._missing(left, start_ns, end_ns, POWER_PERIOD_NS, "power and clocks")
+        return self._missing(left, start_ns, end_ns, "power and clocks")
 
     def _missing(
-        self, left: Sequence[RecordedGpu | RecordedPower], start_ns: int, end_ns: int, interval_ns: int, what: str
+        self, left: Sequence[RecordedGpu | RecordedPower], start_ns: int, end_ns: int, what: str
     ) -> list[str]:
         missing = []
         for result in left:
-            uncovered = "" if result.losses.code else _uncovered(result, start_ns, end_ns, interval_ns)
+            uncovered = "" if result.losses.code else _uncovered(result, start_ns, end_ns)
             texts = [result.losses.reason, uncovered]
             missing += [self._about(result.gpu_uuid, text, what) for text in texts if text]
         return missing
@@ -361,9 +360,9 @@ class CaptureCounters:
             self._recording.abandon()
 
 
-def _uncovered(result: RecordedGpu | RecordedPower, start_ns: int, end_ns: int, interval_ns: int) -> str:
+def _uncovered(result: RecordedGpu | RecordedPower, start_ns: int, end_ns: int) -> str:
     """Which part of the window has no samples at its ends; empty: none."""
-    tolerance_ns = max(_INTERVALS * interval_ns, _MOMENT_NS)
+    tolerance_ns = max(_INTERVALS * result.interval_ns, _MOMENT_NS)
     if not result.start_ns:
         return "there is no sample"
     late_ns, early_ns = result.start_ns - start_ns if start_ns else 0, end_ns - result.end_ns

@@ -9,11 +9,17 @@ from kineto_protos.units import format_duration
 from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetod.base.errors import InvalidRequest, Reason, invalid
-from kinetod.counters.counter_client import CounterClient, check_interval
-from kinetod.counters.interface import CounterCode, CounterError, WantedCounters, checked_wanted
+from kinetod.counters.counter_client import CounterClient
+from kinetod.counters.interface import (
+    DEFAULT_INTERVAL_NS,
+    CounterCode,
+    CounterError,
+    WantedCounters,
+    check_interval,
+    checked_wanted,
+)
 from kinetod.counters.metric_sets import OVERVIEW, SETS
 
-DEFAULT_INTERVAL_NS = 1_000_000
 MAX_SAMPLES = 1_000_000  # of a GPU in a trace: some 320 MB of rows where eight metrics are sampled
 PLAN_S = 10.0
 _MAX_NAME_CHARS = 128
@@ -21,14 +27,14 @@ _MAX_NAME_CHARS = 128
 
 @dataclass(frozen=True, slots=True)
 class SamplingRequest:
-    """What to sample."""
+    """What to sample. interval_ns: 0: each GPU's default."""
 
     wanted: WantedCounters
     interval_ns: int
 
 
 def checked_sampling(set_name: str, metrics: Sequence[str], interval_ns: int, path: str = "") -> SamplingRequest:
-    """The request, with the defaults in place of what is empty or 0. path: of the fields. Raises InvalidRequest."""
+    """The request, with the default in place of an empty set. path: of the fields. Raises InvalidRequest."""
     wanted = WantedCounters(set_name=set_name or ("" if metrics else OVERVIEW), metrics=tuple(metrics))
     try:
         checked_wanted(wanted, tuple(SETS))
@@ -36,9 +42,9 @@ def checked_sampling(set_name: str, metrics: Sequence[str], interval_ns: int, pa
         raise invalid(f"{path}set" if set_name else f"{path}metrics", exc.reason) from exc
     if any(len(name) > _MAX_NAME_CHARS for name in wanted.metrics):
         raise invalid(f"{path}metrics", f"a name is longer than {_MAX_NAME_CHARS} characters")
-    interval_ns = interval_ns or DEFAULT_INTERVAL_NS
     try:
-        check_interval(interval_ns)
+        if interval_ns:
+            check_interval(interval_ns)
     except CounterError as exc:
         raise invalid(f"{path}interval_ns", exc.reason) from exc
     return SamplingRequest(wanted, interval_ns)
@@ -51,11 +57,12 @@ def checked_counters(spec: pb.CaptureSpec) -> SamplingRequest | None:
     asked = spec.counters
     request = checked_sampling(asked.set, asked.metrics, asked.interval_ns, "spec.counters.")
     length_ns = spec.duration_ns + spec.warmup_ns
-    if length_ns > MAX_SAMPLES * request.interval_ns:
+    interval_ns = request.interval_ns or DEFAULT_INTERVAL_NS
+    if length_ns > MAX_SAMPLES * interval_ns:
         least_ns = -(-length_ns // MAX_SAMPLES)
         raise invalid(
             "spec.counters.interval_ns",
-            f"{format_duration(length_ns)} at {format_duration(request.interval_ns)} are more than the {MAX_SAMPLES:,} "
+            f"{format_duration(length_ns)} at {format_duration(interval_ns)} are more than the {MAX_SAMPLES:,} "
             f"samples that a trace can have; use {format_duration(least_ns)} or longer",
         )
     return request
@@ -81,4 +88,4 @@ async def check_plan(client: CounterClient, request: SamplingRequest) -> None:
                     return
             if refused is not None:
                 field = "spec.counters.metrics" if request.wanted.metrics else "spec.counters.set"
-                raise InvalidRequest(Reason.COUNTERS_INVALID_METRIC, refused.reason, field=field)
+                raise InvalidRequest(Reason.COUNTERS_INVALID_METRIC, f"{field}: {refused.reason}", field=field)

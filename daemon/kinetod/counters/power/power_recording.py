@@ -56,6 +56,7 @@ class RecordedPower(msgspec.Struct, frozen=True, kw_only=True):
     gpu_uuid: str
     path: Path | None
     losses: CounterLosses
+    interval_ns: int = PERIOD_NS
     start_ns: int = 0
     end_ns: int = 0
 

@@ -54,7 +54,7 @@ def group(
 
 def test_the_gpus_of_all_vendors_are_listed_and_each_is_measured_by_its_own() -> None:
     made = group(Vendor("green"), Vendor("red"))
-    assert [each.uuid for each in made.devices()] == ["GPU-green", "GPU-red"]
+    assert [(each.uuid, each.index) for each in made.devices()] == [("GPU-green", 0), ("GPU-red", 1)]
     assert (made.name, made.library_version) == ("green, red", "1, 1")
     assert made.member_of("GPU-red").name == "red"
     ring = RingWriter(1, most_ns=10**9)

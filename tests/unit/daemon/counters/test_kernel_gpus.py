@@ -3,28 +3,18 @@
 from pathlib import Path
 
 from kinetod.counters.kernel_gpus import AMD, INTEL, NVIDIA, kernel_gpus
-
-
-def drm_gpu(sys: Path, render: str, address: str, driver: str, **files: str) -> None:
-    device = sys / "devices/pci0000:00" / address
-    device.mkdir(parents=True)
-    (sys / "drivers" / driver).mkdir(parents=True, exist_ok=True)
-    (device / "driver").symlink_to(sys / "drivers" / driver)
-    for name, text in files.items():
-        (device / name).write_text(text)
-    node = sys / "class/drm" / render
-    node.mkdir(parents=True)
-    (node / "device").symlink_to(device)
+from support.accelerators.drm_host import DrmHost
 
 
 def test_gpus_have_the_numbers_and_names_that_they_have_elsewhere(tmp_path: Path) -> None:
-    sys, proc = tmp_path / "sys", tmp_path / "proc"
+    host = DrmHost(tmp_path)
+    sys, proc = host.sys, host.proc
     for address, facts in (("0000:01:00.0", "Model: \t NVIDIA H200\nGPU UUID: \t GPU-7a\n"), ("0000:02:00.0", "")):
         folder = proc / "driver/nvidia/gpus" / address
         folder.mkdir(parents=True)
         (folder / "information").write_text(facts)
-    drm_gpu(sys, "renderD128", "0000:c1:00.0", "amdgpu", unique_id="1a2b\n", product_name="AMD Instinct MI300X\n")
-    drm_gpu(sys, "renderD129", "0000:d1:00.0", "xe")
+    host.gpu("amdgpu", "0000:c1:00.0", 128, unique_id="1a2b", product_name="AMD Instinct MI300X")
+    host.gpu("xe", "0000:d1:00.0", 129)
     found = [gpu for vendor in (NVIDIA, AMD, INTEL) for gpu in kernel_gpus(vendor, sys, proc)]
     assert [(gpu.index, gpu.uuid, gpu.name, gpu.pci_bus_id) for gpu in found] == [
         (0, "GPU-7a", "NVIDIA H200", "0000:01:00.0"),

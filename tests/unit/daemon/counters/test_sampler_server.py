@@ -169,7 +169,7 @@ def test_lists_are_as_long_as_a_packet() -> None:
         b'KCTR\x01\x00{"type":"list_gpus","more":1}',
         b'KCTR\x09\x00{"type":"list_gpus"}',
         b"KCTR\x01\x00" + b"[" * 5000,
-        b'KCTR\x01\x00{"type":"start","gpu":"GPU-0","interval_ns":1,"most_ns":1}',
+        b'KCTR\x01\x00{"type":"start","gpu":"GPU-0","interval_ns":-1,"most_ns":1}',
         b'KCTR\x01\x00{"type":"plan","gpu":"GPU-0","metrics":["' + b"m" * 200 + b'"]}',
         b"y" * (messages.MAX_REQUEST_BYTES + 1),
     ],
@@ -199,7 +199,7 @@ def test_a_name_that_could_be_no_gpus_is_not_asked_about(uuid: str) -> None:
     asyncio.run(ask())
 
 
-@pytest.mark.parametrize("interval_ns", [0, 9_999, 1_000_000_001])
+@pytest.mark.parametrize("interval_ns", [-1, 1, 9_999, 1_000_000_001])
 def test_an_interval_out_of_bounds_is_refused(interval_ns: int) -> None:
     async def ask() -> None:
         async with serving(MemoryBackend()) as (client, _):

@@ -168,7 +168,7 @@ def test_what_the_vendors_library_does_not_tell_is_the_kernels_word() -> None:
     assert joined([alone, library, kernel, other]) == (
         alone,
         GpuState(
-            vendor="amd", index=0, uuid="GPU-0f", name="MI300X", pci_bus_id=FIRST, device="renderD128", power_watts=140,
+            vendor="amd", index=0, uuid="0f", name="MI300X", pci_bus_id=FIRST, device="renderD128", power_watts=140,
             temperature_celsius=50, processes=(GpuProcess(pid=7),),
         ),
         other,
