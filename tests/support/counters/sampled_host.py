@@ -11,6 +11,7 @@ from typing import Any
 
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.spool.counter_samples import SUFFIX
+from kinetod.counters.power.interface import POWER_SUFFIX
 
 from support.counters.fake_pm_sampling import FakePmSampling
 from support.machine.gpus import FakeGpus
@@ -95,7 +96,8 @@ class SampledHost:
         """Waits for a target's files of counters to have rows of half a second, and for it to record."""
 
         def grown() -> list[Path]:
-            found = list((self.folder(capture.id, pid) / "raw").glob(f"*{SUFFIX}"))
+            files = (self.folder(capture.id, pid) / "raw").glob(f"*{SUFFIX}")
+            found = [path for path in files if not path.name.endswith(POWER_SUFFIX)]  # power has few rows
             return found if found and all(path.stat().st_size > 24_000 for path in found) else []
 
         def collects() -> bool:
