@@ -155,6 +155,16 @@ class CounterClient:
         """Ends what was started."""
         await self._connections.stop()
 
+    async def problem(self) -> str:
+        """Why kinetod-counters does not answer; empty: it does. No driver is asked."""
+        try:
+            connection, said, descriptor = await self._exchange(messages.StopSampling())
+        except CounterError as exc:
+            return exc.reason
+        connection.close()
+        _close(descriptor)
+        return "" if isinstance(said, messages.SamplingStopped) else _refusal(said).reason
+
     async def gpus(self) -> GpuList:
         """Every GPU that could be measured, and why others cannot."""
         said = await self._ask(messages.ListGpus(), messages.GpusReply)
