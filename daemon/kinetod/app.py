@@ -284,7 +284,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
         polling=poll_door.processes if poll_door is not None else None,
         signs=plugins.signs,
     )
-    counters = CounterSource(make_counters(config, stack), GpuAccess(registry, gpus))
+    counters = CounterSource(make_counters(config, stack), GpuAccess(registry, gpus), gpus)
     services = Services(
         settings=settings,
         counters=counters,

@@ -87,7 +87,7 @@ def _gone(name: str, meaning: str) -> ConfigKey:
 
 
 _EVENTS = "counters of the event profiler"
-_NO_COUNTERS = "hardware counters are not recorded"
+_OVER_TIME = "hardware counters are sampled over time, not by kernel"
 _NO_POLL = "the daemon is connected all the time: there is no poll and no datagram socket"
 _ROWS = (
     _used("ACTIVITIES_ENABLED", Type.BOOL, "enabled", "activity tracing on", "false refuses the capture"),
@@ -127,6 +127,10 @@ _ROWS = (
     _used("PROFILE_WITH_FLOPS", Type.BOOL, "with_flops", "FLOPs of operators", "--with-flops"),
     _used("PROFILE_WITH_MODULES", Type.BOOL, "with_modules", "module hierarchy", "--with-modules"),
     _used(
+        "CUPTI_PM_SAMPLING_METRICS", Type.LIST, "counters", "hardware counters of one device, every 1 ms",
+        "--counters, of all GPUs that the processes use",
+    ),
+    _used(
         "PROFILE_MEMORY", Type.BOOL, "snapshot", "a memory snapshot instead of a trace",
         "a capture of memory_snapshot, as by `kinetoctl memory`",
     ),
@@ -144,12 +148,13 @@ _ROWS = (
         "CUPTI_PER_THREAD_BUFFER_ENABLED", Type.BOOL, "a CUPTI buffer per thread",
         "the collector hands buffers out without a lock",
     ),
-    _without_effect("CUPTI_PM_SAMPLING_METRICS", Type.LIST, "counters by PM sampling", _NO_COUNTERS),
-    _without_effect("CUPTI_PM_SAMPLING_DEVICE_ID", Type.INT, "its device", _NO_COUNTERS),
+    _without_effect(
+        "CUPTI_PM_SAMPLING_DEVICE_ID", Type.INT, "the device to sample", "all GPUs that the processes use are sampled"
+    ),
     _without_effect("ROCTRACER_MAX_EVENTS", Type.INT, "row limit on AMD", "`--buffer-limit` limits the records"),
-    _without_effect("XPUPTI_PROFILER_METRICS", Type.LIST, "counters on Intel", _NO_COUNTERS),
-    _without_effect("XPUPTI_PROFILER_ENABLE_PER_KERNEL", Type.BOOL, "kernel counters", _NO_COUNTERS),
-    _without_effect("XPUPTI_PROFILER_MAX_SCOPES", Type.INT, "scopes with counters", _NO_COUNTERS),
+    _without_effect("XPUPTI_PROFILER_METRICS", Type.LIST, "counters of kernels on Intel", _OVER_TIME),
+    _without_effect("XPUPTI_PROFILER_ENABLE_PER_KERNEL", Type.BOOL, "counters of kernels", _OVER_TIME),
+    _without_effect("XPUPTI_PROFILER_MAX_SCOPES", Type.INT, "scopes with counters", _OVER_TIME),
     _without_effect("ON_DEMAND_CONFIG_UPDATE_INTERVAL_SECS", Type.INT, "poll period", _NO_POLL),
     _without_effect("ENABLE_IPC_FABRIC", Type.BOOL, "connect to a daemon", _NO_POLL),
     _without_effect("VERBOSE_LOG_LEVEL", Type.INT, "libkineto's log", "the agent logs to the file KINETO_AGENT_LOG"),
@@ -293,6 +298,7 @@ class RequestedCapture:
     with_modules: bool | None = None
     with_flops: bool | None = None
     memory: bool | None = None
+    counters: tuple[str, tuple[str, ...]] | None = None  # a set of hardware counters, or the vendor's metrics
     buffer_limit: int | None = None
     log_file: str | None = None
     labels: tuple[tuple[str, str], ...] = ()
@@ -363,7 +369,7 @@ class _RequestBuilder:
         """Requests a memory snapshot, which has a duration and nothing else."""
         self._take("activities", "snapshot", (MEMORY_SNAPSHOT,))
         self._take("duration", "snapshot_ns", self._config.value("snapshot_ns") or DEFAULT_SNAPSHOT_NS)
-        others = (*_TIMED, *_ITERATED, *_SWITCHES, "duration_ns", "iterations", "activities")
+        others = (*_TIMED, *_ITERATED, *_SWITCHES, "duration_ns", "iterations", "activities", "counters")
         self._leave_out(others, "PROFILE_MEMORY requests only a snapshot")
 
     def extent(self) -> None:
@@ -396,6 +402,8 @@ class _RequestBuilder:
         if self._config.value("activities"):
             self._take("activities", "activities", self._activities(self._config.settings["activities"]))
         self.take_if_set(*_SWITCHES)
+        if self._config.value("counters"):
+            self._take("counters", "counters", ("", self._config.value("counters")))
 
     def _activities(self, setting: Setting) -> tuple[str, ...]:
         names = [name.lower() for name in setting.value]

@@ -8,6 +8,11 @@
 //   crash 1         nvmlDeviceGetMemoryInfo kills the process
 //   xid NUMBER      is reported once for GPU 0 each time an event set is made
 //   process GPU PID MIB PERCENT
+//   energy MJ       what the GPUs have used so far
+//   reasons BITS    why their clocks are lower
+//   no_power 1      no power, clock, temperature and reason is told
+//   hang_reasons INDEX  asking this GPU for the reasons does not return as long as this stands there
+//   hang_init 1     nvmlInit does not return as long as this stands there
 //   gpm 0           no GPU has GPM
 //   gpm_error CODE  what nvmlGpmSampleGet answers
 //   gpm_get_error CODE  what nvmlGpmMetricsGet answers
@@ -26,6 +31,7 @@ enum {
     OK = 0,
     INVALID_ARGUMENT = 2,
     NOT_SUPPORTED = 3,
+    NOT_FOUND = 6,
     INSUFFICIENT = 7,
     TIMEOUT = 10,
     LOST = 15,
@@ -144,12 +150,16 @@ static int of_number(const char *key, unsigned number, double *value) {
 }
 
 static Result usable(Device device) { return set("lost", -1) == (long)device->index ? LOST : OK; }
+static Result powered(Device device) { return set("no_power", 0) ? NOT_SUPPORTED : usable(device); }
 static Result newer(Device device) { return set("old", 0) ? NOT_SUPPORTED : usable(device); }
 
 Result nvmlInitWithFlags(unsigned flags) {
     (void)flags;
     for (unsigned i = 0; i < MAX_GPUS; i++) {
         gpus[i].index = i;
+    }
+    while (set("hang_init", 0)) {
+        poll(NULL, 0, 5);
     }
     return (Result)set("init", OK);
 }
@@ -167,9 +177,24 @@ Result nvmlDeviceGetHandleByIndex_v2(unsigned index, Device *device) {
     *device = &gpus[index];
     return OK;
 }
+Result nvmlDeviceGetIndex(Device device, unsigned *index) {
+    *index = device->index;
+    return OK;
+}
 Result nvmlDeviceGetUUID(Device device, char *uuid, unsigned size) {
     snprintf(uuid, size, "GPU-%s-0000-0000-0000-%012u", set("counters", 0) ? "fa000000" : "00000000", device->index);
     return OK;
+}
+Result nvmlDeviceGetHandleByUUID(const char *uuid, Device *device) {
+    for (unsigned i = 0; i < (unsigned)set("gpus", 2); i++) {
+        char its[96];
+        nvmlDeviceGetUUID(&gpus[i], its, sizeof its);
+        if (strcmp(uuid, its) == 0) {
+            *device = &gpus[i];
+            return usable(*device);
+        }
+    }
+    return NOT_FOUND;
 }
 Result nvmlDeviceGetName(Device device, char *name, unsigned size) {
     (void)device;
@@ -213,24 +238,38 @@ Result nvmlDeviceGetUtilizationRates(Device device, Utilization *rates) {
 }
 Result nvmlDeviceGetPowerUsage(Device device, unsigned *milliwatts) {
     *milliwatts = 512345;
-    return usable(device);
+    return powered(device);
 }
 Result nvmlDeviceGetEnforcedPowerLimit(Device device, unsigned *milliwatts) {
     *milliwatts = 700000;
-    return usable(device);
+    return powered(device);
 }
 Result nvmlDeviceGetTotalEnergyConsumption(Device device, unsigned long long *millijoules) {
-    *millijoules = 123456000;
-    return newer(device);
+    *millijoules = (unsigned long long)set("energy", 123456000);
+    return set("no_power", 0) ? NOT_SUPPORTED : newer(device);
 }
 Result nvmlDeviceGetTemperature(Device device, int sensor, unsigned *celsius) {
     (void)sensor;
     *celsius = 61;
-    return usable(device);
+    return powered(device);
 }
 Result nvmlDeviceGetClockInfo(Device device, int clock, unsigned *mhz) {
     *mhz = clock == 2 ? 3201 : 1980;
-    return usable(device);
+    return powered(device);
+}
+Result nvmlDeviceGetMaxClockInfo(Device device, int clock, unsigned *mhz) {
+    *mhz = clock == 2 ? 3201 : 2040;
+    return powered(device);
+}
+Result nvmlDeviceGetCurrentClocksThrottleReasons(Device device, unsigned long long *reasons) {
+    while (set("hang_reasons", -1) == (long)device->index) {
+        poll(NULL, 0, 5);
+    }
+    *reasons = (unsigned long long)set("reasons", 0);
+    return powered(device);
+}
+Result nvmlDeviceGetCurrentClocksEventReasons(Device device, unsigned long long *reasons) {
+    return set("old", 0) ? NOT_SUPPORTED : nvmlDeviceGetCurrentClocksThrottleReasons(device, reasons);
 }
 Result nvmlDeviceGetPcieThroughput(Device device, int counter, unsigned *kib_per_s) {
     *kib_per_s = counter == 0 ? 1000 : 2000;
@@ -240,10 +279,11 @@ Result nvmlDeviceGetFieldValues(Device device, int count, FieldValue *values) {
     for (int i = 0; i < count; i++) {
         int memory_temperature = values[i].field == 82;
         int nvlink = (values[i].field == 138 || values[i].field == 139) && values[i].scope == 0xFFFFFFFFu;
-        values[i].result = memory_temperature || (nvlink && !set("old", 0)) ? OK : NOT_SUPPORTED;
-        values[i].value_type = memory_temperature ? 1 : 3;
-        if (memory_temperature) {
-            values[i].value.u = 70;
+        int power = values[i].field == 186 && !set("no_power", 0); // at the moment
+        values[i].result = memory_temperature || ((nvlink || power) && !set("old", 0)) ? OK : NOT_SUPPORTED;
+        values[i].value_type = memory_temperature || power ? 1 : 3;
+        if (memory_temperature || power) {
+            values[i].value.u = power ? 498000 + device->index : 70;
         } else {
             values[i].value.ull = values[i].field == 138 ? 5000 : 6000;
         }

@@ -22,8 +22,10 @@
  *   Fork: a child has no thread of PTI's: nothing of it is called there, and calls of Level Zero go past it again.
  *   exit_guard.c says what happens when the child ends.
  *
+ *   Views are switched on and off by one thread of ours (switch_thread.h).
+ *
  * Threads: requested runs on threads of the program (with a lock of PTI's), completed on PTI's thread; flush and
- *   next_record on the collector's; the others on the agent's or one that is given way to.
+ *   next_record on the collector's; the others on the agent's, one that is given way to or one that exits.
  * Blocks: inside PTI; flush also for SETTLE_NS and, if PTI is slow to return a buffer, for RETURN_LIMIT_NS. The two
  *   callbacks never do.
  */
@@ -41,6 +43,7 @@
 #include "pti/level_zero.h"
 #include "pti/pti.h"
 #include "pti/pti_api.h"
+#include "pti/switch_thread.h"
 #include "pti/vendor.h"
 
 #define LAST_RESORT_BYTES 256u
@@ -53,6 +56,9 @@
 static struct {
     struct pti_api api;
     const struct kit_host *host;
+    const uint32_t *wanted; /* kinds, and what becomes of each: while recording begins */
+    int32_t *results;
+    uint32_t wanted_count;
     int32_t enabled[KIT_KINDS_MOST];
     uint32_t enabled_count;
     uint32_t recording; /* views are on */
@@ -200,14 +206,34 @@ static pti_result enable(int32_t view) {
     return result;
 }
 
-static void vendor_stop(void) {
+/* ---- on the thread that switches views ---- */
+
+static void enable_wanted(void) {
+    for (uint32_t i = 0; i < self.wanted_count; i++) {
+        const int32_t kind = (int32_t)self.wanted[i];
+        self.results[i] = enable(kind);
+        if (self.results[i] == PTI_OK) {
+            self.enabled[self.enabled_count++] = kind;
+            self.with_calls |= kind == PTI_DRIVER_CALLS || kind == PTI_RUNTIME_CALLS || kind == PTI_SYNCHRONIZATION;
+        }
+    }
+}
+
+static void disable_all(void) {
     while (self.enabled_count > 0) {
         (void)self.api.disable(self.enabled[--self.enabled_count]);
     }
+}
+
+/* ---- start and stop ---- */
+
+static void vendor_stop(void) {
+    switch_off();
     __atomic_store_n(&self.recording, 0, __ATOMIC_SEQ_CST);
 }
 
 static int vendor_start(const uint32_t *kinds, uint32_t count, int32_t *results, char *error, size_t error_bytes) {
+    int number = 0;
     (void)self.api.flush(); /* what the program's own profiler has left, while its callbacks are set */
     self.named = false;
     self.with_calls = false;
@@ -215,19 +241,21 @@ static int vendor_start(const uint32_t *kinds, uint32_t count, int32_t *results,
     __atomic_store_n(&self.recording, 1, __ATOMIC_SEQ_CST);
     const pti_result result = self.api.set_callbacks(requested, completed);
     for (uint32_t i = 0; i < count; i++) {
-        results[i] = result != PTI_OK ? result : enable((int32_t)kinds[i]);
-        if (results[i] == PTI_OK) {
-            self.enabled[self.enabled_count++] = (int32_t)kinds[i];
-            self.with_calls |= kinds[i] == PTI_DRIVER_CALLS || kinds[i] == PTI_RUNTIME_CALLS ||
-                               kinds[i] == PTI_SYNCHRONIZATION;
-        }
+        results[i] = result;
+    }
+    if (result == PTI_OK) {
+        self.wanted = kinds;
+        self.wanted_count = count;
+        self.results = results;
+        number = switch_on(enable_wanted, disable_all);
     }
     if (self.enabled_count > 0) {
         return 0;
     }
     vendor_stop();
     (void)self.api.flush();
-    return refuse(KIT_VENDOR_FAILED, error, error_bytes, "PTI enabled none of the wanted activities");
+    return number != 0 ? refuse_system(error, error_bytes, "pthread_create", number)
+                       : refuse(KIT_VENDOR_FAILED, error, error_bytes, "PTI enabled none of the wanted activities");
 }
 
 static void add_name(int32_t group, uint32_t id) {

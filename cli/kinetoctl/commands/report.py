@@ -31,7 +31,7 @@ SNAPSHOT_VIEW = "snapshot_"  # what the names of the views of memory snapshots b
 SETTING = Parsed("name=value", parse_setting)
 DEFAULT_LIMIT = 20
 # Without --view, of one trace: first what the time went to, what to change and what is not in the trace, then details.
-OVERVIEW = ("time_causes", "findings", "not_recorded", "overview", "kernels", "operators", "python_samples")
+OVERVIEW = ("time_causes", "findings", "not_recorded", "overview", "kernels", "roofline", "operators", "python_samples")
 PLUGIN_OVERVIEW = ("overview", "recommendations", "kernels", "operators")  # likewise with --compat plugin
 JOB_OVERVIEW = (  # of a job's ranks, in the same order
     "rank_time_causes",
@@ -46,7 +46,7 @@ JOB_OVERVIEW = (  # of a job's ranks, in the same order
     "overview",
 )
 # Without rows they are left out, the second ones in tables for people alone: what is missing is in not_recorded.
-OPTIONAL, OPTIONAL_FOR_PEOPLE = ("python_samples",), ("not_recorded", "time_causes", "kernels")
+OPTIONAL, OPTIONAL_FOR_PEOPLE = ("roofline", "python_samples"), ("not_recorded", "time_causes", "kernels")
 TOP_FINDINGS = 3  # in tables for people
 # %: causes with less are one row, in tables for people; of several ranks, each rank has its own rows.
 LEAST_SHARE, LEAST_OF_RANK = 1.0, 5.0
@@ -54,6 +54,7 @@ LEAST_SHARE, LEAST_OF_RANK = 1.0, 5.0
 SHORT = {
     "time_causes": 16,
     "kernels": 5,
+    "roofline": 5,
     "operators": 5,
     "python_samples": 5,
     "not_recorded": 8,

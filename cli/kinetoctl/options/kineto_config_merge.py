@@ -25,6 +25,7 @@ _TIMED = ("duration", "warmup", "start_at")
 _ITERATED = ("iterations", "start_iteration", "roundup", "warmup_iterations", "or_duration")
 _RECORDING = (
     *("activities", "record_shapes", "with_stack", "with_modules", "with_flops", "memory"),
+    "counters",
     "buffer_limit",
 )
 MAX_FILE_CHARS = 1 << 20

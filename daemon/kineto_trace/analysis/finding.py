@@ -4,7 +4,18 @@ from dataclasses import dataclass
 
 # Nobody can say how much of their time can be saved.
 GUESSES = frozenset(
-    {"kernel_gaps", "queued", "unknown_idle", "unmeasured_convolutions", "busy_function", "framework_work"}
+    {
+        "kernel_gaps",
+        "queued",
+        "unknown_idle",
+        "unmeasured_convolutions",
+        "busy_function",
+        "framework_work",
+        "memory_bound",
+        "compute_bound",
+        "latency_bound",
+        "throttled_clock",
+    }
 )
 
 

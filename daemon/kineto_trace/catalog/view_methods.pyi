@@ -215,11 +215,12 @@ class Views:
         max_points: int = 0,
         executor: Executor | None = None,
     ) -> Result:
-        """Every counter of the trace over time: what the kernel counted for the process, the allocator's, and a file's own.
+        """Every counter of the trace over time: the hardware's, what the kernel counted, the allocator's, and a file's own.
 
-        What the kernel counted is given per second of the interval that begins at the time of the row. Samples that a file
-        has from before or after the window of its events (hardware counters that run longer) have rows, too: the last one
-        before the window holds at its beginning.
+        A hardware counter's value is the mean of its sample, which begins at the time of the row; a missing value says that
+        no sample followed. What the kernel counted is given per second of the interval that begins at the time of the row.
+        Samples that a file has from before or after the window of its events (hardware counters that run longer) have rows,
+        too: the last one before the window holds at its beginning.
 
         Options:
         - max_points: the maximum number of rows per counter; the rows that show the shape of the curve best are kept
@@ -670,7 +671,9 @@ class Views:
         processors that the host does not get, communication and copies that no computation hides, other programs that take
         turns on the GPU, models that run without a backward in a program that trains, changes of the layout of images,
         matrix products without tensor cores, double precision, elementwise kernels that could be fused, many small kernels
-        of one function or of the optimizer, and kernels that leave part of the GPU without work. What functions, waits,
+        of one function or of the optimizer, and kernels that leave part of the GPU without work; with hardware counters
+        (kinetoctl trace --counters), which take precedence over estimates, also kernels that are bound by memory, by tensor
+        cores or by latency, and clocks that are held down. What functions, waits,
         allocations and small kernels would save is found by running the host and the GPU of the steps again without them;
         other savings are no larger than the time that view time_causes gives to their cause. All are shares of the time
         that the steps take without being recorded, if that is known. The advice is what the GPUs of the trace can follow.

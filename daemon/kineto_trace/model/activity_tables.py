@@ -321,7 +321,7 @@ TABLES = (
             Column("unit", "int32", "%, B/s, Hz, W or the vendor's word; -1: none", text=True),
             Column("value", "float64", "mean over the sample, as precise as a float32; NaN: the sample has none"),
         ),
-        arguments=(Arg("value", "value", F64, NAN_BITS),),
+        arguments=(Arg("", "value", F64, NAN_BITS),),
         categories=("*,hardware_counter", "*,hardware_counter_none"),  # formats/shared/counter_series.py
     ),
     ActivityTable(

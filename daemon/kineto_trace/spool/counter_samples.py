@@ -118,6 +118,22 @@ def read_counter_samples(path: Path, *, max_bytes: int = MAX_FILE_BYTES) -> Coun
     return _ordered(header, rows)
 
 
+def last_end_ns(path: Path) -> int:
+    """When the last whole row of a file ends, which somebody may still write; 0 if it has none. Raises FileError."""
+    try:
+        with path.open("rb") as file:
+            layout = row_type(len(_read_header(path, file).metrics))
+            begin, size = file.tell(), os.fstat(file.fileno()).st_size
+            count = (size - begin) // layout.itemsize
+            if count <= 0:
+                return 0
+            file.seek(begin + (count - 1) * layout.itemsize)
+            row = np.frombuffer(file.read(layout.itemsize), dtype=layout)
+            return int(row["end_ns"][0])
+    except (OSError, ValueError) as exc:
+        raise FileError(f"{path} cannot be read: {exc}") from exc
+
+
 def _read_header(path: Path, file: IO[bytes]) -> CounterHeader:
     begin = file.read(len(MAGIC) + _LENGTH.size)
     if len(begin) < len(MAGIC) + _LENGTH.size or begin[: len(MAGIC)] != MAGIC:

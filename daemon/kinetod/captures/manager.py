@@ -32,6 +32,7 @@ from kinetod.base.errors import (
 )
 from kinetod.captures.arming import Arming, not_startable
 from kinetod.captures.counters.counter_request import check_plan
+from kinetod.captures.counters.recovered_counters import recover_counters
 from kinetod.captures.kineto_target.kineto_recorder import KinetoRecorder
 from kinetod.captures.kineto_target.kineto_recovery import recover_kineto_target
 from kinetod.captures.live_capture import Running
@@ -326,6 +327,10 @@ class CaptureManager:
         capture = running.capture
         log.info("capture %s was running when the previous daemon ended; recovering it", capture.id)
         armed = capture.spec.arm_ns > 0 and await self._store.run(self._store.start_of, capture.id) is None
+        if capture.spec.HasField("counters"):
+            await asyncio.to_thread(
+                recover_counters, capture, lambda target: self._store.target_dir(capture.id, key_of(target))
+            )
         for number, target in enumerate(capture.targets):
             directory = self._store.target_dir(capture.id, key_of(target))
             if target.verdict != pb.VERDICT_UNSPECIFIED:

@@ -58,8 +58,6 @@ class _Asked:
 class BackendGroup:
     """Implements interface.CounterBackend. members: by vendor, one each. known_gpus: a vendor's by its driver."""
 
-    serves_once = False
-
     def __init__(
         self,
         members: Mapping[str, CounterBackend],
@@ -75,6 +73,11 @@ class BackendGroup:
         self._owners: dict[str, CounterBackend] = {}
         self._refused: dict[str, CounterDevice] = {}
         self._serving: tuple[CounterBackend, ...] = ()
+
+    @property
+    def serves_once(self) -> bool:
+        """Whether one of them does."""
+        return any(each.serves_once for each in self._members.values())
 
     @property
     def name(self) -> str:

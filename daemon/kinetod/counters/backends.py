@@ -14,10 +14,11 @@ from kinetod.counters.cupti.cupti_backend import CuptiBackend
 from kinetod.counters.cupti.library_search import find_libraries
 from kinetod.counters.cupti_python import CuptiPythonBackend
 from kinetod.counters.interface import CounterBackend
-from kinetod.counters.kernel_gpus import AMD, NVIDIA
+from kinetod.counters.kernel_gpus import AMD, INTEL, NVIDIA
+from kinetod.counters.level_zero.level_zero_backend import LevelZeroBackend
 
 AUTO = "auto"
-CUPTI, CUPTI_PYTHON, AMDGPU = "cupti", "cupti-python", "amdgpu"
+CUPTI, CUPTI_PYTHON, AMDGPU, LEVEL_ZERO = "cupti", "cupti-python", "amdgpu", "level-zero"
 
 
 class KnownBackend(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,12 +42,17 @@ def _amdgpu(_library: str, _library_of: Sequence[int]) -> CounterBackend:
     return AmdgpuBackend()
 
 
+def _level_zero(library: str, _library_of: Sequence[int]) -> CounterBackend:
+    return LevelZeroBackend(library)
+
+
 BACKENDS: Mapping[str, KnownBackend] = {
     CUPTI: KnownBackend(vendor=NVIDIA, make=_cupti),
     CUPTI_PYTHON: KnownBackend(vendor=NVIDIA, make=_cupti_python),
     AMDGPU: KnownBackend(vendor=AMD, make=_amdgpu),
+    LEVEL_ZERO: KnownBackend(vendor=INTEL, make=_level_zero),
 }
-AUTOMATIC = (CUPTI, AMDGPU)  # what AUTO serves together: one for each vendor
+AUTOMATIC = (CUPTI, AMDGPU, LEVEL_ZERO)  # what AUTO serves together: one for each vendor
 CHOICES = (AUTO, *BACKENDS)
 
 

@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+from kinetod.counters.kernel_gpus import INTEL
+from kinetod.counters.level_zero.stream_holders import stream_holder
 from kinetod.processes.drm_gpus import PROC, SYS, drm_gpus
 from kinetod.processes.profiler_signs import BY_PRODUCT, COUNTERS_USER, Holds
 from kinetod.profilers.profiler_scan import ProfilingTool, scan
@@ -12,12 +14,13 @@ _SAMPLES_GPUS = "Nsight Systems"  # with --gpu-metrics-devices, though it traces
 
 
 def holder(pci_bus_id: str, proc: Path = PROC, sys: Path = SYS) -> str:
-    """A name such as "Nsight Compute (process 1234)", or UNKNOWN, as of GPUs that are not NVIDIA's.
+    """A name such as "Nsight Compute (process 1234)", or UNKNOWN, as of AMD's GPUs.
 
     pci_bus_id: as CUDA has it, 0000:01:00.0.
     """
-    if any(gpu.pci_bus_id == pci_bus_id.lower() for gpu in drm_gpus(sys, proc)):
-        return UNKNOWN
+    for gpu in drm_gpus(sys, proc):
+        if gpu.pci_bus_id == pci_bus_id.lower():
+            return (stream_holder(proc) if gpu.vendor == INTEL else "") or UNKNOWN
     minor = device_minor(pci_bus_id, proc)
     found = scan(proc, own=frozenset({os.getpid()})).profilers
     suspects = [tool for tool in found if _holds(tool) and (not tool.gpus or minor is None or minor in tool.gpus)]

@@ -107,7 +107,9 @@ class Sampling(Protocol):
 class CounterBackend(Protocol):
     """What measures. Raises CounterError everywhere but in `close`. Called by several threads."""
 
-    serves_once: bool  # the process must end after its first sampling
+    @property
+    def serves_once(self) -> bool:
+        """Whether the process must end after its first sampling, as is known then."""
 
     @property
     def name(self) -> str:

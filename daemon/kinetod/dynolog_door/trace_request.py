@@ -54,6 +54,9 @@ def requested_trace(text: str, pids: Iterable[int], now_ns: int) -> RequestedTra
         or_duration_ns=asked.or_duration,
         recorder=_recorder(text),
     )
+    if asked.counters is not None:
+        set_name, metrics = asked.counters
+        spec.counters.CopyFrom(pb.CounterRequest(set=set_name, metrics=metrics))
     if asked.iterations is None:
         spec.duration_ns = asked.duration or kineto_config.DEFAULT_DURATION_NS
     else:

@@ -10,15 +10,15 @@ Theory of operation
     own utilisation on Intel is the sum of what its clients used, which leaves out those that may not be read.
 """
 
-import contextlib
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from kinetod.base.safe_text import clean
 from kinetod.gpus import drm_clients
+from kinetod.gpus.driver_files import INTEL_CLOCKS, Sensors, first, scaled, text, whole
 from kinetod.gpus.drm_clients import GpuClient, Uses
 from kinetod.gpus.gpu_types import GpuProcess, GpuState, LibraryError, LibraryState
 from kinetod.processes.drm_gpus import PROC, SYS, DrmGpu, drm_gpus
@@ -29,8 +29,6 @@ _MICRO = 1e-6  # hwmon's watts and joules
 _MILLI = 1e-3  # its degrees
 _MEGA = 1e6
 _RAS_COUNT = re.compile(r"^(ue|ce)\s*:?\s*(\d+)", re.MULTILINE)
-# Frequencies in MHz below the PCI device: xe's of its first tile, and i915's below the DRM device.
-_CLOCKS = ("tile0/gt0/freq0/act_freq", "drm/card*/gt/gt0/rps_act_freq_mhz", "drm/card*/gt_act_freq_mhz")
 
 
 class DrmGpus:
@@ -50,7 +48,7 @@ class DrmGpus:
         if not gpus:
             raise LibraryError(LibraryState.ABSENT, "no GPU of AMD or Intel has a driver on this host")
         drivers = sorted({gpu.driver for gpu in gpus})
-        return clean(f"{', '.join(drivers)} of Linux {_text(self._proc / 'sys/kernel/osrelease')}", 128)
+        return clean(f"{', '.join(drivers)} of Linux {text(self._proc / 'sys/kernel/osrelease')}", 128)
 
     def close(self) -> None:
         """Forgets the last reading."""
@@ -109,9 +107,9 @@ class DrmGpus:
 
 
 def _identity(gpu: DrmGpu, **values: Any) -> GpuState:
-    named = _text(gpu.folder / "product_name")
-    unknown = f"{_VENDOR_NAMES[gpu.vendor]} GPU {_text(gpu.folder / 'device').removeprefix('0x')}"
-    serial = _text(gpu.folder / "unique_id")
+    named = text(gpu.folder / "product_name")
+    unknown = f"{_VENDOR_NAMES[gpu.vendor]} GPU {text(gpu.folder / 'device').removeprefix('0x')}"
+    serial = text(gpu.folder / "unique_id")
     return GpuState(
         vendor=gpu.vendor,
         index=gpu.number,
@@ -124,16 +122,16 @@ def _identity(gpu: DrmGpu, **values: Any) -> GpuState:
 
 
 def _amd_values(folder: Path) -> dict[str, Any]:
-    sensors = _Sensors(folder)
+    sensors = Sensors(folder)
     corrected, uncorrected = _ras_counts(folder)
     return {
-        "memory_total_bytes": _whole(folder / "mem_info_vram_total"),
-        "memory_used_bytes": _whole(folder / "mem_info_vram_used"),
-        "utilization": _scaled(folder / "gpu_busy_percent", 0.01),
-        "memory_utilization": _scaled(folder / "mem_busy_percent", 0.01),
-        "power_watts": _first(sensors.number(name, _MICRO) for name in ("power1_average", "power1_input")),
+        "memory_total_bytes": whole(folder / "mem_info_vram_total"),
+        "memory_used_bytes": whole(folder / "mem_info_vram_used"),
+        "utilization": scaled(folder / "gpu_busy_percent", 0.01),
+        "memory_utilization": scaled(folder / "mem_busy_percent", 0.01),
+        "power_watts": first(sensors.number(name, _MICRO) for name in ("power1_average", "power1_input")),
         "power_limit_watts": sensors.number("power1_cap", _MICRO),
-        "temperature_celsius": _first(sensors.labelled("temp", label, _MILLI) for label in ("junction", "edge")),
+        "temperature_celsius": first(sensors.labelled("temp", label, _MILLI) for label in ("junction", "edge")),
         "memory_temperature_celsius": sensors.labelled("temp", "mem", _MILLI),
         "sm_clock_hertz": sensors.labelled("freq", "sclk", 1),
         "memory_clock_hertz": sensors.labelled("freq", "mclk", 1),
@@ -143,59 +141,20 @@ def _amd_values(folder: Path) -> dict[str, Any]:
 
 
 def _intel_values(folder: Path) -> dict[str, Any]:
-    sensors = _Sensors(folder)
-    clocks = (_scaled(path, _MEGA) for pattern in _CLOCKS for path in sorted(folder.glob(pattern)))
+    sensors = Sensors(folder)
+    clocks = (scaled(path, _MEGA) for pattern in INTEL_CLOCKS for path in sorted(folder.glob(pattern)))
     return {
         "power_watts": sensors.number("power1_input", _MICRO),
-        "power_limit_watts": _first(sensors.number(name, _MICRO) for name in ("power1_max", "power1_cap")),
+        "power_limit_watts": first(sensors.number(name, _MICRO) for name in ("power1_max", "power1_cap")),
         "energy_joules": sensors.number("energy1_input", _MICRO),
-        "temperature_celsius": _first([sensors.labelled("temp", "pkg", _MILLI), sensors.number("temp1_input", _MILLI)]),
+        "temperature_celsius": first([sensors.labelled("temp", "pkg", _MILLI), sensors.number("temp1_input", _MILLI)]),
         "memory_temperature_celsius": sensors.labelled("temp", "vram", _MILLI),
-        "sm_clock_hertz": _first(clocks),
+        "sm_clock_hertz": first(clocks),
     }
-
-
-class _Sensors:
-    """The hardware monitor of a PCI device; the driver's own has the lowest number."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = next(iter(sorted(folder.glob("hwmon/hwmon*"))), folder / "none")
-
-    def number(self, name: str, factor: float) -> float | None:
-        """The value of a file; None without it."""
-        return _scaled(self._folder / name, factor)
-
-    def labelled(self, kind: str, label: str, factor: float) -> float | None:
-        """The value of the sensor of this kind with this label; None without it."""
-        for path in sorted(self._folder.glob(f"{kind}*_label")):
-            if _text(path) == label:
-                return self.number(path.name.removesuffix("_label") + "_input", factor)
-        return None
 
 
 def _ras_counts(folder: Path) -> tuple[int | None, int | None]:
     """Corrected and uncorrected errors of the memory."""
-    counts = dict(_RAS_COUNT.findall(_text(folder / "ras/umc_err_count")))
+    counts = dict(_RAS_COUNT.findall(text(folder / "ras/umc_err_count")))
     corrected, uncorrected = (int(counts[key]) if key in counts else None for key in ("ce", "ue"))
     return corrected, uncorrected
-
-
-def _first(values: Iterable[float | None]) -> float | None:
-    return next((each for each in values if each is not None), None)
-
-
-def _whole(path: Path) -> int | None:
-    text = _text(path)
-    return int(text) if text.isdecimal() else None
-
-
-def _scaled(path: Path, factor: float) -> float | None:
-    with contextlib.suppress(ValueError):
-        return float(_text(path)) * factor
-    return None
-
-
-def _text(path: Path) -> str:
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        return path.read_text().strip()
-    return ""

@@ -3,15 +3,12 @@
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
-from kinetod.base.safe_text import clean
 from kinetod.gpus.gpu_types import GpuProcess, GpuState, LibraryError, LibraryState
+from kinetod.gpus.nvml_calls import GpuLost, NvmlCalls, said, text
 from kinetod.gpus.nvml_gpm import OFF, GpmCounter
 
-T = TypeVar("T")
-
-INSTALL = "nvidia-ml-py is not installed (pip install 'kinetod[nvidia]')"
 _KIB = 1024
 _ALL_LINKS = 0xFFFFFFFF  # NVML: the sum over all NVLinks
 _MAX_EVENTS = 1000  # Xids taken per reading
@@ -39,16 +36,13 @@ class _Device:
         )
 
 
-class _Lost(Exception):
-    """The GPU does not answer any more."""
-
-
 class Nvml:
     """NVML. `module` is pynvml (default: the installed one); activity: whether to count what the GPUs' units do."""
 
     name = "nvml"
 
     def __init__(self, module: Any = None, *, activity: bool = True) -> None:
+        self._calls = NvmlCalls(module)
         self._nvml: Any = module
         self._activity = activity
         self._devices: list[_Device] = []
@@ -58,24 +52,14 @@ class Nvml:
 
     def open(self) -> str:
         """Loads libnvidia-ml.so.1; the driver's version. Raises LibraryError."""
-        if self._nvml is None:
-            try:
-                import pynvml
-            except ImportError as exc:
-                raise LibraryError(LibraryState.ABSENT, INSTALL) from exc
-            self._nvml = pynvml
-        nvml = self._nvml
-        try:
-            nvml.nvmlInit()
-        except nvml.NVMLError as exc:
-            missing = exc.value == nvml.NVML_ERROR_LIBRARY_NOT_FOUND
-            raise LibraryError(LibraryState.ABSENT if missing else LibraryState.FAILED, _said(exc)) from exc
+        self._calls.open()
+        nvml = self._nvml = self._calls.nvml
         try:
             self._devices = [self._device(index) for index in range(nvml.nvmlDeviceGetCount())]
-            version = _text(nvml.nvmlSystemGetDriverVersion())
-        except (nvml.NVMLError, _Lost) as exc:
+            version = text(nvml.nvmlSystemGetDriverVersion())
+        except (nvml.NVMLError, GpuLost) as exc:
             self.close()
-            raise LibraryError(LibraryState.FAILED, _said(exc)) from exc
+            raise LibraryError(LibraryState.FAILED, said(exc)) from exc
         self._watch_xids()
         return version
 
@@ -85,17 +69,17 @@ class Nvml:
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
         except nvml.NVMLError as exc:
-            if exc.value not in self._lost_codes():
+            if exc.value not in self._calls.lost_codes():
                 raise
             return _Device(handle=None, index=index, uuid="", name="", pci_bus_id="", device="")
-        minor = self._maybe(nvml.nvmlDeviceGetMinorNumber, handle)
-        pci = self._maybe(nvml.nvmlDeviceGetPciInfo, handle)
+        minor = self._calls.maybe(nvml.nvmlDeviceGetMinorNumber, handle)
+        pci = self._calls.maybe(nvml.nvmlDeviceGetPciInfo, handle)
         return _Device(
             handle=handle,
             index=index,
-            uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
-            name=_text(nvml.nvmlDeviceGetName(handle)),
-            pci_bus_id=_text(pci.busId) if pci is not None else "",
+            uuid=text(nvml.nvmlDeviceGetUUID(handle)),
+            name=text(nvml.nvmlDeviceGetName(handle)),
+            pci_bus_id=text(pci.busId) if pci is not None else "",
             device=f"nvidia{minor}" if minor is not None else "",
             counter=GpmCounter(nvml, handle) if self._activity else None,
         )
@@ -133,33 +117,34 @@ class Nvml:
     def _state(self, device: _Device, values: Callable[[_Device], dict[str, Any]]) -> GpuState:
         try:
             return device.state(**values(device))
-        except _Lost:
+        except GpuLost:
             return device.state(works=False, xid_errors=dict(self._xids.get(device.uuid, {})))
 
     def _users(self, device: _Device) -> dict[str, Any]:
         if device.handle is None:
-            raise _Lost
+            raise GpuLost
         return {"processes": tuple(GpuProcess(pid=pid) for pid in sorted(self._used_by(device)))}
 
     def _values(self, device: _Device) -> dict[str, Any]:
-        """All but the identity, by the names of GpuState's fields. Raises _Lost, LibraryError."""
+        """All but the identity, by the names of GpuState's fields. Raises GpuLost, LibraryError."""
         if device.handle is None:
-            raise _Lost
-        nvml, handle = self._nvml, device.handle
+            raise GpuLost
+        nvml, handle, scaled = self._nvml, device.handle, self._calls.scaled
         memory = self._memory(handle)
-        busy = self._maybe(nvml.nvmlDeviceGetUtilizationRates, handle)
+        memory_celsius = self._calls.field(handle, nvml.NVML_FI_DEV_MEMORY_TEMP)
+        busy = self._calls.maybe(nvml.nvmlDeviceGetUtilizationRates, handle)
         return {
             "memory_total_bytes": int(memory.total) if memory is not None else None,
             "memory_used_bytes": int(memory.used) if memory is not None else None,
             "utilization": busy.gpu / 100 if busy is not None else None,
             "memory_utilization": busy.memory / 100 if busy is not None else None,
-            "power_watts": self._scaled(1e-3, nvml.nvmlDeviceGetPowerUsage, handle),
-            "power_limit_watts": self._scaled(1e-3, nvml.nvmlDeviceGetEnforcedPowerLimit, handle),
-            "energy_joules": self._scaled(1e-3, nvml.nvmlDeviceGetTotalEnergyConsumption, handle),
-            "temperature_celsius": self._scaled(1, nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
-            "memory_temperature_celsius": self._field(handle, nvml.NVML_FI_DEV_MEMORY_TEMP) or None,  # 0: no sensor
-            "sm_clock_hertz": self._scaled(1e6, nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
-            "memory_clock_hertz": self._scaled(1e6, nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_MEM),
+            "power_watts": scaled(1e-3, nvml.nvmlDeviceGetPowerUsage, handle),
+            "power_limit_watts": scaled(1e-3, nvml.nvmlDeviceGetEnforcedPowerLimit, handle),
+            "energy_joules": scaled(1e-3, nvml.nvmlDeviceGetTotalEnergyConsumption, handle),
+            "temperature_celsius": scaled(1, nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
+            "memory_temperature_celsius": memory_celsius or None,  # 0: no sensor
+            "sm_clock_hertz": scaled(1e6, nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
+            "memory_clock_hertz": scaled(1e6, nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_MEM),
             "xid_errors": dict(self._xids.get(device.uuid, {})),
             "processes": self._processes(device),
             "activity": device.counter.activity if device.counter is not None else None,
@@ -170,12 +155,12 @@ class Nvml:
 
     def _traffic(self, handle: Any) -> dict[str, Any]:
         nvml = self._nvml
-        sent = self._field(handle, nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, _ALL_LINKS)
-        received = self._field(handle, nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, _ALL_LINKS)
+        sent = self._calls.field(handle, nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, _ALL_LINKS)
+        received = self._calls.field(handle, nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, _ALL_LINKS)
         pcie = nvml.nvmlDeviceGetPcieThroughput  # NVML counts for 20 ms in each of these calls
         return {
-            "pcie_transmit_bytes_per_second": self._scaled(_KIB, pcie, handle, nvml.NVML_PCIE_UTIL_TX_BYTES),
-            "pcie_receive_bytes_per_second": self._scaled(_KIB, pcie, handle, nvml.NVML_PCIE_UTIL_RX_BYTES),
+            "pcie_transmit_bytes_per_second": self._calls.scaled(_KIB, pcie, handle, nvml.NVML_PCIE_UTIL_TX_BYTES),
+            "pcie_receive_bytes_per_second": self._calls.scaled(_KIB, pcie, handle, nvml.NVML_PCIE_UTIL_RX_BYTES),
             "nvlink_transmit_bytes": None if sent is None else sent * _KIB,
             "nvlink_receive_bytes": None if received is None else received * _KIB,
         }
@@ -184,58 +169,22 @@ class Nvml:
         nvml = self._nvml
         count, since = nvml.nvmlDeviceGetTotalEccErrors, nvml.NVML_VOLATILE_ECC
         return {
-            "ecc_corrected": self._maybe(count, handle, nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, since),
-            "ecc_uncorrected": self._maybe(count, handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, since),
+            "ecc_corrected": self._calls.maybe(count, handle, nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, since),
+            "ecc_uncorrected": self._calls.maybe(count, handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, since),
         }
-
-    def _maybe(self, function: Callable[..., T], *args: Any) -> T | None:
-        """What the function returns; None where the GPU or the driver does not know it.
-
-        Raises _Lost, and LibraryError if the library must be opened anew.
-        """
-        nvml = self._nvml
-        try:
-            return function(*args)
-        except nvml.NVMLError as exc:
-            if exc.value in self._lost_codes():
-                raise _Lost(str(exc)) from exc
-            if exc.value in (nvml.NVML_ERROR_UNINITIALIZED, nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH):
-                raise LibraryError(LibraryState.FAILED, _said(exc)) from exc
-            return None
-
-    def _lost_codes(self) -> tuple[int, ...]:
-        nvml = self._nvml
-        return nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_RESET_REQUIRED, nvml.NVML_ERROR_GPU_NOT_FOUND
-
-    def _scaled(self, factor: float, function: Callable[..., int], *args: Any) -> float | None:
-        value = self._maybe(function, *args)
-        return None if value is None else value * factor
-
-    def _field(self, handle: Any, field: int, scope: int = 0) -> int | None:
-        nvml = self._nvml
-        values = self._maybe(nvml.nvmlDeviceGetFieldValues, handle, [(field, scope)])
-        if values is None or values[0].nvmlReturn != nvml.NVML_SUCCESS:
-            return None
-        member = {
-            nvml.NVML_VALUE_TYPE_UNSIGNED_INT: "uiVal",
-            nvml.NVML_VALUE_TYPE_UNSIGNED_LONG: "ulVal",
-            nvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG: "ullVal",
-            nvml.NVML_VALUE_TYPE_SIGNED_LONG_LONG: "sllVal",
-        }.get(values[0].valueType)
-        return None if member is None else int(getattr(values[0].value, member))
 
     def _memory(self, handle: Any) -> Any:
         """Used memory as nvidia-smi shows it: without the driver's own, except with drivers before 510."""
         read = self._nvml.nvmlDeviceGetMemoryInfo
-        memory = self._maybe(read, handle, self._nvml.nvmlMemory_v2)
-        return memory if memory is not None else self._maybe(read, handle)
+        memory = self._calls.maybe(read, handle, self._nvml.nvmlMemory_v2)
+        return memory if memory is not None else self._calls.maybe(read, handle)
 
     def _used_by(self, device: _Device) -> dict[int, int | None]:
         """What each process that holds a context uses."""
         nvml = self._nvml
         memory: dict[int, int | None] = {}
         for function in (nvml.nvmlDeviceGetGraphicsRunningProcesses, nvml.nvmlDeviceGetComputeRunningProcesses):
-            for process in self._maybe(function, device.handle) or ():
+            for process in self._calls.maybe(function, device.handle) or ():
                 memory[process.pid] = process.usedGpuMemory
         return memory
 
@@ -249,7 +198,7 @@ class Nvml:
     def _busy(self, device: _Device) -> dict[int, float]:
         """What each process used of the multiprocessors since the last reading; the driver keeps a few seconds."""
         since_us = self._sampled_us.get(device.uuid, 0)
-        samples = self._maybe(self._nvml.nvmlDeviceGetProcessUtilization, device.handle, since_us)
+        samples = self._calls.maybe(self._nvml.nvmlDeviceGetProcessUtilization, device.handle, since_us)
         latest: dict[int, tuple[int, float]] = {}
         for sample in samples or ():
             if sample.timeStamp >= latest.get(sample.pid, (0, 0.0))[0]:
@@ -275,13 +224,5 @@ class Nvml:
             for _ in range(_MAX_EVENTS):
                 event = nvml.nvmlEventSetWait_v2(self._events, 0)
                 if event.eventType == nvml.nvmlEventTypeXidCriticalError:
-                    counts = self._xids.setdefault(_text(nvml.nvmlDeviceGetUUID(event.device)), {})
+                    counts = self._xids.setdefault(text(nvml.nvmlDeviceGetUUID(event.device)), {})
                     counts[int(event.eventData)] = counts.get(int(event.eventData), 0) + 1
-
-
-def _said(exc: Exception) -> str:
-    return f"NVML: {clean(str(exc), 200)}"
-
-
-def _text(value: str | bytes) -> str:
-    return clean(value.decode("utf-8", "replace") if isinstance(value, bytes) else value, 128)

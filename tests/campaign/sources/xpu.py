@@ -1,4 +1,4 @@
-"""Captures of Intel GPU work by the real libpti_view, every version of it that `make level-zero` has fetched.
+"""Captures of Intel GPU work by the real libpti_view, every version that is recorded with and tests have.
 
     python tests/campaign/sources/xpu.py [--launches 1000000] [--cycles 200] [VERSION ...]
 
@@ -32,7 +32,7 @@ from support.xpu.level_zero_program import (  # noqa: E402
 )
 
 WORK = ("kernel", "gpu_memcpy", "gpu_memset")
-LAUNCHES_A_SECOND = 40_000  # beside three other busy processes on two cores, with PTI 0.12, which launches twice
+LAUNCHES_A_SECOND = 40_000  # beside three other busy processes on two cores
 SETTLED = 5  # cycles after which a program has all that it keeps
 GROWTH_KIB = 512  # of a program's own memory in all cycles thereafter: an allocator's pieces
 ATTACH_KIB = 8  # stays behind with each attach: docs/live-attach.md
@@ -43,7 +43,7 @@ def launches(version: str, count: int) -> bool:
     """Whether a capture of so many launches holds each of them."""
     installed = level_zero.LevelZero(version)
     with running_daemon() as daemon, tempfile.TemporaryDirectory() as folder:
-        with running(installed, Path(folder), entries=count * 9 // 4 + 10_000) as program:
+        with running(installed, Path(folder), entries=count + 10_000) as program:
             before = len(program.launched())
             found = capture(
                 daemon,
@@ -109,7 +109,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--launches", type=int, default=1_000_000)
     parser.add_argument("--cycles", type=int, default=200)
-    parser.add_argument("versions", nargs="*", metavar="VERSION", default=list(level_zero.VERSIONS))
+    parser.add_argument("versions", nargs="*", metavar="VERSION", default=list(level_zero.RECORDED))
     arguments = parser.parse_args()
     if not level_zero.is_made():
         print(f"no Level Zero loader and libpti_view: {level_zero.MAKE}", file=sys.stderr)

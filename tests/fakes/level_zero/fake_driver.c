@@ -45,7 +45,7 @@ struct event {
 enum region { HOST, SHARED, DEVICE }; // DEVICE + index
 
 static struct object the_driver, the_devices[DEVICES_MOST];
-static uint32_t device_count = 1;
+static uint32_t device_count = 1, hold_us;
 static bool new_handles, no_introspection;
 static uint8_t *regions[REGIONS];
 static uint64_t region_used[REGIONS];
@@ -104,6 +104,9 @@ static void work(uint32_t kind, uint32_t device, uint64_t bytes, const char *nam
         event->start = start;
         event->end = end;
         __atomic_store_n(&event->signalled, 1, __ATOMIC_RELEASE);
+    }
+    if (hold_us != 0 && gettid() != getpid()) {
+        usleep(hold_us);
     }
     if (log_file == NULL || kind == 0) {
         return;
@@ -202,6 +205,9 @@ static ze_result_t device_pci(ze_device_handle_t device, ze_pci_ext_properties_t
 
 static ze_result_t device_timestamps(ze_device_handle_t device, uint64_t *host, uint64_t *gpu) {
     *host = *gpu = now(CLOCK_MONOTONIC_RAW);
+    if (log_file != NULL) {
+        __atomic_fetch_add(&log_file->clock_reads, 1, __ATOMIC_RELAXED);
+    }
     return ZE_RESULT_SUCCESS;
 }
 
@@ -476,6 +482,7 @@ __attribute__((constructor)) static void begin(void) {
     const char *path = getenv("FAKE_LEVEL_ZERO_LOG");
     device_count = (uint32_t)number_from("FAKE_LEVEL_ZERO_DEVICES", 1);
     device_count = device_count > DEVICES_MOST ? DEVICES_MOST : device_count;
+    hold_us = (uint32_t)number_from("FAKE_LEVEL_ZERO_HOLD_US", 0);
     new_handles = number_from("FAKE_LEVEL_ZERO_NEW_HANDLES", 0) != 0;
     no_introspection = number_from("FAKE_LEVEL_ZERO_NO_INTROSPECTION", 0) != 0;
     for (uint32_t i = 0; i < DEVICES_MOST; i++) {

@@ -6,6 +6,8 @@
 // FAKE_LEVEL_ZERO_DEVICES: how many GPUs there are (default 1, at most 4; 0: a driver without a device).
 // FAKE_LEVEL_ZERO_NEW_HANDLES: 1: each zeDeviceGet gives new handles, as Level Zero's null driver does.
 // FAKE_LEVEL_ZERO_NO_INTROSPECTION: 1: zeEventPoolGetFlags and its like are not supported, as in drivers before 1.9.
+// FAKE_LEVEL_ZERO_HOLD_US: so long do threads other than the first one wait after each piece of work, which has ended by
+// then: as if they had lost their processor.
 #ifndef KINETO_FAKE_LEVEL_ZERO_H
 #define KINETO_FAKE_LEVEL_ZERO_H
 
@@ -14,9 +16,10 @@
 enum fake_entry_kind { FAKE_KERNEL = 1, FAKE_COPY = 2, FAKE_FILL = 3 };
 
 struct fake_log {
-    uint64_t count;    // entries written, or meant to be
-    uint64_t capacity; // entries that the file holds
-    uint64_t reserved[6];
+    uint64_t count;       // entries written, or meant to be
+    uint64_t capacity;    // entries that the file holds
+    uint64_t clock_reads; // zeDeviceGetGlobalTimestamps: PTI reads the GPU's clock at each piece of work that it traces
+    uint64_t reserved[5];
 };
 
 struct fake_entry {

@@ -156,6 +156,18 @@ def test_a_file_that_is_opened_long_before_it_records_is_awaited(host: Host) -> 
 
 
 @pytest.mark.slow
+def test_a_request_whose_start_has_passed_before_libkineto_comes_to_it_is_made_again(host: Host) -> None:
+    with host.program("steps") as program:
+        capture = program.until_it_trains().create()
+        until(lambda: _is_sent(host.daemon, capture), "it is sent", 60)
+        os.kill(program.pid, signal.SIGSTOP)
+        late_ns = time.time_ns() + 4 * SECOND_NS
+        until(lambda: time.time_ns() > late_ns, "the start has passed", 60)
+        os.kill(program.pid, signal.SIGCONT)
+        assert program.ended(capture).verdict == pb.VERDICT_DONE
+
+
+@pytest.mark.slow
 def test_a_start_time_and_a_warm_up_are_kept(stepping: Program) -> None:
     begin_ns = time.time_ns() + 12 * SECOND_NS
     target, _ = stepping.traced(start_time_ns=begin_ns, warmup_ns=SECOND_NS)
@@ -166,15 +178,15 @@ def test_a_start_time_and_a_warm_up_are_kept(stepping: Program) -> None:
 def test_the_trace_of_a_daemon_that_was_killed_is_fetched_by_the_next_one(stepping: Program) -> None:
     daemon = stepping.host.daemon
     capture = stepping.create(duration_ns=4 * SECOND_NS)
-    notes = daemon.state_dir / "captures" / capture.id / "targets"
-    until(lambda: any(_is_sent(path) for path in notes.glob("*/raw/kineto/request.json")), "it is sent", 60)
+    until(lambda: _is_sent(daemon, capture), "it is sent", 60)
     daemon.kill()
     daemon.start()
     assert stepping.ended(capture).verdict == pb.VERDICT_DONE
 
 
-def _is_sent(path: Path) -> bool:
-    return bool(json.loads(path.read_bytes())["sent_ns"])
+def _is_sent(daemon: Daemon, capture: pb.Capture) -> bool:
+    notes = (daemon.state_dir / "captures" / capture.id / "targets").glob("*/raw/kineto/request.json")
+    return any(json.loads(path.read_bytes())["sent_ns"] for path in notes)
 
 
 @pytest.mark.slow

@@ -7,24 +7,30 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
+
+from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.spool.counter_samples import SUFFIX
 
 from support.counters.fake_pm_sampling import FakePmSampling
 from support.machine.gpus import FakeGpus
 from support.machine.native import FAKES, fake_cupti
 from support.service.cli import kinetoctl, wait_for_agent
-from support.service.daemon import Daemon, running_daemon
+from support.service.daemon import Daemon, running_daemon, watch_to_end
+from support.waiting import until
 
+LONG_NS = 300 * 10**9
 UUIDS = "counters 1"  # those of the fake that samples
 
 
 class SampledHost:
     """sampling: the fake that kinetod-counters uses. The driver says that the programs are on the GPUs."""
 
-    def __init__(self, daemon: Daemon, sampling: FakePmSampling, gpus: FakeGpus, stack: ExitStack) -> None:
+    def __init__(self, daemon: Daemon, sampling: FakePmSampling, gpus: FakeGpus) -> None:
         self.daemon = daemon
         self.sampling = sampling
         self._gpus = gpus
-        self._stack = stack
+        self._programs = ExitStack()
         self._lines = [UUIDS]
 
     def say(self, *lines: str) -> None:
@@ -44,7 +50,7 @@ class SampledHost:
             "FAKE_CUDA_VISIBLE": "".join(map(str, gpus)),
             **environ,
         }
-        process = self._stack.enter_context(
+        process = self._programs.enter_context(
             subprocess.Popen(
                 kinetoctl("--quiet", "run", "--", sys.executable, str(FAKES / "fake_cuda_app.py")),
                 env=variables,
@@ -53,12 +59,52 @@ class SampledHost:
                 text=True,
             )
         )
-        self._stack.callback(process.kill)
+        self._programs.callback(process.kill)
         assert process.stdout is not None
         assert json.loads(process.stdout.readline())["ready"]
         wait_for_agent(self.daemon, process.pid)
         self.is_on(process.pid, *gpus)
         return process
+
+    def end_programs(self) -> None:
+        """Ends those that `train`, and frees the GPUs."""
+        self._programs.close()
+        self._lines = [UUIDS]
+        self.say()
+
+    def create(self, *pids: int, **fields: Any) -> pb.Capture:
+        """A capture of these processes with the set overview, until it is cancelled unless `fields` say otherwise."""
+        if "iterations" not in fields:
+            fields.setdefault("duration_ns", LONG_NS)
+        spec = pb.CaptureSpec(selector=pb.Selector(pids=pids), counters=pb.CounterRequest(), **fields)
+        capture: pb.Capture = self.daemon.stub().CreateCapture(pb.CreateCaptureRequest(spec=spec), timeout=30)
+        return capture
+
+    def cancel(self, capture: pb.Capture, *, keep: bool) -> pb.Capture:
+        """The capture, ended."""
+        request = pb.CancelCaptureRequest(id=capture.id, keep_partial=keep)
+        self.daemon.stub().CancelCapture(request, timeout=60)
+        return watch_to_end(self.daemon.stub(), capture.id)
+
+    def folder(self, capture_id: str, pid: int) -> Path:
+        """Of a target."""
+        (path,) = (self.daemon.state_dir / "captures" / capture_id / "targets").glob(f"{pid}-*")
+        return path
+
+    def until_sampled(self, capture: pb.Capture, pid: int) -> list[Path]:
+        """Waits for a target's files of counters to have rows of half a second, and for it to record."""
+
+        def grown() -> list[Path]:
+            found = list((self.folder(capture.id, pid) / "raw").glob(f"*{SUFFIX}"))
+            return found if found and all(path.stat().st_size > 24_000 for path in found) else []
+
+        def collects() -> bool:
+            request = pb.GetCaptureRequest(id=capture.id)
+            targets = self.daemon.stub().GetCapture(request, timeout=30).targets
+            return all(each.state == pb.TARGET_STATE_COLLECT for each in targets)
+
+        until(collects, "the targets record", state=self.daemon.log)
+        return until(grown, "the files have rows", state=self.daemon.log)
 
     def sampler_pid(self) -> int:
         """The daemon's own kinetod-counters."""
@@ -75,7 +121,7 @@ def _is_sampler_of(entry: Path, parent: int) -> bool:
         status, command = (entry / "stat").read_text(), (entry / "cmdline").read_bytes()
     except OSError:
         return False
-    return int(status.rpartition(")")[2].split()[1]) == parent and b"kinetod.counters" in command
+    return int(status.rpartition(")")[2].split()[1]) == parent and b"kinetod.counters\0" in command
 
 
 @contextmanager
@@ -93,5 +139,9 @@ def sampled_host(folder: Path, *options: str, **environ: str) -> Iterator[Sample
         "KINETOD_COUNTERS_SOCKET": "",
         **environ,
     }
-    with running_daemon(*options, environ=variables) as daemon, ExitStack() as stack:
-        yield SampledHost(daemon, sampling, gpus, stack)
+    with running_daemon(*options, environ=variables) as daemon:
+        host = SampledHost(daemon, sampling, gpus)
+        try:
+            yield host
+        finally:
+            host.end_programs()

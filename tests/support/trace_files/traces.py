@@ -32,14 +32,16 @@ def target(**changes: Any) -> TargetInfo:
 def table(kind: str, rows: Sequence[Mapping[str, Any]], strings: StringTable) -> Table:
     """One row per dictionary; "name" is a text, "start" is relative to START_NS; what is missing is 0.
 
-    "inputs", "lines", "callees" and "hlo" may be texts.
+    "inputs", "lines", "callees", "hlo", "metric" and "unit" may be texts.
     """
     columns: dict[str, Any] = {}
     for column in dict.fromkeys(name for row in rows for name in row):
         values = [row.get(column, 0) for row in rows]
         if column == "name":
             columns[column] = strings.add_all([str(value) for value in values])
-        elif column in ("inputs", "lines", "callees", "hlo") and any(isinstance(value, str) for value in values):
+        elif column in ("inputs", "lines", "callees", "hlo", "metric", "unit") and any(
+            isinstance(value, str) for value in values
+        ):
             columns[column] = np.array([strings.add(value) if value else -1 for value in values])
         elif column == "start":
             columns[column] = np.array(values, np.int64) + START_NS

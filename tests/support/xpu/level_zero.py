@@ -34,6 +34,7 @@ SUITE = "trixie"
 PYTHON = "3.13"
 PACKAGES = ("libze1", "libze-dev", f"python{PYTHON}", f"libpython{PYTHON}")
 VERSIONS = ("0.12.4", "0.17.0", "1.0.1", "1.1.0", "1.2.0")  # of intel-pti
+RECORDED = VERSIONS[1:]  # those before 0.14 are refused
 # libxptifw, which all need, and what the versions before 1.1 need beside it.
 RUNTIME = "intel-cmplr-lib-rt"
 RUNTIME_LIBRARIES = ("libxptifw.so", "libsvml.so", "libirng.so", "libimf.so", "libintlc.so.5")
@@ -41,7 +42,7 @@ MAKE = "make level-zero"  # what a skipped test tells the reader to do
 DOWNLOAD_TIMEOUT_S = 300
 
 _COMPLETE = "complete.json"
-_LOG_HEAD = struct.Struct("<QQ48x")  # struct fake_log
+_LOG_HEAD = struct.Struct("<QQQ40x")  # struct fake_log
 _LOG_ENTRY = struct.Struct("<QQQQIIII80s")  # struct fake_entry
 KERNEL, COPY, FILL = 1, 2, 3  # fake_entry_kind
 
@@ -62,7 +63,7 @@ class Launched(NamedTuple):
 def read_log(path: Path) -> List[Launched]:
     """All that was launched so far. Raises AssertionError if the log was too small."""
     data = path.read_bytes()
-    count, capacity = _LOG_HEAD.unpack_from(data)
+    count, capacity, _ = _LOG_HEAD.unpack_from(data)
     assert count <= capacity, f"the fake driver's log holds {capacity} entries and {count} came"
     found = []
     for at in range(count):
@@ -72,6 +73,11 @@ def read_log(path: Path) -> List[Launched]:
         text = name.split(b"\0", 1)[0].decode()
         found.append(Launched(start, end, unix_ns, size, kind, thread, device, text))
     return found
+
+
+def clock_reads(path: Path) -> int:
+    """How often the clock of a GPU was read so far: PTI does so at each piece of work that it traces."""
+    return int(_LOG_HEAD.unpack_from(path.read_bytes())[2])
 
 
 class LevelZero(NamedTuple):
@@ -122,6 +128,11 @@ def program() -> Path:
 def kineto() -> Path:
     """What uses libpti_view as PyTorch's profiler does, under the name of torch's library."""
     return native.build("libtorch_cpu.so", [SOURCES / "fake_xpupti.c"], ["-O2", "-g", "-fPIC", "-shared"])
+
+
+def fence() -> Path:
+    """What ends a process that uses a C++ object after it was deleted, for LD_PRELOAD."""
+    return native.build("libfence.so", [SOURCES / "fence.c"], ["-O2", "-g", "-fPIC", "-shared"])
 
 
 def _headers() -> List[str]:

@@ -16,14 +16,12 @@ from kineto_protos.v1 import profiler_pb2 as pb
 
 from support.service.daemon import Daemon, watch_to_end
 from support.waiting import scaled
-from support.xpu.level_zero import APP, COPY, FILL, KERNEL, Launched, LevelZero, read_log
+from support.xpu.level_zero import APP, COPY, FILL, KERNEL, Launched, LevelZero, clock_reads, read_log
 
 SECOND_NS = 10**9
 _LONG_NS = 600 * SECOND_NS
 DONE, STOPPED = ("DONE", ""), ("PARTIAL", "CANCELLED")
 TABLES = {KERNEL: "kernel", COPY: "gpu_memcpy", FILL: "gpu_memset"}
-# PTI 0.12 puts an empty kernel between those of the program, and fills 64 bytes for the time stamps.
-OF_PTI = ("empty", 64)
 # The times of a record are PTI's conversion of the device's clock, renewed every millisecond: a thread that loses its
 # processor between two clocks makes those of the next millisecond wrong by as long as that takes.
 CLOCK_NS = 50_000  # at the median
@@ -52,12 +50,14 @@ class Program:
         return found
 
     def launched(self) -> list[Launched]:
-        """All that the program has launched so far, without what its forked children and PTI itself launch."""
-        return [
-            each
-            for each in read_log(self._log)
-            if each.name != OF_PTI[0] and each[3:5] != (OF_PTI[1], FILL) and each.thread not in self._children
-        ]
+        """All that the program has launched so far, without what its forked children launch."""
+        return [each for each in read_log(self._log) if each.thread not in self._children]
+
+    def is_traced(self) -> bool:
+        """Whether calls of Level Zero go through PTI: launches a kernel."""
+        before = clock_reads(self._log)
+        self.tell("launch 1")
+        return clock_reads(self._log) != before
 
     def end(self) -> tuple[int, str]:
         """Ends it. Returns its exit status, and all that it wrote beside answers."""

@@ -7,6 +7,11 @@ Theory of operation
     version. So Level Zero is asked before PTI is loaded, the version is read before anything else of PTI is called, and
     what runs at exit is put under guard before PTI makes its thread.
 
+    Versions before 0.14 are refused. Once a thread has handed its launch over, another thread that waits for an event
+    may finish and free it, and the first one uses it again: 0.12 writes three fields to it, so that whatever the memory
+    has become is overwritten (the program dies at its exit, or somewhere else); 0.12 and 0.13 take from it the events
+    and the command list of a further command. Nothing that a user of PTI does or leaves out prevents it.
+
     PTI has one set of callbacks and one switch for each kind of record in a process, and PyTorch's profiler uses them,
     too: so the session yields to it.
 """
@@ -26,8 +31,10 @@ from kineto_agent.sources.pti.known_versions import KNOWN
 # that submits work has one.
 BUFFER_BYTES = 1 << 20  # 6,000 kernels
 
+_SAFE_FROM = (0, 14)  # older versions use launches that other threads have freed
+
 _LEAKS_BEFORE = (1, 1)  # older versions keep the name of each kernel that they record
-_LEAK_BYTES = 220  # at most, for each of them, until the process ends: 155 with 0.12 and 1.0
+_LEAK_BYTES = 220  # at most, for each of them, until the process ends: 155 with 1.0
 _LEAK_WORTH_SAYING = 100_000  # kernels
 
 _MARKER = "kineto_agent_pti"  # attribute of sys: the process in which an agent has loaded PTI's core
@@ -112,6 +119,8 @@ class XpuSource:
         version = checks.version(path)
         if ".".join(version.split(".")[:2]) not in KNOWN:
             raise SourceError("PTI_UNKNOWN_VERSION", _unknown_version(version, path))
+        if version_pair(version) < _SAFE_FROM:
+            raise SourceError("PTI_UNSAFE", _unsafe_version(version, path))
         checks.core(path)
         _note_use()
         metadata: Dict[str, Any] = {"pti_version": version}
@@ -144,4 +153,12 @@ def _unknown_version(version: str, path: str) -> str:
         "%s is PTI version %s, whose record layouts this agent does not know, so it does not record with it. "
         "Known: %s. Update kineto-agent and kinetod, or install an intel-pti of a known version"
         % (path, version, ", ".join(KNOWN))
+    )
+
+
+def _unsafe_version(version: str, path: str) -> str:
+    return (
+        "PTI is left alone: %s is PTI version %s, and versions before %s corrupt the memory of programs that launch "
+        "work from more than one thread; install a newer intel-pti, and start the program again"
+        % (path, version, ".".join(map(str, _SAFE_FROM)))
     )

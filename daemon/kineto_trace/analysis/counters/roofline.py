@@ -132,7 +132,7 @@ def judged(use: UnitUse, traits: WorkTraits) -> tuple[str, str]:
     if not said:
         return NOT_KNOWN, "no counter of DRAM or of a unit that computes has a value"
     if np.fmax(use.dram, use.compute) >= BOUND:
-        return (MEMORY_BOUND if not use.compute > use.dram else COMPUTE_BOUND), f"{said} of peak"
+        return (MEMORY_BOUND if use.dram >= np.fmax(use.compute, BOUND) else COMPUTE_BOUND), f"{said} of peak"
     if np.isnan(use.dram):
         return NOT_KNOWN, f"{said}; DRAM has no value"
     if use.sm_busy < BOUND:

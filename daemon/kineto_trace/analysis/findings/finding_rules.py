@@ -14,21 +14,18 @@ Theory of operation
     all comes last.
 """
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kineto_trace.analysis.causes.time_causes import CAUSES, ELEMENTWISE, GPU_CAUSES, gpu_causes, time_causes
+from kineto_trace.analysis.causes.time_causes import CAUSES, time_causes
 from kineto_trace.analysis.distributed.communication_split import communication_split
 from kineto_trace.analysis.finding import Finding
 from kineto_trace.analysis.findings.aside_functions import covered, functions_aside
 from kineto_trace.analysis.findings.collective_findings import SMALL_COLLECTIVES, small_collectives
-from kineto_trace.analysis.findings.gpu_abilities import gpu_abilities
+from kineto_trace.analysis.findings.counter_findings import compute_bound, latency_bound, memory_bound, throttled_clock
 from kineto_trace.analysis.findings.gpu_work_findings import (
-    COMPUTING,
-    double_kernels,
     double_precision,
     exposed_pinned_copies,
     layout_changes,
@@ -46,7 +43,8 @@ from kineto_trace.analysis.findings.idle_findings import (
     unknown,
     waiting_for_ranks,
 )
-from kineto_trace.analysis.findings.measured_work import heaviest_op, longest, measured_times
+from kineto_trace.analysis.findings.kernel_findings import elementwise, no_tensor_cores, small_grids
+from kineto_trace.analysis.findings.measured_work import longest, measured_times
 from kineto_trace.analysis.findings.processor_findings import host_without_cores, workers_without_cores
 from kineto_trace.analysis.findings.replayed_savings import (
     operators_and_launches,
@@ -61,20 +59,13 @@ from kineto_trace.analysis.host_findings.host_finding_rules import USES_OF_TORCH
 from kineto_trace.analysis.host_findings.torch_use import compiled_pieces
 from kineto_trace.analysis.idle.gil_waits import gil_wait_time
 from kineto_trace.analysis.idle.idle_pieces import IDLE_CAUSES, PAGEABLE, idle_pieces
-from kineto_trace.analysis.kernels.launch_occupancy import launch_figures
 from kineto_trace.analysis.replay.step_replay import Change, step_replay
 from kineto_trace.arrays.intervals import union
 from kineto_trace.base.quantities import ms, share, times
 from kineto_trace.kernel_traits.kernel_types import matches
-from kineto_trace.kernel_traits.tensor_cores import (
-    eligible_op_names,
-    gains_nothing_from_tensor_cores,
-    uses_tensor_cores,
-)
 from kineto_trace.model.context import Context
-from kineto_trace.structure.activity_links import KERNEL, MEMCPY, captured_ops, gpu, owners
+from kineto_trace.structure.activity_links import MEMCPY, gpu
 from kineto_trace.structure.call_stacks import SEPARATOR, call_stacks
-from kineto_trace.structure.gpu_devices import vendor_words
 from kineto_trace.structure.python.code_places import code_place
 from kineto_trace.structure.python.python_frames import python_frames
 
@@ -83,12 +74,8 @@ PARTS_OF_LAUNCHES = (SMALL_COLLECTIVES, GRAPH_BREAKS, GIL, "host_without_cores")
 COMPILING = ("recompilation", "compiled_in_the_loop")
 BY_SAMPLES = 1.5  # times what few samples say of compiling may be what it takes
 LEAST = 0.005  # of the time of the measured steps
-SPEED_UP = 4.0  # of matrix products by tensor cores: half of what the peaks of their GPUs differ by
 MIN_STEPS = 3  # for an uncertainty
 NORMAL_95 = 1.96  # deviations
-FUSED = 0.5  # of the time of elementwise kernels: a fused one reads and writes once what two read and write twice
-_FUSED = re.compile(r"^triton_poi_|Fused\w*(?:Optimizer|Adam|Adagrad|Sgd|SGD)")
-SMALL_GRID_NS = 10_000  # shorter kernels are a matter of launches
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,94 +240,6 @@ def exposed_pageable_copies(context: Context) -> Iterator[Finding]:
     )
 
 
-def no_tensor_cores(context: Context) -> Iterator[Finding]:
-    """Matrix products on ordinary cores, on a GPU that has tensor cores."""
-    able = context.get(gpu_abilities)
-    if not able.tensor_cores:
-        return
-    activity, owner, found = context.get(gpu), context.get(owners), context.get(time_causes)
-    eligible = np.zeros(len(activity), np.bool_)
-    known = (activity.op >= 0) | (context.get(captured_ops) >= 0)
-    eligible[known] = context.get(eligible_op_names)[owner[known]]
-    kernels = activity.kind == KERNEL
-    products = context.get(gpu_causes) == GPU_CAUSES.index("matrix_products")
-    chosen = eligible & kernels & products & ~context.get(uses_tensor_cores)[activity.name]
-    chosen &= ~context.get(gains_nothing_from_tensor_cores)[activity.name]
-    took = context.get(measured_times)
-    total, everything = int(took[chosen].sum()), int(took[kernels].sum())
-    if not total:
-        return
-    yield Finding(
-        name="no_tensor_cores",
-        title=f"Matrix products do not use the {able.words.tensor_cores}",
-        saving_ns=int(total * (1 - 1 / SPEED_UP)) // len(found.devices),
-        advice=able.precision(),
-        evidence=f"{ms(total)} of kernels, {share(total, everything)} of all kernel time; the saving assumes "
-        f"{SPEED_UP:g} times the speed",
-        causes=COMPUTING,
-        op=heaviest_op(context, activity.op[chosen], took[chosen]),
-        kernels=longest(context, chosen),
-    )
-
-
-def elementwise(context: Context) -> Iterator[Finding]:
-    """Elementwise kernels, which move memory most of all, and could be fused, but for those that are.
-
-    These are torch.compile's own, and those of fused optimizers. Kernels in float64 are told by their type, which is
-    to be changed first.
-    """
-    activity, took, strings = context.get(gpu), context.get(measured_times), context.trace.strings
-    every = (activity.kind == KERNEL) & matches(strings, ELEMENTWISE)[activity.name] & (took > 0)
-    unfused = every & ~matches(strings, _FUSED)[activity.name]
-    chosen = unfused & ~context.get(double_kernels)
-    double = int(took[unfused & ~chosen].sum()) // max(len(context.get(time_causes).devices), 1)
-    apart = f"; {ms(double)} of others compute in float64, which is another finding" if double else ""
-    total = context.get(time_causes).total("elementwise")
-    time = int(total * (int(took[chosen].sum()) / max(int(took[every].sum()), 1)))
-    if not time:
-        return
-    yield Finding(
-        name="elementwise",
-        title="Many elementwise kernels that could be fused",
-        saving_ns=int(time * FUSED),
-        advice=context.get(gpu_abilities).fusing(),
-        evidence=f"{times(int(np.count_nonzero(chosen)), 'kernel')}, {ms(time)}; the saving assumes that half of it "
-        f"goes{apart}",
-        causes=("elementwise",),
-        op=heaviest_op(context, activity.op[chosen], took[chosen]),
-        kernels=longest(context, chosen),
-    )
-
-
-def small_grids(context: Context) -> Iterator[Finding]:
-    """Kernels with fewer blocks than the GPU has multiprocessors, so that a part of it has nothing to do."""
-    per_sm, activity = context.get(launch_figures).blocks_per_sm, context.get(gpu)
-    took = context.get(measured_times)
-    rows = np.flatnonzero((activity.kind == KERNEL) & ~activity.communication & (took >= SMALL_GRID_NS))
-    filled = per_sm[activity.row[rows]]
-    small = (filled > 0) & (filled < 1)
-    if not small.any():
-        return
-    rows, filled = rows[small], filled[small]
-    chosen = np.zeros(len(activity), np.bool_)
-    chosen[rows] = True
-    devices = max(len(context.get(time_causes).devices), 1)
-    yield Finding(
-        name="small_grids",
-        title="Kernels leave a part of the GPU without work",
-        saving_ns=int((took[rows] * (1 - filled)).sum()) // devices,
-        advice="Make the work of these operators larger (batch, sequence, fused heads), or run independent ones on "
-        "streams of their own.",
-        evidence=f"{times(len(rows), 'kernel')} of {ms(float(took[rows].sum()))} with "
-        f"{float(np.average(filled, weights=took[rows])):.2g} blocks per {vendor_words(context).multiprocessor}; the "
-        "saving "
-        "is what a full GPU would give at most",
-        causes=COMPUTING,
-        op=heaviest_op(context, activity.op[rows], took[rows]),
-        kernels=longest(context, chosen),
-    )
-
-
 def on_the_host(context: Context) -> Iterator[Finding]:
     """What the host loses time on. With a GPU only how torch is used: view time_causes explains the idle time."""
     scale = context.get(time_causes).steps.measured_ns / total_ns(context)
@@ -398,6 +297,10 @@ FINDERS: tuple[Callable[[Context], Iterator[Finding]], ...] = (
     small_kernels_of_functions,
     optimizer_kernels,
     small_grids,
+    memory_bound,
+    compute_bound,
+    latency_bound,
+    throttled_clock,
     kernel_gaps,
     queued,
     unmeasured_convolutions,

@@ -45,7 +45,9 @@ def findings_view(context: Context, *, top: int = 10) -> Answer:
     processors that the host does not get, communication and copies that no computation hides, other programs that take
     turns on the GPU, models that run without a backward in a program that trains, changes of the layout of images,
     matrix products without tensor cores, double precision, elementwise kernels that could be fused, many small kernels
-    of one function or of the optimizer, and kernels that leave part of the GPU without work. What functions, waits,
+    of one function or of the optimizer, and kernels that leave part of the GPU without work; with hardware counters
+    (kinetoctl trace --counters), which take precedence over estimates, also kernels that are bound by memory, by tensor
+    cores or by latency, and clocks that are held down. What functions, waits,
     allocations and small kernels would save is found by running the host and the GPU of the steps again without them;
     other savings are no larger than the time that view time_causes gives to their cause. All are shares of the time
     that the steps take without being recorded, if that is known. The advice is what the GPUs of the trace can follow.

@@ -1,4 +1,4 @@
-"""Every counter of a trace over time: those of the file, the allocator's, and what the kernel counted."""
+"""Every counter of a trace over time: the hardware's, the file's, the allocator's, and what the kernel counted."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -6,8 +6,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from kineto_trace.analysis.counters.sampled_counters import sampled_counters
 from kineto_trace.analysis.host_time.thread_views import counters_of
 from kineto_trace.errors import ViewError
+from kineto_trace.formats.chrome.counter_rows import gap_rows
 from kineto_trace.model.context import Context
 from kineto_trace.structure.allocations import largest_triangles, levels, memory_records
 from kineto_trace.structure.event_arguments import arguments
@@ -29,16 +31,16 @@ _RATES = {
     "throttled_ns": ("process: throttled by its CPU quota", "s/s", 1e9),
 }
 NO_COUNTERS = (
-    "the trace has no counters: kinetod records those of the kernel with every trace, and those of the allocator with "
-    "kinetoctl trace --memory"
+    "the trace has no counters: kinetod records those of the kernel with every trace, those of the allocator with "
+    "kinetoctl trace --memory, and those of the hardware with --counters"
 )
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 
-class CounterSeries(NamedTuple):
-    """One counter. time: Unix ns, ascending; value: holds from its time on."""
+class CounterValues(NamedTuple):
+    """One counter. time: Unix ns, ascending; value: holds from its time on; NaN: it is not known from then on."""
 
     name: str
     unit: str
@@ -46,13 +48,23 @@ class CounterSeries(NamedTuple):
     value: Floats
 
 
-def counter_series(context: Context) -> list[CounterSeries]:
+def counter_series(context: Context) -> list[CounterValues]:
     """Returns all counters of a trace that have values."""
-    found = [*_of_kernel(context), *_of_allocator(context), *_of_file(context)]
-    return [series for series in found if len(series.time)]
+    found = [*_of_hardware(context), *_of_kernel(context), *_of_allocator(context), *_of_file(context)]
+    return [series for series in found if np.isfinite(series.value).any()]
 
 
-def _of_kernel(context: Context) -> Iterator[CounterSeries]:
+def _of_hardware(context: Context) -> Iterator[CounterValues]:
+    """The samples of the hardware's counters; where none follows at once, what was sampled ends."""
+    for track in context.get(sampled_counters):
+        ends = np.append(track.end[:-1] < track.start[1:], True)[: len(track)]
+        time = np.concatenate([track.start, track.end[ends]])
+        value = np.concatenate([track.value, np.full(int(np.count_nonzero(ends)), np.nan)])
+        order = np.argsort(time, kind="stable")
+        yield CounterValues(f"GPU{track.device}: {track.label}", track.unit, time[order], value[order])
+
+
+def _of_kernel(context: Context) -> Iterator[CounterValues]:
     counters = counters_of(context)
     if counters is None:
         return
@@ -61,23 +73,26 @@ def _of_kernel(context: Context) -> Iterator[CounterSeries]:
         values = counters.process[name]
         if values.any() and (values >= 0).any():  # what never happened, or could not be read, is no series
             known = values >= 0
-            yield CounterSeries(title, unit, counters.times[:-1][known], (values / seconds / scale)[known])
+            yield CounterValues(title, unit, counters.times[:-1][known], (values / seconds / scale)[known])
 
 
-def _of_allocator(context: Context) -> Iterator[CounterSeries]:
+def _of_allocator(context: Context) -> Iterator[CounterValues]:
     records = context.get(memory_records)
     for device, label in enumerate(records.devices):
         time, allocated, reserved, relative = levels(records, device)
         title = f"{label}: allocated" + (" since the recording began" if relative else "")
-        yield CounterSeries(title, "bytes", time, allocated.astype(np.float64))
+        yield CounterValues(title, "bytes", time, allocated.astype(np.float64))
         if (reserved >= 0).any():
-            yield CounterSeries(f"{label}: reserved", "bytes", time, reserved.astype(np.float64))
+            yield CounterValues(f"{label}: reserved", "bytes", time, reserved.astype(np.float64))
 
 
-def _of_file(context: Context) -> Iterator[CounterSeries]:
+def _of_file(context: Context) -> Iterator[CounterValues]:
     """Each counter of a file and each member of its arguments. A file states no units."""
     table, parsed = context.trace.table("other"), arguments(context, "other")
-    rows = np.flatnonzero((table["phase"] == COUNTER) & (parsed.text >= 0)) if len(table) else np.empty(0, np.int64)
+    rows = np.empty(0, np.int64)
+    if len(table):
+        ends = gap_rows(table, context.trace.strings)  # of samples in the table `counter`
+        rows = np.flatnonzero((table["phase"] == COUNTER) & (parsed.text >= 0) & ~ends)
     rows = rows[np.argsort(table["start"][rows], kind="stable")] if len(rows) else rows
     found: dict[tuple[int, str], tuple[list[int], list[float]]] = {}
     for row, name, text in zip(rows.tolist(), table["name"][rows].tolist(), parsed.text[rows].tolist(), strict=True):
@@ -89,7 +104,7 @@ def _of_file(context: Context) -> Iterator[CounterSeries]:
     for (name, member), (places, values) in found.items():
         title = context.trace.strings[name] if name >= 0 else "counter"
         shown = title if member in ("value", title) else f"{title}: {member}"
-        yield CounterSeries(shown, "", table["start"][places], np.array(values))
+        yield CounterValues(shown, "", table["start"][places], np.array(values))
 
 
 @view(
@@ -104,11 +119,12 @@ def _of_file(context: Context) -> Iterator[CounterSeries]:
     nothing=NO_COUNTERS,
 )
 def counters(context: Context, *, max_points: int = 0) -> Answer:
-    """Every counter of the trace over time: what the kernel counted for the process, the allocator's, and a file's own.
+    """Every counter of the trace over time: the hardware's, what the kernel counted, the allocator's, and a file's own.
 
-    What the kernel counted is given per second of the interval that begins at the time of the row. Samples that a file
-    has from before or after the window of its events (hardware counters that run longer) have rows, too: the last one
-    before the window holds at its beginning.
+    A hardware counter's value is the mean of its sample, which begins at the time of the row; a missing value says that
+    no sample followed. What the kernel counted is given per second of the interval that begins at the time of the row.
+    Samples that a file has from before or after the window of its events (hardware counters that run longer) have rows,
+    too: the last one before the window holds at its beginning.
 
     Options:
     - max_points: the maximum number of rows per counter; the rows that show the shape of the curve best are kept
@@ -120,7 +136,12 @@ def counters(context: Context, *, max_points: int = 0) -> Answer:
     for series in counter_series(context):
         since = (series.time - context.trace.window_start_ns) / 1000
         points = np.stack([since, series.value], axis=1)
-        rows = largest_triangles(points, max_points) if max_points else np.arange(len(points))
+        known = np.isfinite(series.value)
+        rows = (
+            np.flatnonzero(known)[largest_triangles(points[known], max_points)]
+            if max_points
+            else np.arange(len(points))
+        )
         values["counter"] += [series.name] * len(rows)
         values["unit"] += [series.unit or None] * len(rows)
         values["time_ns"] += series.time[rows].tolist()
@@ -152,12 +173,13 @@ def counter_summary(context: Context) -> Answer:
     values: dict[str, list[Any]] = {column.name: [] for column in counter_summary.columns}
     for series in counter_series(context):
         held = np.diff(np.clip(np.append(series.time, max(high, int(series.time[-1]))), low, None)).astype(np.float64)
-        weights = held if held.any() else np.ones(len(held))
+        known = np.isfinite(series.value)
+        value, weights = series.value[known], held[known]
         values["counter"].append(series.name)
         values["unit"].append(series.unit or None)
-        values["samples"].append(len(series.value))
-        values["mean"].append(float(np.average(series.value, weights=weights)))
-        values["min"].append(float(series.value.min()))
-        values["max"].append(float(series.value.max()))
-        values["last"].append(float(series.value[-1]))
+        values["samples"].append(len(value))
+        values["mean"].append(float(np.average(value, weights=weights if weights.any() else None)))
+        values["min"].append(float(value.min()))
+        values["max"].append(float(value.max()))
+        values["last"].append(float(value[-1]))
     return Answer(values)

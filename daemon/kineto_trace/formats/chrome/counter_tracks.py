@@ -41,7 +41,7 @@ def hardware_tracks(trace: Trace) -> Iterator[CounterTrack]:
             name=series.shown,
             time=points.time,
             value=shortest_decimals(points.value),
-            member="value",
+            member="",  # Perfetto shows it behind the name, which has the unit
             thread=series.device,
             category=points.what,
             categories=series.categories(),

@@ -14,7 +14,7 @@ from kineto_trace.formats.perfetto.counter_parts import Place, hardware_counters
 from kineto_trace.formats.perfetto.packet_sections import AnyArray, FieldList, Ints, Numbers, PacketPart
 from kineto_trace.formats.perfetto.perfetto_proto import UNIT_BYTES, Annotations, Counter
 from kineto_trace.formats.perfetto.perfetto_tracks import OVERHEAD_RANK, Tracks
-from kineto_trace.formats.shared.counter_series import CounterSeries
+from kineto_trace.formats.shared.counter_series import HardwareSeries
 from kineto_trace.formats.shared.launch_shape_texts import LaunchShapes
 from kineto_trace.formats.shared.native_packets import COUNTER, INSTANT, SLICE
 from kineto_trace.formats.shared.viewer_rows import NESTING, base_rows, sync_base_rows
@@ -279,7 +279,7 @@ class CaptureParts:
         memory = memory_counters(self._trace.table("cpu_instant_event"), self._tracks, self._process)
         return [*memory, *hardware_counters(self._trace, self._tracks, self.ids, self._below_gpu)]
 
-    def _below_gpu(self, series: CounterSeries) -> Place:
+    def _below_gpu(self, series: HardwareSeries) -> Place:
         device = str(series.device)
         return self._tracks.gpu(self._process, series.device), device, device
 

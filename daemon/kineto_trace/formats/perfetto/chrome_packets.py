@@ -25,7 +25,7 @@ from kineto_trace.formats.perfetto.counter_parts import Place, hardware_counters
 from kineto_trace.formats.perfetto.packet_sections import AnyArray, FieldList, Ints, Numbers, PacketPart, used_numbers
 from kineto_trace.formats.perfetto.perfetto_proto import Annotations, Counter
 from kineto_trace.formats.perfetto.perfetto_tracks import INT32_LIMIT, Tracks
-from kineto_trace.formats.shared.counter_series import CounterSeries
+from kineto_trace.formats.shared.counter_series import HardwareSeries
 from kineto_trace.formats.shared.native_packets import COUNTER, DOUBLE_COUNTER, INSTANT, SLICE
 from kineto_trace.formats.shared.viewer_rows import NESTING
 from kineto_trace.model import event_kinds as bits
@@ -206,7 +206,7 @@ class FileParts:
                 parts.append(self._part(table, INSTANT if kind == MEMORY else SLICE, table.end(), kind))
         return [*parts, *hardware_counters(self._trace, self._tracks, self.ids, self._below_process)]
 
-    def _below_process(self, series: CounterSeries) -> Place:
+    def _below_process(self, series: HardwareSeries) -> Place:
         origin, row = self._trace.table("counter").origin, int(series.rows[0])
         pid, tid = (int(origin[name][row]) for name in ("pid", "tid"))
         (plain,) = self._plain(np.array([pid])).tolist()

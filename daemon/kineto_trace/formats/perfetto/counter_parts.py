@@ -8,7 +8,7 @@ import numpy as np
 from kineto_trace.formats.perfetto.packet_sections import PacketPart
 from kineto_trace.formats.perfetto.perfetto_proto import UNIT_UNSPECIFIED, Counter
 from kineto_trace.formats.perfetto.perfetto_tracks import Tracks
-from kineto_trace.formats.shared.counter_series import CounterSeries, series_points
+from kineto_trace.formats.shared.counter_series import HardwareSeries, series_points
 from kineto_trace.formats.shared.native_packets import DOUBLE_COUNTER
 from kineto_trace.model.trace import Trace
 
@@ -16,7 +16,7 @@ Place = tuple[int, str, str]  # the track above a counter's, and the counter's p
 
 
 def hardware_counters(
-    trace: Trace, tracks: Tracks, ids: dict[int, list[str]], place: Callable[[CounterSeries], Place]
+    trace: Trace, tracks: Tracks, ids: dict[int, list[str]], place: Callable[[HardwareSeries], Place]
 ) -> list[PacketPart]:
     """Returns one part with all points of all series, or none. Adds to `ids` what their rows are in a Chrome trace."""
     times, values, codes, numbers = [], [], [], []
@@ -24,7 +24,7 @@ def hardware_counters(
     for series, points in series_points(trace):
         above, pid, tid = place(series)
         track = tracks.counter(above, series.title, Counter(UNIT_UNSPECIFIED, series.unit))
-        ids[track] = [pid, tid, json.dumps(series.shown), json.dumps("value")]
+        ids[track] = [pid, tid, json.dumps(series.shown), json.dumps("")]
         code = [categories.setdefault(text, len(categories)) for text in series.categories()]
         times.append(points.time)
         values.append(points.value)

@@ -34,7 +34,7 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 
-class CounterSeries(NamedTuple):
+class HardwareSeries(NamedTuple):
     """The samples of one metric of one device. rows: of the table, in the order of time.
 
     title: label, and the metric if the label is not enough; shown: with the unit behind the label.
@@ -53,7 +53,7 @@ class CounterSeries(NamedTuple):
         return about + SAMPLE_CATEGORY, about + NONE_CATEGORY, GAP_CATEGORY
 
 
-class CounterPoints(NamedTuple):
+class HardwarePoints(NamedTuple):
     """The points of a series. time: Unix ns, ascending; what: SAMPLE, NONE or GAP; value: 0 unless it is a SAMPLE."""
 
     time: Ints
@@ -61,7 +61,7 @@ class CounterPoints(NamedTuple):
     what: npt.NDArray[np.uint8]
 
 
-class Told(NamedTuple):
+class ToldSeries(NamedTuple):
     """What the category and the name of a point tell. has_value: it is a SAMPLE, not a NONE."""
 
     label: str
@@ -70,7 +70,7 @@ class Told(NamedTuple):
     has_value: bool
 
 
-def counter_series(trace: Trace) -> list[CounterSeries]:
+def hardware_series(trace: Trace) -> list[HardwareSeries]:
     """Returns all series of a trace, by device. Those of several processes of a merged file are apart."""
     table = trace.table(COUNTER)
     keys = [table[name] for name in ("device", "name", "unit", "metric")]
@@ -84,19 +84,19 @@ def counter_series(trace: Trace) -> list[CounterSeries]:
     for first, stop in zip(begins.tolist(), [*begins[1:].tolist(), len(table)], strict=False):
         rows = np.arange(first, stop) if order is None else order[first:stop]
         parts.setdefault(tuple(int(key[first]) for key in keys), []).append(rows)
-    found: list[CounterSeries] = []
+    found: list[HardwareSeries] = []
     taken: set[tuple[str, tuple[int, ...]]] = set()
     for key in sorted(parts, key=lambda key: key[0]):
         device, *numbers = key[:4]
         label, unit, metric = (trace.strings[number] if number >= 0 else "" for number in numbers)
         shown, place = _shown(label, unit), (device, *key[4:])
-        further = f" ({metric})" if (shown, place) in taken else ""
-        taken.add((shown, place))
+        further = f" ({metric})" if taken & {(label, place), (shown, place)} else ""
+        taken |= {(label, place), (shown, place)}
         rows = np.concatenate(parts[key])
         start = table["start"][rows]
         if (start[1:] < start[:-1]).any():
             rows = rows[np.argsort(start, kind="stable")]
-        found.append(CounterSeries(device, label + further, shown + further, unit, metric, rows))
+        found.append(HardwareSeries(device, label + further, shown + further, unit, metric, rows))
     return found
 
 
@@ -114,7 +114,7 @@ def _shown(label: str, unit: str) -> str:
     return f"{label} {unit}" if unit else label
 
 
-def points(table: Table, series: CounterSeries) -> CounterPoints:
+def points(table: Table, series: HardwareSeries) -> HardwarePoints:
     """Returns the points of a series."""
     start, duration = table["start"][series.rows], table["duration"][series.rows]
     value = table["value"][series.rows].astype(np.float32)
@@ -122,20 +122,20 @@ def points(table: Table, series: CounterSeries) -> CounterPoints:
     end = start + duration
     last = np.flatnonzero(np.append(end[:-1] < start[1:], True))
     what = np.where(known, SAMPLE, NONE).astype(np.uint8)
-    return CounterPoints(
+    return HardwarePoints(
         np.insert(start, last + 1, end[last]),
         np.insert(np.where(known, value, 0).astype(np.float64), last + 1, 0.0),
         np.insert(what, last + 1, GAP).astype(np.uint8),
     )
 
 
-def told(category: str, shown: str) -> Told:
+def told(category: str, shown: str) -> ToldSeries:
     """Returns what category and name of a sample tell. Missing parts are empty."""
     about, _, what = category.rpartition(_SEPARATOR)
     unit, _, metric = about.partition(_SEPARATOR)
     label = shown.removesuffix(f" ({metric})") if metric else shown
     label = label.removesuffix(f" {unit}") if unit else label
-    return Told(label, unit, metric, what.lower() != NONE_CATEGORY)
+    return ToldSeries(label, unit, metric, what.lower() != NONE_CATEGORY)
 
 
 def shortest_decimals(values: Floats) -> Floats:
@@ -154,8 +154,8 @@ def shortest_decimals(values: Floats) -> Floats:
     return found
 
 
-def series_points(trace: Trace) -> Iterator[tuple[CounterSeries, CounterPoints]]:
+def series_points(trace: Trace) -> Iterator[tuple[HardwareSeries, HardwarePoints]]:
     """Yields each series with its points."""
     table = trace.table(COUNTER)
-    for series in counter_series(trace):
+    for series in hardware_series(trace):
         yield series, points(table, series)

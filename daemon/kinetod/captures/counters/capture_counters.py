@@ -10,6 +10,10 @@ Theory of operation
     there and closes its files; `release` closes them at once. With the last one of a GPU its sampling ends. Every
     LOOK_S the access is checked again: a process of somebody else ends the sampling of its GPU.
 
+    Power, clocks and throttling of the same GPUs, for the same callers, are read beside the counters into files of
+    their own (counters/power); whatever is in the way of one of the two leaves the other alone. Capture.counters is
+    about the counters.
+
 Rules
     Counters never make a capture fail and never delay it beyond BEGIN_S and COVER_S. Why there are none, or fewer, is a
     warning of every target that uses the GPU, and in Capture.counters.
@@ -35,6 +39,9 @@ from kinetod.captures.counters.gpu_access import GpuAccess, UsedGpu, why_strange
 from kinetod.counters.counter_client import CounterClient
 from kinetod.counters.counter_recording import CounterRecording, RecordedGpu, record_counters, refusal
 from kinetod.counters.interface import CounterCode, CounterError
+from kinetod.counters.power.interface import MAX_FILE_BYTES as MAX_POWER_BYTES
+from kinetod.counters.power.power_recording import PowerRecording, RecordedPower, record_power
+from kinetod.gpus.gpu_reader import GpuReader
 from kinetod.permissions.role_policy import Caller
 
 log = logging.getLogger(__name__)
@@ -56,10 +63,11 @@ _USUAL_METRICS = 8
 
 @dataclass(frozen=True, slots=True)
 class CounterSource:
-    """What samples, and who may have it."""
+    """What samples, who may have it, and who reads the GPUs otherwise."""
 
     client: CounterClient
     access: GpuAccess
+    gpus: GpuReader
 
 
 class TargetSampling:
@@ -133,6 +141,7 @@ class CaptureCounters:
         self._targets: list[TargetSampling] = []
         self._gpus: Mapping[str, UsedGpu] = {}
         self._recording: CounterRecording | None = None
+        self._power: PowerRecording | None = None
         self._beginning: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[None] | None = None
@@ -147,7 +156,7 @@ class CaptureCounters:
     @property
     def bytes_written(self) -> int:
         """Of all files."""
-        return self._recording.bytes_written if self._recording is not None else 0
+        return sum(each.bytes_written for each in (self._recording, self._power) if each is not None)
 
     # the beginning
 
@@ -192,14 +201,25 @@ class CaptureCounters:
         wanted = [uuid for uuid in self._gpus if any(uuid in target.contexts for target in targets)]
         strange = await source.access.strange(wanted, self._caller) if wanted else set[str]()
         refused = [self._refusal(uuid, self._not_permitted(uuid)) for uuid in wanted if uuid in strange]
-        folders = await asyncio.to_thread(_made, targets)
+        made = await asyncio.to_thread(_made, targets)
+        folders = {
+            uuid: [each.folder for each in targets if uuid in each.contexts and each.folder in made]
+            for uuid in wanted
+            if uuid not in strange
+        }
+        await asyncio.gather(self._begin_counters(folders, refused, targets), self._begin_power(folders))
+        if folders and not all(each.over for each in targets):
+            self._looking = asyncio.create_task(self._look(), name=f"GPUs of {self._capture.id}")
+
+    async def _begin_counters(
+        self,
+        folders: Mapping[str, Sequence[Path]],
+        refused: Sequence[RecordedGpu],
+        targets: Sequence[TargetSampling],
+    ) -> None:
         recording = await record_counters(
-            source.client,
-            {
-                uuid: [each.folder for each in targets if uuid in each.contexts and each.folder in folders]
-                for uuid in wanted
-                if uuid not in strange
-            },
+            self._source.client,
+            folders,
             self._request.wanted,
             self._request.interval_ns,
             max_bytes=self._max_bytes,
@@ -213,8 +233,12 @@ class CaptureCounters:
             if target.over:
                 recording.let_go(target.folder)
         self._show(recording.results())
-        if recording.gpus and not all(each.over for each in targets):
-            self._looking = asyncio.create_task(self._look(), name=f"GPUs of {self._capture.id}")
+
+    async def _begin_power(self, folders: Mapping[str, Sequence[Path]]) -> None:
+        """Power and clocks, which nobody's counters are in the way of."""
+        if folders:
+            limit = min(self._max_bytes, MAX_POWER_BYTES)
+            self._power = await record_power(self._source.gpus, folders, max_bytes=limit)
 
     def _refusal(self, uuid: str, error: CounterError) -> RecordedGpu:
         return refusal(uuid, error, self._gpus[uuid].index)
@@ -227,9 +251,9 @@ class CaptureCounters:
             if result.gpu_uuid in target.contexts:
                 target.notes.append(self._about(result.gpu_uuid, f"none were sampled: {result.losses.reason}"))
 
-    def _about(self, uuid: str, text: str) -> str:
+    def _about(self, uuid: str, text: str, what: str = "hardware counters") -> str:
         gpu = self._gpus.get(uuid)
-        return f"hardware counters of GPU {gpu.index if gpu is not None else uuid}: {text}"
+        return f"{what} of GPU {gpu.index if gpu is not None else uuid}: {text}"
 
     def _show(self, results: Sequence[RecordedGpu]) -> None:
         shown = [recorded_counters(each, self._gpus.get(each.gpu_uuid)) for each in results]
@@ -239,46 +263,53 @@ class CaptureCounters:
 
     async def _look(self) -> None:
         """Ends the sampling of a GPU on which a process of somebody else has come."""
-        recording = self._recording
-        assert recording is not None
         while True:
             await asyncio.sleep(LOOK_S)
+            recordings = [each for each in (self._recording, self._power) if each is not None]
+            gpus = {uuid for each in recordings for uuid in each.gpus}
             try:
-                strange = await self._source.access.strange(recording.gpus, self._caller)
+                strange = await self._source.access.strange(gpus, self._caller)
             except Exception:
                 log.exception("whose processes are on the GPUs of capture %s could not be read", self._capture.id)
                 continue
             for uuid in strange:
-                await recording.end_gpu(uuid, self._not_permitted(uuid))
+                for each in recordings:
+                    await each.end_gpu(uuid, self._not_permitted(uuid))
 
     # the end
 
     async def leave(self, target: TargetSampling, start_ns: int, end_ns: int) -> list[str]:
         """Ends the files of a target with the rows up to end_ns. Returns what is missing. See TargetSampling."""
+        found = await asyncio.gather(
+            self._leave_counters(target, start_ns, end_ns), self._leave_power(target, start_ns, end_ns)
+        )
+        self._end_if_last()
+        return [note for notes in found for note in notes]
+
+    async def _leave_counters(self, target: TargetSampling, start_ns: int, end_ns: int) -> list[str]:
         recording = self._recording
         if recording is None:
-            self._end_if_last()
             return [] if target.notes else [f"{_NONE}the sampling had not begun when the recording ended"]
         left = await recording.leave(target.folder, end_ns, COVER_S)
-        self._end_if_last()
         if not left and any(uuid in recording.gpus for uuid in target.contexts):
             return ["hardware counters: the disk did not take all samples"]
+        return self._missing(left, start_ns, end_ns, "hardware counters")
+
+    async def _leave_power(self, target: TargetSampling, start_ns: int, end_ns: int) -> list[str]:
+        if self._power is None:
+            return []
+        left = await self._power.leave(target.folder, end_ns, COVER_S)
+        return self._missing(left, start_ns, end_ns, "power and clocks")
+
+    def _missing(
+        self, left: Sequence[RecordedGpu | RecordedPower], start_ns: int, end_ns: int, what: str
+    ) -> list[str]:
         missing = []
         for result in left:
-            texts = [result.losses.reason, "" if result.losses.code else self._uncovered(result, start_ns, end_ns)]
-            missing += [self._about(result.gpu_uuid, text) for text in texts if text]
+            uncovered = "" if result.losses.code else _uncovered(result, start_ns, end_ns)
+            texts = [result.losses.reason, uncovered]
+            missing += [self._about(result.gpu_uuid, text, what) for text in texts if text]
         return missing
-
-    def _uncovered(self, result: RecordedGpu, start_ns: int, end_ns: int) -> str:
-        tolerance_ns = max(_INTERVALS * result.interval_ns, _MOMENT_NS)
-        if not result.start_ns:
-            return "there is no sample"
-        late_ns, early_ns = result.start_ns - start_ns if start_ns else 0, end_ns - result.end_ns
-        texts = [
-            f"samples of the first {format_duration(late_ns)} are missing" if late_ns > tolerance_ns else "",
-            f"samples of the last {format_duration(early_ns)} are missing" if early_ns > tolerance_ns else "",
-        ]
-        return "; ".join(filter(None, texts))
 
     def let_go(self, target: TargetSampling) -> None:
         """Ends the files of a target at once."""
@@ -297,10 +328,17 @@ class CaptureCounters:
             await asyncio.wait({self._beginning})
         if self._looking is not None:
             self._looking.cancel()
+        await asyncio.gather(self._stop_counters(), self._stop_power())
+
+    async def _stop_counters(self) -> None:
         if self._recording is not None:
             results = await self._recording.stop()
             self._recording.close()
             self._show(results)
+
+    async def _stop_power(self) -> None:
+        if self._power is not None:
+            await self._power.stop()
 
     async def ended(self) -> None:
         """Waits, when all targets have their verdicts, until Capture.counters is complete. Raises nothing."""
@@ -316,8 +354,23 @@ class CaptureCounters:
         for task in (self._beginning, self._looking, self._stopping):
             if task is not None:
                 task.cancel()
+        if self._power is not None:
+            self._power.abandon()
         if self._recording is not None and self._stopping is None:
             self._recording.abandon()
+
+
+def _uncovered(result: RecordedGpu | RecordedPower, start_ns: int, end_ns: int) -> str:
+    """Which part of the window has no samples at its ends; empty: none."""
+    tolerance_ns = max(_INTERVALS * result.interval_ns, _MOMENT_NS)
+    if not result.start_ns:
+        return "there is no sample"
+    late_ns, early_ns = result.start_ns - start_ns if start_ns else 0, end_ns - result.end_ns
+    texts = [
+        f"samples of the first {format_duration(late_ns)} are missing" if late_ns > tolerance_ns else "",
+        f"samples of the last {format_duration(early_ns)} are missing" if early_ns > tolerance_ns else "",
+    ]
+    return "; ".join(filter(None, texts))
 
 
 def _made(targets: Sequence[TargetSampling]) -> set[Path]:

@@ -88,4 +88,4 @@ async def check_plan(client: CounterClient, request: SamplingRequest) -> None:
                     return
             if refused is not None:
                 field = "spec.counters.metrics" if request.wanted.metrics else "spec.counters.set"
-                raise InvalidRequest(Reason.COUNTERS_INVALID_METRIC, refused.reason, field=field)
+                raise InvalidRequest(Reason.COUNTERS_INVALID_METRIC, f"{field}: {refused.reason}", field=field)

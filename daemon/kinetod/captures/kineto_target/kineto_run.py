@@ -26,13 +26,14 @@ from kineto_trace.spool.kineto_file import OnDemandRequest
 from kinetod.attach.attach_types import Approval
 from kinetod.base.errors import KinetodError, VerdictReason
 from kinetod.captures.counters.capture_counters import TargetSampling
-from kinetod.captures.kineto_target.config_text import TraceDestination, kineto_text
+from kinetod.captures.kineto_target.config_text import START_DELAY_NS, TraceDestination, kineto_text
 from kinetod.captures.kineto_target.kineto_recorder import FreePolls, KinetoRecorder, is_alive
 from kinetod.captures.kineto_target.kineto_result import Fetch, store_kineto_file
 from kinetod.captures.kineto_target.on_demand_trace import (
     WAIT_S,
     FolderLooked,
     MakeOffer,
+    OfferDropped,
     OfferOver,
     OfferReady,
     OfferSent,
@@ -64,6 +65,7 @@ from kinetod.kineto_ipc.polling_process import OfferedConfiguration, OfferEvent,
 log = logging.getLogger(__name__)
 
 _ALIVE_PERIOD_S = 1.0
+_POLLS = 2
 _NO_EARLY_END = "cancelled, but libkineto cannot be stopped: it records to its end"
 _EVENTS: dict[OfferEvent, type[OfferTaken] | type[OfferOver]] = {
     OfferEvent.TAKEN: OfferTaken,
@@ -114,6 +116,7 @@ class KinetoRun:
         self._offered: OfferedConfiguration | None = None
         self._withdrawn_ns = 0
         self._polls = FreePolls(0)  # since then
+        self._sent_before = 0  # of offers before this one
         self._folder: OpenTraceFolder | None = None
         self._destination: TraceDestination | None = None
         self._asked: OnDemandRequest | None = None
@@ -252,14 +255,14 @@ class KinetoRun:
     # recording
 
     async def _record(self) -> Ending:
-        trace, noted = self._trace, False
+        trace, noted = self._trace, 0
         while (ending := trace.ending()) is None:
             period = (
                 self._recorder.folders.look_period_s if trace.watches_file else trace.deadline_s - self._loop.time()
             )
             await self._wait(min(period, trace.deadline_s - self._loop.time()))
-            if trace.times_sent and not noted and self._asked is not None:
-                noted = True
+            if trace.times_sent > noted and self._asked is not None:
+                noted = trace.times_sent
                 self._asked = replace(self._asked, sent_ns=time.time_ns(), until_ns=self._until_ns())
                 await self._note(self._asked)
             await self._look()
@@ -284,6 +287,10 @@ class KinetoRun:
         with contextlib.suppress(OSError, TimeoutError):
             sight = await self._folder.look()
         alive = is_alive(self._process.key)
+        if self._was_dropped():
+            await self._recorder.remove(self._folder)
+            self._handle(OfferDropped())
+            return
         if self._offered is None and self._is_free_again():
             self._handle(OfferOver())
         self._handle(FolderLooked(sight))
@@ -294,10 +301,23 @@ class KinetoRun:
         """Whether polls after the file was opened say so: an offer that was withdrawn for it tells nothing more.
 
         libkineto opens the file before it says that it records; on a busy machine seconds before. So a poll that says
-        that it is free means the end only after one that said otherwise; if there was none, the deadline is the end.
+        that it is free means the end only after one that said otherwise.
         """
         free = self._polls.count(self._process) > 0
         return free and (self._polls.has_recorded or self._trace.was_taken)
+
+    def _was_dropped(self) -> bool:
+        """Whether polls when the recording must be over say that libkineto has opened its file for nothing.
+
+        By iteration nothing is dropped: there is no start time that could have passed.
+        """
+        if self._offered is not None or not self._trace.may_be_repeated or self.request.iterations is not None:
+            return False
+        free = self._polls.count(self._process) >= _POLLS
+        least_ns = START_DELAY_NS + self.request.warmup_ns + (self.request.duration_ns or 0)
+        since_ns = max(self._withdrawn_ns, self.request.start_time_ns)
+        seen = self._polls.has_recorded or self._trace.was_taken
+        return free and not seen and self._process.last_poll_ns > since_ns + least_ns
 
     def _on_offer(self, event: OfferEvent) -> None:
         if event is OfferEvent.GONE:
@@ -311,7 +331,7 @@ class KinetoRun:
     def _count_sent(self, offered: OfferedConfiguration) -> None:
         """Takes note of what was sent, told or not yet: what is on its way to libkineto cannot be taken back."""
         if offered.times_sent:
-            self._handle(OfferSent(offered.times_sent))
+            self._handle(OfferSent(self._sent_before + offered.times_sent))
 
     def _handle(self, event: object) -> None:
         """Hands an event to the state machine and does what it asks for."""
@@ -326,7 +346,8 @@ class KinetoRun:
     def _offer(self) -> None:
         assert self._destination is not None  # `_prepare` has made it
         asked = kineto_text(self.request, self._spec, self._destination, now_ns=time.time_ns())
-        self.target.warnings.extend(asked.warnings)
+        self.target.warnings.extend(each for each in asked.warnings if each not in self.target.warnings)
+        self._sent_before = self._trace.times_sent
         try:
             self._offered = self._process.offer(asked.text, self._on_offer)
         except KinetodError as exc:  # another offer is open

@@ -18,6 +18,10 @@ Theory of operation
     the next poll, which then says again that the profiler is free, as if the request had been lost. So the offer is
     withdrawn as soon as the file shows; otherwise libkineto would record a second time.
 
+    A libkineto that gets no processor between opening the file and its start, 2 s later, takes the start for one that
+    has passed, and drops the request: the file stays empty, and polls say that the profiler is free. The request is
+    offered again then, MOST_REPEATS times.
+
 Rules
     A whole file ends the waiting, whatever else has happened: the trace is there.
     libkineto cannot be stopped. A cancellation that keeps nothing ends the target at once and leaves the file to be
@@ -50,6 +54,7 @@ from kinetod.config.settings import Config
 from kinetod.kineto_files.interface import Sight
 
 WAIT_S = 12.0  # two polls and some time
+MOST_REPEATS = 2
 _S = 10**9
 _NO_STOP = "libkineto cannot be stopped: it records to its end, and its file is removed when it comes"
 
@@ -96,6 +101,10 @@ class OfferTaken(NamedTuple):
 
 class OfferOver(NamedTuple):
     """A later poll says that the profiler is free again."""
+
+
+class OfferDropped(NamedTuple):
+    """The file was opened and is removed again; polls say that nothing was recorded."""
 
 
 class ProcessGone(NamedTuple):
@@ -149,6 +158,7 @@ class OnDemandTrace:
         self._over = False
         self._looked_since_over = False
         self._opened = False  # the file
+        self._repeats = 0
         self._bytes = 0
         self._warm_until_s = 0.0
         self._whole = False
@@ -168,6 +178,11 @@ class OnDemandTrace:
     def watches_file(self) -> bool:
         """Whether the file may come now."""
         return self.times_sent > 0 and self._end is None
+
+    @property
+    def may_be_repeated(self) -> bool:
+        """Whether the file has been opened and has not grown, and the request may be offered again."""
+        return self._opened and self._bytes == 0 and not self.is_over and self._repeats < MOST_REPEATS
 
     @property
     def leaves_file(self) -> bool:
@@ -239,6 +254,14 @@ class OnDemandTrace:
             self.deadline_s = now.loop_s + self._config.process_deadline_ns / _S
         warming = now.loop_s < self._warm_until_s
         return [*commands, *self._enter(KinetoPhase.WARMUP if warming else KinetoPhase.COLLECT, now)]
+
+    def _dropped(self, _event: OfferDropped, now: Now) -> list[KinetoCommand]:
+        if not self.may_be_repeated:
+            return []
+        self._repeats += 1
+        self._opened = False
+        self.deadline_s = now.loop_s + WAIT_S
+        return [MakeOffer()]
 
     def _cancelled_text(self) -> str:
         if self._opened:
@@ -326,6 +349,7 @@ _RECORDING: dict[type, KinetoTransition] = {
     OfferSent: OnDemandTrace._sent,
     OfferTaken: OnDemandTrace._took,
     OfferOver: OnDemandTrace._is_over_by_polls,
+    OfferDropped: OnDemandTrace._dropped,
     ProcessGone: OnDemandTrace._gone,
     FolderLooked: OnDemandTrace._looked,
     StopWanted: OnDemandTrace._stop,

@@ -16,6 +16,7 @@ from kineto_trace.open.trace_discovery import Source, find_traces
 from kineto_trace.open.trace_opener import open_trace
 from kineto_trace.store.parquet_folder import save_columns
 from support.trace_files import ranks
+from support.trace_files.counters import readable, sample
 from support.trace_files.merging import document, ids_in, links, split, without_ids, write_job
 from support.trace_files.perfetto_traces import trace_processor
 from support.trace_files.traces import target, trace
@@ -283,3 +284,28 @@ def test_perfetto_reads_a_merged_file_without_errors(tmp_path: Path, name: str) 
     assert flows == [{"n": 36, "wrong": 0, "odd": 0}]
     assert [row["name"] for row in processes] == [f"rank {rank} python" for rank in range(3)]
     assert threads == processes
+
+
+@pytest.mark.parametrize("name", ["m.json", "m.pftrace"])
+def test_hardware_counters_of_ranks_stay_apart_and_keep_their_devices(tmp_path: Path, name: str) -> None:
+    sources = []
+    for rank in (0, 1):
+        samples = [sample(0, 10, rank + 1), sample(20, 30, 5), sample(0, 30, 7, device=1)]
+        kernel = {"name": "k", "start": 5, "duration": 10, "stream": 7}
+        whole = trace({"kernel": [kernel], "counter": samples}, target=target(rank=rank, host=f"node{rank}"))
+        path = tmp_path / f"rank{rank}.json"
+        kineto_trace.export_trace(whole, path)
+        sources.append(Source(path=path, rank=rank, rank_from="trace"))
+    merge_traces(sources, tmp_path / name, refine=False)
+    expected = [
+        row for rank in (0, 1) for row in [(0, "DRAM", 10, rank + 1.0), (0, "DRAM", 10, 5.0), (1, "DRAM", 30, 7.0)]
+    ]
+    found = open_trace(tmp_path / name)
+    samples_found = [(device, label, end - start, value) for device, label, _, _, start, end, value in readable(found)]
+    assert sorted(samples_found) == sorted(expected)
+    rows = as_json(tmp_path / name, tmp_path)["traceEvents"]
+    places = {(row["pid"], row["tid"]) for row in rows if row["ph"] == "C"}
+    assert len(places) == 4 and {tid for _, tid in places} == {0, 1}
+    labels = {row["pid"]: row["args"]["name"] for row in rows if row["name"] == "process_name"}
+    if name == "m.json":
+        assert sorted(labels[pid] for pid, _ in places) == [f"rank {rank} GPU {gpu}" for rank in (0, 1) for gpu in (0, 1)]

@@ -13,6 +13,7 @@ from kineto_trace.spool.counter_samples import (
     MAGIC,
     CounterHeader,
     SampledMetric,
+    last_end_ns,
     read_counter_samples,
     row_type,
     write_header,
@@ -130,3 +131,20 @@ def test_damage_is_told_or_leaves_ordered_rows(tmp_path_factory: pytest.TempPath
     except FileError:
         return
     assert (found.end_ns > found.start_ns).all() and (found.start_ns[1:] >= found.end_ns[:-1]).all()
+
+
+def test_the_end_of_the_last_whole_row_is_read_alone(tmp_path: Path) -> None:
+    path = written(tmp_path / "file", [(10, 20), (20, 30)])
+    assert last_end_ns(path) == 30
+    os.truncate(path, path.stat().st_size - 1)  # somebody is writing the second row
+    assert last_end_ns(path) == 20
+    assert last_end_ns(written(path, [])) == 0
+
+
+def test_a_file_without_a_header_has_no_last_row(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"")
+    with pytest.raises(FileError, match="is no file of counter samples"):
+        last_end_ns(path)
+    with pytest.raises(FileError, match="cannot be read"):
+        last_end_ns(tmp_path / "none")

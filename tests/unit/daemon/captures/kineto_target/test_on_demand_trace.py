@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 from kineto_agent.protocol import wire
 from kineto_protos.v1 import profiler_pb2 as pb
 from kinetod.captures.kineto_target.on_demand_trace import (
+    MOST_REPEATS,
     TRANSITIONS,
     WAIT_S,
     FolderLooked,
     KinetoPhase,
     MakeOffer,
+    OfferDropped,
     OfferOver,
     OfferReady,
     OfferSent,
@@ -54,6 +56,7 @@ EVENTS = (
     OfferSent(),
     OfferTaken(),
     OfferOver(),
+    OfferDropped(),
     ProcessGone(died=True),
     ProcessGone(died=False),
     *(NOTHING, OPENED, GROWING, WHOLE),
@@ -214,6 +217,25 @@ def test_iterations_that_do_not_happen_are_told_as_such() -> None:
         "ITERATIONS_NOT_REACHED",
     )
     assert longest_ns(BY_ITERATION, CONFIG) == CONFIG.max_duration_ns
+
+
+def test_a_request_that_libkineto_drops_is_offered_again_some_times() -> None:
+    machine = offered(OfferSent())
+    for repeat in range(MOST_REPEATS):
+        machine.handle(OPENED, NOW)
+        assert machine.handle(OfferDropped(), NOW) == [MakeOffer()]
+        machine.handle(OfferSent(2 + repeat), NOW)
+    machine.handle(OPENED, NOW)
+    assert not machine.may_be_repeated
+    assert machine.handle(OfferDropped(), NOW) == []
+    machine.handle(DeadlinePassed(), NOW)
+    assert ended(machine) == (EndState.FAILED, "NO_FILE")
+
+
+@pytest.mark.parametrize("seen", [NOTHING, GROWING, WHOLE], ids=["no file", "a file that grows", "a whole file"])
+def test_only_an_open_and_empty_file_shows_that_it_was_dropped(seen: FolderLooked) -> None:
+    machine = offered(OfferSent(), seen)
+    assert machine.handle(OfferDropped(), NOW) == []
 
 
 def test_a_process_that_ends_leaves_no_trace() -> None:

@@ -8,7 +8,9 @@ from kineto_trace.analysis.overview.counter_series_views import NO_COUNTERS, cou
 from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
 from kineto_trace.model.kernel_counters import PROCESS, KernelCounters
+from kineto_trace.model.trace import StringTable
 from kineto_trace.open.trace_opener import open_trace
+from support.trace_files.simulated.sampled_gpu import counter_table
 from support.trace_files.traces import START_NS, target, trace
 
 NOTHING: dict[str, Any] = {}
@@ -114,3 +116,18 @@ def test_a_sample_before_the_window_counts_from_its_beginning(tmp_path: Path) ->
     path.write_text(json.dumps({"traceEvents": events}))
     (found,) = counter_summary(Context(open_trace(path))).rows()
     assert found["mean"] == pytest.approx(30)
+
+
+def test_hardware_counters_hold_for_their_samples_and_are_unknown_between_them() -> None:
+    strings, start = StringTable(), START_NS + np.array([0, 100, 500])
+    column = {"label": "DRAM", "device": 1, "start": start, "duration": np.full(3, 100), "value": [10.0, 30, 50]}
+    tables = {"counter": counter_table([column], strings)}
+    context = Context(trace(NOTHING, strings=tuple(strings.strings), tables=tables, length_ns=1_000))
+    rows = counters(context).rows()
+    assert [(row["counter"], row["unit"], row["time_ns"] - START_NS, row["value"]) for row in rows] == [
+        ("GPU1: DRAM", "%", 0, 10), ("GPU1: DRAM", "%", 100, 30), ("GPU1: DRAM", "%", 200, None),
+        ("GPU1: DRAM", "%", 500, 50), ("GPU1: DRAM", "%", 600, None),
+    ]  # fmt: skip
+    (found,) = counter_summary(context).rows()
+    assert (found["samples"], found["mean"], found["min"], found["last"]) == (3, 30, 10, 50)
+    assert len(counters(context, max_points=3)) == 3

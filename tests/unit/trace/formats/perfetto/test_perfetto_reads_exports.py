@@ -7,7 +7,9 @@ from kineto_agent.protocol.records import SPACE_PYTHON_CODE, SPACE_STACK_NODE, S
 from kineto_trace.conversion.target_conversion import convert_target
 from kineto_trace.formats.chrome.chrome_writer import write_chrome
 from kineto_trace.formats.shared.text_sinks import TextSink
+from kineto_trace.formats.trace_export import export_trace
 from kineto_trace.spool.raw_records import RawWriter
+from support.trace_files.counters import NAN, sample
 from support.trace_files.h200 import make_spool, recording, string_entry
 from support.trace_files.perfetto_traces import trace_processor
 from support.trace_files.traces import trace
@@ -139,4 +141,24 @@ def test_everything_of_a_merged_trace_is_there_and_nests(tmp_path: Path) -> None
     assert flows == [
         {"begins": "aten::mm", "ends": "MmBackward0"},
         {"begins": "cudaLaunchKernel", "ends": "gemm"},
+    ]
+
+
+@pytest.mark.parametrize("name", ["t.json", "t.pftrace"])
+def test_hardware_counters_are_tracks_with_units_and_values_that_end(tmp_path: Path, name: str) -> None:
+    hot = {"name": "Throttled by heat", "metric": "hot", "unit": "", "device": 1}
+    samples = [sample(0, 1000, 12.5), sample(1000, 2000, NAN), sample(3000, 5000, 99), sample(0, 9000, 1, **hot)]
+    kernels = [{"start": 100, "duration": 250, "name": "k", "stream": 7, "device": device} for device in (0, 1)]
+    export_trace(trace({"kernel": kernels, "counter": samples}), tmp_path / name)
+    sql = (
+        "select trim(t.name) as name, coalesce(t.unit, '') as unit, c.ts - (select min(ts) from counter) as ts, value "
+        "from counter c join counter_track t on c.track_id = t.id order by 1, 3"
+    )
+    [rows] = trace_processor.query(tmp_path / name, sql)
+    native = name == "t.pftrace"
+    dram, unit = ("DRAM", "%") if native else ("DRAM %", "")
+    points = [(0, 12.5), (1000, 0), (2000, 0), (3000, 99), (5000, 0)]
+    assert rows == [
+        *({"name": dram, "unit": unit, "ts": at, "value": value} for at, value in points),
+        *({"name": "Throttled by heat", "unit": "", "ts": at, "value": value} for at, value in ((0, 1), (9000, 0))),
     ]

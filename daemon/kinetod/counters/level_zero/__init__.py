@@ -1,0 +1,1 @@
+"""Counters of Intel's GPUs by the metric streamer of Level Zero's tools."""

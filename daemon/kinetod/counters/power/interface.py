@@ -1,0 +1,87 @@
+"""What reads the power, the clocks, the temperature and the throttling of a GPU, and how its process is asked.
+
+Theory of operation
+    power_recording.py (in the daemon)   opens the files, starts the process, and says what became of each GPU
+    power_process.py (the process)       one thread for each GPU: a reading, a row, every PERIOD_NS
+    a source                             one file for each: nvml_power.py, drm_power.py
+
+    These figures need no lock and no right: they are there also where somebody else has the hardware counters of the
+    GPU, or the driver refuses them. A driver may hang in any call, so a process of its own makes them, for one capture;
+    the process that reads GPUs for metrics (kinetod.gpus) would be late for both. It may be killed at any moment: rows
+    are whole in the file once they are written, and a row that is cut off is no part of it.
+
+    A reading is what the driver says at that moment. A row goes from one reading to the next and has the values of the
+    later one, but for counters (energy), which tell what was in between exactly. Nothing is written of a time in which
+    nobody could look: rows do not abut there, which is counted as a loss.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Protocol
+
+import msgspec
+
+from kinetod.counters.interface import MOST_DURATION_NS
+
+PERIOD_NS = 50_000_000  # NVIDIA's drivers measure power anew every 20 to 100 ms
+MAX_FILE_BYTES = 64 << 20  # of one GPU: 15 hours
+SET_NAME = "power"
+POWER, MEAN_POWER, POWER_LIMIT = "Power", "Power, mean", "Power limit"
+SM_CLOCK, MOST_SM_CLOCK, MEMORY_CLOCK = "SM clock", "SM clock maximum", "Memory clock"
+TEMPERATURE = "Temperature"
+BY_POWER, BY_HEAT, BY_HARDWARE = "Throttled by power", "Throttled by heat", "Throttled by hardware"
+
+
+class PowerMetric(msgspec.Struct, frozen=True, kw_only=True):
+    """A figure of a GPU. name: the vendor's. label: one of the words above.
+
+    counter: its readings only grow, and a row has its growth per second.
+    """
+
+    name: str
+    label: str
+    unit: str
+    counter: bool = False
+
+
+class PowerSource(Protocol):
+    """One GPU. Used by one thread."""
+
+    backend: str
+    library_version: str
+    index: int
+    chip: str
+    metrics: tuple[PowerMetric, ...]  # those that this GPU has
+
+    def read(self) -> Sequence[float | None]:
+        """The metrics' values now; None for one that is not to be had. Raises CounterError if the GPU is gone."""
+
+
+class PowerTarget(msgspec.Struct, frozen=True, kw_only=True):
+    """A GPU to read. pci_bus_id: where it is AMD's or Intel's. descriptors: its files, open for writing and empty."""
+
+    uuid: str
+    descriptors: tuple[int, ...]
+    pci_bus_id: str = ""
+
+
+class PowerRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The first line for the process. Each later one is the place of a GPU here whose reading is to end.
+
+    The end of its standard input ends all.
+    """
+
+    gpus: tuple[PowerTarget, ...]
+    period_ns: int = PERIOD_NS
+    most_ns: int = MOST_DURATION_NS
+    max_bytes: int = MAX_FILE_BYTES  # of each file
+
+
+class PowerNews(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of the process's answer. gpu: the place in the request.
+
+    Without a code, its first row will come. With a CounterCode, it could not be read, or its rows end here.
+    """
+
+    gpu: Annotated[int, msgspec.Meta(ge=0)]
+    code: str = ""
+    reason: str = ""

@@ -1,0 +1,58 @@
+"""Samples of hardware counters: rows of the table `counter`, and what is the same in two traces."""
+
+import io
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kineto_trace.formats.chrome.chrome_reader import load_chrome
+from kineto_trace.formats.chrome.chrome_writer import write_chrome
+from kineto_trace.formats.perfetto.perfetto_reader import load_perfetto
+from kineto_trace.formats.perfetto.perfetto_writer import write_perfetto
+from kineto_trace.formats.shared.text_sinks import TextSink
+from kineto_trace.model.trace import Table, Trace
+
+NAN = float("nan")
+
+
+def sample(start: int, end: int, value: float, **more: Any) -> dict[str, Any]:
+    """A sample of the use of GPU 0's memory, from start to end."""
+    about = {"name": "DRAM", "device": 0, "metric": "dram__throughput.avg", "unit": "%"}
+    return {**about, "start": start, "duration": end - start, "value": value, **more}
+
+
+def readable(trace: Trace, table: Table | None = None) -> list[tuple[Any, ...]]:
+    """All samples: device, label, metric, unit, start, end, value ("" for none), sorted."""
+    table = trace.table("counter") if table is None else table
+    texts = [
+        [trace.strings[number] if number >= 0 else "" for number in table[name].tolist()]
+        for name in ("name", "metric", "unit")
+    ]
+    values = ["" if value != value else value for value in table["value"].tolist()]
+    times = table["start"].tolist(), table.end().tolist()
+    return sorted(zip(table["device"].tolist(), *texts, *times, values, strict=True))
+
+
+def as_chrome(trace: Trace) -> bytes:
+    out = io.BytesIO()
+    with TextSink(out) as sink:
+        write_chrome(trace, sink, trace_name="t.json")
+    return out.getvalue()
+
+
+def as_perfetto(trace: Trace) -> bytes:
+    out = io.BytesIO()
+    with TextSink(out) as sink:
+        write_perfetto(trace, sink)
+    return out.getvalue()
+
+
+Way = tuple[Callable[[Trace], bytes], Callable[[io.BytesIO], Trace]]
+WAYS: dict[str, Way] = {"chrome": (as_chrome, load_chrome), "perfetto": (as_perfetto, load_perfetto)}
+
+
+def through(trace: Trace, ways: Sequence[str]) -> Trace:
+    """The trace after it was written in these formats, each read from the one before."""
+    for way in ways:
+        write, load = WAYS[way]
+        trace = load(io.BytesIO(write(trace)))
+    return trace
