@@ -301,9 +301,7 @@ class CaptureCounters:
         left = await self._power.leave(target.folder, end_ns, COVER_S)
         return self._missing(left, start_ns, end_ns, "power and clocks")
 
-    def _missing(
-        self, left: Sequence[RecordedGpu | RecordedPower], start_ns: int, end_ns: int, what: str
-    ) -> list[str]:
+    def _missing(self, left: Sequence[RecordedGpu | RecordedPower], start_ns: int, end_ns: int, what: str) -> list[str]:
         missing = []
         for result in left:
             uncovered = "" if result.losses.code else _uncovered(result, start_ns, end_ns)

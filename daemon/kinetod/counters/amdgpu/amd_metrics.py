@@ -122,13 +122,15 @@ _UMC = _metric(
     "average_umc_activity", "Memory controller busy", "%", _now("average_umc_activity", most=100.0),
     "average_umc_activity", "average_socket_power",
 )  # fmt: skip
-_POWER = (
-    _metric("energy_accumulator", "Power", "W", _rate("energy_accumulator", _ENERGY_JOULES)),
+_POWER = _metric("energy_accumulator", "Power, mean", "W", _rate("energy_accumulator", _ENERGY_JOULES))
+_CLOCK = _metric("current_gfxclk", "GPC clock", "Hz", _now("current_gfxclk", _MEGA))
+# In no set, since a trace with counters has these by other files of the driver.
+_BY_NAME = (
     _metric("average_socket_power", "Power", "W", _now("average_socket_power")),
+    _metric("curr_socket_power", "Power", "W", _now("curr_socket_power")),
+    _metric("current_uclk", "Memory clock", "Hz", _now("current_uclk", _MEGA)),
+    _metric("temperature_hotspot", "Temperature", "°C", _now("temperature_hotspot")),
 )
-_CLOCK = _metric("current_gfxclk", "SM clock", "Hz", _now("current_gfxclk", _MEGA))
-_MEMORY_CLOCK = _metric("current_uclk", "Memory clock", "Hz", _now("current_uclk", _MEGA))
-_TEMPERATURE = _metric("temperature_hotspot", "Temperature", "°C", _now("temperature_hotspot"))
 _STATUS = "indep_throttle_status"
 _THROTTLING = (
     _metric("ppt_residency_acc", "Throttled by power", "", _share("ppt_residency_acc"), "ppt_residency_acc", _CYCLES),
@@ -148,22 +150,18 @@ _XGMI = (
 
 # The names are those of metric_sets.SETS. Of several metrics with the same label, the first one that is there counts.
 SETS: Mapping[str, Sequence[AmdMetric]] = {
-    "overview": (_GPU, _DRAM, _UMC, *_POWER, _CLOCK, _MEMORY_CLOCK, _TEMPERATURE, *_THROTTLING),
-    "memory": (_DRAM, _UMC, _MEMORY_CLOCK, _GPU, *_POWER),
+    "overview": (_GPU, _DRAM, _UMC, _POWER, _CLOCK, *_THROTTLING),
+    "memory": (_DRAM, _UMC, _GPU, _CLOCK),
     "tensor": (),
     "interconnect": (*_XGMI, _GPU, _DRAM, _UMC),
 }
+ALL = (*(each for metrics in SETS.values() for each in metrics), *_BY_NAME)
 NO_TENSOR = "amdgpu's table has nothing of the matrix units or of instructions"
 
 
 def known_metrics(table: MetricsTable) -> dict[str, AmdMetric]:
     """Those that a table has, by name, in the order of the sets."""
-    return {
-        each.metric.name: each
-        for metrics in SETS.values()
-        for each in metrics
-        if all(field in table.fields for field in each.needs)
-    }
+    return {each.metric.name: each for each in ALL if all(field in table.fields for field in each.needs)}
 
 
 def of_set(table: MetricsTable, name: str) -> tuple[list[AmdMetric], list[LeftOutMetric]]:

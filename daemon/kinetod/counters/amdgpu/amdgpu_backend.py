@@ -25,7 +25,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from kinetod.counters.amdgpu.amd_metrics import NO_TENSOR, SETS, AmdMetric, Reading, known_metrics, of_set
+from kinetod.counters.amdgpu.amd_metrics import ALL, NO_TENSOR, AmdMetric, Reading, known_metrics, of_set
 from kinetod.counters.amdgpu.metrics_table import MAX_BYTES, MetricsTable, UnknownTableError, read_table
 from kinetod.counters.interface import (
     CounterCode,
@@ -188,7 +188,7 @@ class AmdgpuBackend:
             return plan, chosen
         known = known_metrics(table)
         if missing := [name for name in wanted.metrics if name not in known]:
-            everywhere = {each.metric.name for metrics in SETS.values() for each in metrics}
+            everywhere = {each.metric.name for each in ALL}
             why = (
                 f"the table of this GPU, version {table.version}, does not have {missing[0]!r}"
                 if missing[0] in everywhere
