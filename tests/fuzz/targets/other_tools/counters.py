@@ -19,7 +19,7 @@ from kineto_trace.spool.counter_samples import (
     write_rows,
 )
 from kinetod.counters import messages
-from kinetod.counters.amdgpu.amd_metrics import SETS, Reading, known_metrics, of_set
+from kinetod.counters.amdgpu.amd_metrics import SETS, TableReading, known_metrics, of_set
 from kinetod.counters.amdgpu.metrics_table import UnknownTableError, read_table
 from kinetod.counters.interface import (
     MAX_METRICS,
@@ -102,12 +102,12 @@ def _table(data: bytes) -> None:
         assert len(str(exc)) < 500
         return
     assert all(values for values in table.fields.values())
-    reading = Reading(table=table, time_ns=1)
+    reading = TableReading(table=table, time_ns=1)
     for name in SETS:
         chosen, left_out = of_set(table, name)
         assert not {each.metric.name for each in chosen} & {each.name for each in left_out}
     for metric in known_metrics(table).values():
-        for before in (reading, Reading(table=table, time_ns=0)):
+        for before in (reading, TableReading(table=table, time_ns=0)):
             value = metric.value(before, reading)
             assert isinstance(value, float)
             assert metric.metric.unit != "%" or not value > 100

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 import pytest
-from kinetod.counters.amdgpu.amd_metrics import SETS, Reading, known_metrics, of_set
+from kinetod.counters.amdgpu.amd_metrics import SETS, TableReading, known_metrics, of_set
 from kinetod.counters.amdgpu.metrics_table import LAYOUTS, UnknownTableError, read_table
 from kinetod.counters.metric_sets import SETS as SET_NAMES
 from support.counters.gpu_metrics_tables import VERSIONS, packed
@@ -19,11 +19,11 @@ VALUES: dict[str, int | Sequence[int]] = {
 EVERY = (*VERSIONS, (1, 9))
 
 
-def reading(version: tuple[int, int], time_ns: int = 0, **values: int | Sequence[int]) -> Reading:
-    return Reading(table=read_table(packed(version, {**VALUES, **values})), time_ns=time_ns)
+def reading(version: tuple[int, int], time_ns: int = 0, **values: int | Sequence[int]) -> TableReading:
+    return TableReading(table=read_table(packed(version, {**VALUES, **values})), time_ns=time_ns)
 
 
-def value(name: str, before: Reading, after: Reading) -> float:
+def value(name: str, before: TableReading, after: TableReading) -> float:
     return known_metrics(after.table)[name].value(before, after)
 
 
@@ -73,9 +73,9 @@ def test_sums_become_exact_means_by_the_clock_of_the_firmware() -> None:
 
 
 def test_time_is_ours_where_the_firmware_tells_none() -> None:
-    def at(time_ns: int, energy: int) -> Reading:
+    def at(time_ns: int, energy: int) -> TableReading:
         fields = {name: each for name, each in VALUES.items() if name != "firmware_timestamp"}
-        return Reading(table=read_table(packed((1, 5), {**fields, "energy_accumulator": energy})), time_ns=time_ns)
+        return TableReading(table=read_table(packed((1, 5), {**fields, "energy_accumulator": energy})), time_ns=time_ns)
 
     assert value("energy_accumulator", at(0, 0), at(10_000_000, 65536)) == 100.0
 
