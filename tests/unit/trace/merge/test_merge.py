@@ -308,4 +308,6 @@ def test_hardware_counters_of_ranks_stay_apart_and_keep_their_devices(tmp_path: 
     assert len(places) == 4 and {tid for _, tid in places} == {0, 1}
     labels = {row["pid"]: row["args"]["name"] for row in rows if row["name"] == "process_name"}
     if name == "m.json":
-        assert sorted(labels[pid] for pid, _ in places) == [f"rank {rank} GPU {gpu}" for rank in (0, 1) for gpu in (0, 1)]
+        assert sorted(labels[pid] for pid, _ in places) == [
+            f"rank {rank} GPU {gpu}" for rank in (0, 1) for gpu in (0, 1)
+        ]
