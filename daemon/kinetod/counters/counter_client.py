@@ -35,7 +35,7 @@ from kinetod.counters.sampler_connections import SamplerConnections
 
 ANSWER_S = 30.0  # beyond what the other side allows the driver
 STOP_S = 10.0
-_UUID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}")
+_UUID = re.compile(r"[A-Za-z0-9][A-Za-z0-9:.-]{0,63}")  # AMD's and Intel's may be PCI addresses
 Said = TypeVar("Said", messages.GpusReply, messages.BaseMetricsReply, messages.PlanReply)
 
 
