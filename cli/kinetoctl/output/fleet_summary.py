@@ -15,6 +15,7 @@ from kinetoctl.client.fleet.host_run import LOST, STARTED_APART_NS, Fleet, Fleet
 from kinetoctl.output import units
 from kinetoctl.output.capture_result import capture_document
 from kinetoctl.output.console import print_table, say
+from kinetoctl.output.counter_lines import counter_lines
 from kinetoctl.output.fleet_progress import counted, states_text
 from kinetoctl.output.json_yaml import emit
 
@@ -120,6 +121,8 @@ def notes(fleet: Fleet) -> Iterator[str]:
     for member in fleet.members:
         for warning in member.warnings:
             yield f"{member.place.host}: {warning}"
+        if member.capture is not None:
+            yield from (f"{member.place.host}: {line}" for line in counter_lines(member.capture))
         for target in member.targets:
             for warning in target.warnings:
                 yield f"{member.place.host} {enum_names.target(target)}: {warning}"

@@ -15,7 +15,7 @@ Uuid = Annotated[str, msgspec.Meta(max_length=64)]
 
 
 class TargetGpus(msgspec.Struct, frozen=True, kw_only=True):
-    """contexts: UUIDs of the GPUs on which the process had a context when the recording began, sampled or not.
+    """contexts: UUIDs of the GPUs on which the process had a context, sampled or not.
 
     notes: what is missing of their counters, for people.
     """

@@ -90,6 +90,7 @@ def test_an_iteration_configuration_of_dynolog_starts_at_the_next_multiple() -> 
         ("REQUEST_TRACE_ID=abc", "labels", (("request_trace_id", "abc"),)),
         ("REQUEST_GROUP_TRACE_ID=g", "labels", (("request_group_trace_id", "g"),)),
         ("ACTIVITIES_LOG_FILE = /tmp/a b.json  # here", "log_file", "/tmp/a b.json"),
+        ("CUPTI_PM_SAMPLING_METRICS=sm__cycles_active.avg,x.sum", "counters", ("", ("sm__cycles_active.avg", "x.sum"))),
         ("PROFILE_MEMORY=true", "activities", ("memory_snapshot",)),
         ("PROFILE_MEMORY=true", "duration", 1_000_000_000),
         ("PROFILE_MEMORY=true\nPROFILE_MEMORY_DURATION_MSECS=300", "duration", 300_000_000),

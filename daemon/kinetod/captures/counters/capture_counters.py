@@ -53,7 +53,7 @@ EARLY_S = 5.0  # before a planned start
 COVER_S = 2.0  # rows come some 0.1 s after their time
 END_S = 3.0
 LOOK_S = 5.0
-_LATE = "hardware counters: the sampling had not begun when the recording did; samples of its beginning are missing"
+_LATE = "hardware counters: the sampling began late; samples of the beginning may be missing"
 _NONE = "hardware counters: none were sampled; "
 _MAX_NOTES = 16
 _INTERVALS = 3  # of samples that may be missing at the ends of a window before it is told
@@ -146,6 +146,7 @@ class CaptureCounters:
         self._looking: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[None] | None = None
         self._waits = False  # for a planned start
+        self._late = False  # the recorders were asked before it had begun
 
     def add(self, pid: int, directory: Path) -> TargetSampling:
         """The counters of one more target, before `begin`."""
@@ -173,8 +174,7 @@ class CaptureCounters:
         if start_time_ns:
             patience_s = max(0.0, min(patience_s, ahead_s - LEAST_LEAD_S))
         done, _ = await asyncio.wait({self._beginning}, timeout=patience_s)
-        if not done:
-            self._note_all(_LATE)
+        self._late = not done
 
     def _note_all(self, note: str) -> None:
         for target in self._targets:
@@ -196,8 +196,7 @@ class CaptureCounters:
         for target in targets:
             target.contexts = tuple(uuid for uuid, gpu in self._gpus.items() if target.pid in gpu.pids)
             if not target.contexts:
-                what = "has no context on a GPU" if self._gpus else "uses which GPU cannot be seen"
-                target.notes.append(f"{_NONE}by the driver's word, process {target.pid} {what}")
+                target.notes.append(_NONE + _no_gpu(target.pid, told=bool(self._gpus)))
         wanted = [uuid for uuid in self._gpus if any(uuid in target.contexts for target in targets)]
         strange = await source.access.strange(wanted, self._caller) if wanted else set[str]()
         refused = [self._refusal(uuid, self._not_permitted(uuid)) for uuid in wanted if uuid in strange]
@@ -280,11 +279,13 @@ class CaptureCounters:
 
     async def leave(self, target: TargetSampling, start_ns: int, end_ns: int) -> list[str]:
         """Ends the files of a target with the rows up to end_ns. Returns what is missing. See TargetSampling."""
-        found = await asyncio.gather(
-            self._leave_counters(target, start_ns, end_ns), self._leave_power(target, start_ns, end_ns)
+        counters, power, _ = await asyncio.gather(
+            self._leave_counters(target, start_ns, end_ns),
+            self._leave_power(target, start_ns, end_ns),
+            self._note_contexts(target),
         )
         self._end_if_last()
-        return [note for notes in found for note in notes]
+        return [*counters, *power]
 
     async def _leave_counters(self, target: TargetSampling, start_ns: int, end_ns: int) -> list[str]:
         recording = self._recording
@@ -293,13 +294,20 @@ class CaptureCounters:
         left = await recording.leave(target.folder, end_ns, COVER_S)
         if not left and any(uuid in recording.gpus for uuid in target.contexts):
             return ["hardware counters: the disk did not take all samples"]
-        return self._missing(left, start_ns, end_ns, "hardware counters")
+        late = [_LATE] if left and self._late and not start_ns else []
+        return [*late, *self._missing(left, start_ns, end_ns, "hardware counters")]
 
     async def _leave_power(self, target: TargetSampling, start_ns: int, end_ns: int) -> list[str]:
         if self._power is None:
             return []
         left = await self._power.leave(target.folder, end_ns, COVER_S)
         return self._missing(left, start_ns, end_ns, "power and clocks")
+
+    async def _note_contexts(self, target: TargetSampling) -> None:
+        """Adds the GPUs on which the process has a context now: the only GPU of a process is its only one to the end."""
+        used = await self._source.access.used(deadline_s=COVER_S)
+        later = (uuid for uuid, gpu in used.items() if target.pid in gpu.pids)
+        target.contexts = tuple(dict.fromkeys((*target.contexts, *later)))
 
     def _missing(self, left: Sequence[RecordedGpu | RecordedPower], start_ns: int, end_ns: int, what: str) -> list[str]:
         missing = []
@@ -356,6 +364,12 @@ class CaptureCounters:
             self._power.abandon()
         if self._recording is not None and self._stopping is None:
             self._recording.abandon()
+
+
+def _no_gpu(pid: int, *, told: bool) -> str:
+    if told:
+        return f"by the driver's word, process {pid} has no context on a GPU"
+    return f"the driver did not answer or shows no GPU, so that which GPU process {pid} uses cannot be seen"
 
 
 def _uncovered(result: RecordedGpu | RecordedPower, start_ns: int, end_ns: int) -> str:

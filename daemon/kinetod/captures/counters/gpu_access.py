@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from kinetod.gpus.context_holders import DEADLINE_S
 from kinetod.gpus.gpu_reader import GpuReader
 from kinetod.gpus.gpu_types import GpuQuestion
 from kinetod.permissions.role_policy import Action, Caller, may, sees_all
@@ -32,9 +33,11 @@ class GpuAccess:
         self._registry = registry
         self._gpus = gpus
 
-    async def used(self) -> Mapping[str, UsedGpu]:
+    async def used(self, *, deadline_s: float = DEADLINE_S) -> Mapping[str, UsedGpu]:
         """Every GPU that the driver knows, by UUID; none if the driver does not answer in time."""
-        snapshot = await asyncio.to_thread(lambda: self._gpus.read(question=GpuQuestion.PROCESSES))
+        snapshot = await asyncio.to_thread(
+            lambda: self._gpus.read(deadline_s=deadline_s, question=GpuQuestion.PROCESSES)
+        )
         return {
             gpu.uuid: UsedGpu(gpu.uuid, gpu.index, gpu.name, frozenset(each.pid for each in gpu.processes))
             for gpu in snapshot.gpus

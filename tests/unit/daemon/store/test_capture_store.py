@@ -66,6 +66,15 @@ def test_ends_are_kept(store: Store) -> None:
     assert store.unfinished() == []
 
 
+def test_what_became_of_the_counters_is_kept_with_the_end(store: Store) -> None:
+    made = capture(1)
+    store.insert(made, key="", request_hash="h")
+    made.counters.add(gpu=pb.Gpu(index=1, uuid="GPU-1"), samples=5, reason_code="COUNTERS_BUSY", reason="by ncu")
+    made.ended_ns, made.status = 9, pb.CAPTURE_STATUS_PARTIAL
+    store.save_end(made)
+    assert store.get("c1") == made
+
+
 def test_the_start_of_an_armed_capture_is_kept(store: Store) -> None:
     made = capture(1)
     store.insert(made, key="", request_hash="h")

@@ -164,3 +164,38 @@ def test_what_a_user_names_has_no_controls(text: str) -> None:
         checked_key(text)
     assert str(caught.value).isprintable()
     checked(labels={"team": "Vision é 名 =+-@"})
+
+
+def test_counters_have_defaults_of_their_own_and_are_left_out_unless_they_are_asked_for() -> None:
+    assert checked().counters is None
+    usual = checked(counters=pb.CounterRequest()).counters
+    assert usual is not None and (usual.wanted.set_name, usual.wanted.metrics, usual.interval_ns) == (
+        "overview",
+        (),
+        1_000_000,
+    )
+    named = checked(counters=pb.CounterRequest(metrics=["a.avg", "b.sum"], interval_ns=100_000)).counters
+    assert named is not None and (named.wanted.set_name, named.wanted.metrics) == ("", ("a.avg", "b.sum"))
+
+
+@pytest.mark.parametrize(
+    ("counters", "field"),
+    [
+        (pb.CounterRequest(set="none"), "set"),
+        (pb.CounterRequest(set="overview", metrics=["a.avg"]), "set"),
+        (pb.CounterRequest(metrics=["a.avg", "a.avg"]), "metrics"),
+        (pb.CounterRequest(metrics=["a" * 129]), "metrics"),
+        (pb.CounterRequest(metrics=[f"{number}.avg" for number in range(65)]), "metrics"),
+        (pb.CounterRequest(interval_ns=9_999), "interval_ns"),
+        (pb.CounterRequest(interval_ns=-1), "interval_ns"),
+        (pb.CounterRequest(interval_ns=1_000_000_001), "interval_ns"),
+    ],
+)
+def test_wrong_counters_name_their_field(counters: pb.CounterRequest, field: str) -> None:
+    assert wrong_field(counters=counters) == f"spec.counters.{field}"
+
+
+def test_more_samples_than_a_trace_can_have_are_refused_with_the_interval_that_fits() -> None:
+    with pytest.raises(InvalidRequest, match="use 1 ms or longer"):
+        checked(duration_ns=600 * SECOND_NS, warmup_ns=400 * SECOND_NS, counters=pb.CounterRequest(interval_ns=500_000))
+    assert checked(duration_ns=10 * SECOND_NS, counters=pb.CounterRequest(interval_ns=10_000)).counters is not None

@@ -1,0 +1,133 @@
+"""Traces with hardware counters when kinetod-counters or the daemon is killed, and by a process's own libkineto."""
+
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace import open_trace
+from support.counters.fake_pm_sampling import UUID
+from support.counters.sampled_host import SampledHost, sampled_host
+from support.peers.on_demand_kineto import BASE_NS, OnDemandKineto, event, on_demand_kineto, trace_text
+from support.service.daemon import watch_to_end
+from support.waiting import until
+
+ENDED = "the daemon ended before the sampling did (killed, crashed or stopped); samples since then are missing"
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[SampledHost]:
+    with sampled_host(tmp_path) as started:
+        yield started
+
+
+def samples(host: SampledHost, capture: pb.Capture, pid: int) -> int:
+    return len(open_trace(host.folder(capture.id, pid)).table("counter"))
+
+
+def test_a_killed_kinetod_counters_leaves_its_samples_and_the_trace_goes_on(host: SampledHost, tmp_path: Path) -> None:
+    host.sampling.play(f"busy={tmp_path / 'held'}")
+    program = host.train(0)
+    capture = host.create(program.pid)
+    host.until_sampled(capture, program.pid)
+    os.kill(host.sampler_pid(), signal.SIGKILL)
+    until(lambda: not _is_alive(host), "kinetod-counters is gone")
+    ended = host.cancel(capture, keep=True)
+    (target,), (sampled,) = ended.targets, ended.counters
+    assert target.reason_code == "CANCELLED" and target.summary.activities["kernel"] > 0
+    assert sampled.reason_code == "COUNTERS_FAILED" and "kinetod-counters has ended" in sampled.reason
+    (warning,) = target.warnings
+    assert warning.startswith("hardware counters of GPU 0: kinetod-counters has ended")
+    assert samples(host, capture, program.pid) > 8 * 50
+    again = host.create(program.pid, duration_ns=200_000_000)
+    assert watch_to_end(host.daemon.stub(), again.id).counters[0].reason_code == ""
+
+
+def _is_alive(host: SampledHost) -> bool:
+    try:
+        return bool(host.sampler_pid())
+    except ValueError:
+        return False
+
+
+def test_what_a_killed_daemon_has_sampled_is_in_the_recovered_trace(host: SampledHost) -> None:
+    program = host.train(1)
+    capture = host.create(program.pid)
+    host.until_sampled(capture, program.pid)
+    host.daemon.kill()
+    host.daemon.start()
+    ended = watch_to_end(host.daemon.stub(), capture.id)
+    (target,), (sampled,) = ended.targets, ended.counters
+    assert (target.verdict, target.reason_code) == (pb.VERDICT_PARTIAL, "DAEMON_RESTARTED")
+    assert list(target.warnings) == [f"hardware counters of GPU 1: {ENDED}"]
+    assert (sampled.gpu.index, sampled.gpu.uuid, sampled.reason_code) == (1, UUID.format(1), "COUNTERS_FAILED")
+    assert (sampled.reason, len(sampled.metrics), sampled.samples > 400) == (ENDED, 8, True)
+    assert samples(host, capture, program.pid) >= 8 * 100
+    stored = host.daemon.stub().GetCapture(pb.GetCaptureRequest(id=capture.id), timeout=30)
+    assert list(stored.counters) == [sampled]
+
+
+def test_a_daemon_that_is_stopped_stores_the_counters(host: SampledHost) -> None:
+    program = host.train(0)
+    capture = host.create(program.pid)
+    host.until_sampled(capture, program.pid)
+    assert host.daemon.stop() == 0
+    host.daemon.start()
+    ended = watch_to_end(host.daemon.stub(), capture.id)
+    assert ended.targets[0].reason_code in ("DAEMON_STOPPED", "DAEMON_RESTARTED")  # as fast as the machine is
+    assert len(ended.counters) == 1 and samples(host, capture, program.pid) > 100
+
+
+def kernels(request: object, begin_ns: int, end_ns: int, devices: tuple[int, ...] = (0,)) -> str:
+    """A file of libkineto's with a kernel at the beginning and at the end of this time on each device."""
+    times = [(begin_ns - BASE_NS) / 1000, (end_ns - BASE_NS) / 1000 - 10]
+    rows = [
+        event(
+            "gemm", begin_us, 10.0, cat="kernel", pid=device, tid=7,
+            args={"device": device, "context": 1, "stream": 7, "correlation": 1, "External id": 1},
+        )
+        for device in devices
+        for begin_us in times
+    ]  # fmt: skip
+    return trace_text(request, rows)
+
+
+def recorded(host: SampledHost, kineto: OnDemandKineto, devices: tuple[int, ...]) -> tuple[pb.Capture, pb.Target]:
+    """A trace of this process by its own libkineto, in whose window there is half a second of samples."""
+    capture = host.create(os.getpid(), recorder=pb.RECORDER_KINETO, duration_ns=10**9)
+    request = kineto.take()
+    kineto.is_busy()
+    begin_ns = time.time_ns()
+    raw = host.folder(capture.id, os.getpid()) / "raw"
+
+    def grown() -> bool:
+        found = list(raw.glob("*.counters"))
+        return bool(found) and all(path.stat().st_size > 48_000 for path in found)
+
+    until(grown, "the files have rows", state=host.daemon.log)
+    kineto.write(kernels(request["REQUEST_TRACE_ID"], begin_ns, time.time_ns(), devices))
+    ended = watch_to_end(host.daemon.stub(), capture.id)
+    return ended, ended.targets[0]
+
+
+def test_a_trace_by_libkineto_has_the_counters_of_the_only_gpu_and_others_are_not_guessed(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="dynolog-") as name:
+        Path(name).chmod(0o1777)
+        settings = {"KINETOD_DYNOLOG_IPC": "true", "KINETOD_DYNOLOG_SOCKET_DIRS": name}
+        with sampled_host(tmp_path, **settings) as host, on_demand_kineto(Path(name)) as kineto:
+            host.is_on(os.getpid(), 1)
+            capture, target = recorded(host, kineto, (0,))
+            assert (target.verdict, target.recorder) == (pb.VERDICT_DONE, pb.RECORDER_KINETO)
+            assert not [text for text in target.warnings if "are left out" in text]
+            rows = open_trace(host.folder(capture.id, os.getpid())).table("counter")
+            assert len(rows) > 8 * 100 and set(rows["device"].tolist()) == {0}
+            assert target.summary.activities.keys() == {"kernel"}
+            host.is_on(os.getpid(), 0)
+            capture, target = recorded(host, kineto, (0, 1))
+            assert target.verdict == pb.VERDICT_DONE
+            assert sum("does not say which of its devices that is" in text for text in target.warnings) == 2
+            assert not len(open_trace(host.folder(capture.id, os.getpid())).table("counter"))

@@ -1,0 +1,245 @@
+"""The counters of a capture: who may have them, and that nothing waits for them longer than it may."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.spool.counter_samples import read_counter_samples
+from kineto_trace.spool.target_gpus import TargetGpus
+from kinetod.captures.counters import capture_counters
+from kinetod.captures.counters.capture_counters import CaptureCounters, CounterSource, TargetSampling, file_bytes
+from kinetod.captures.counters.counter_request import SamplingRequest
+from kinetod.captures.counters.gpu_access import GpuAccess
+from kinetod.counters.counter_client import CounterClient
+from kinetod.counters.interface import CounterCode, CounterError, WantedCounters
+from kinetod.counters.sampler_server import SamplerService
+from kinetod.gpus.gpu_types import GpuProcess, GpuState, Snapshot
+from kinetod.permissions.role_policy import Caller, Role, Thing, Via
+from support.counters.in_process import InProcess
+from support.counters.memory_backend import MemoryBackend
+from support.waiting import soon
+
+ME, OTHER = 1000, 1001
+FIRST, SECOND, STRANGER = 11, 12, 13
+OWNERS = {FIRST: ME, SECOND: ME, STRANGER: OTHER}
+ASKED = SamplingRequest(WantedCounters(set_name="overview"), 1_000_000)
+
+
+class SharedGpus:
+    """Stands for GpuReader and Registry. on: the pids on each GPU."""
+
+    def __init__(self, *on: tuple[int, ...]) -> None:
+        self.on = on
+
+    def read(self, **_: object) -> Snapshot:
+        gpus = [
+            GpuState(
+                vendor="nvidia", index=number, uuid=f"GPU-{number}", name="A GPU",
+                processes=tuple(GpuProcess(pid=pid) for pid in pids),
+            )
+            for number, pids in enumerate(self.on)
+        ]  # fmt: skip
+        return Snapshot(gpus=tuple(gpus), time_ns=1)
+
+    async def candidates(self, pids: Iterable[int]) -> list[Any]:
+        def one(pid: int) -> Any:
+            return SimpleNamespace(key=SimpleNamespace(pid=pid), thing=lambda: Thing(uid=OWNERS[pid]))
+
+        return [one(pid) for pid in pids if pid in OWNERS]
+
+
+class Sampled:
+    """A capture of the processes FIRST and SECOND."""
+
+    def __init__(self, gpus: SharedGpus, folder: Path, client: CounterClient, check: Callable[[], None]) -> None:
+        self.capture = pb.Capture(id="a-capture")
+        self.changes = 0
+        source = CounterSource(client, GpuAccess(cast(Any, gpus), cast(Any, gpus)))
+        caller = Caller(uid=ME, user="me", roles=frozenset([Role.OWN]), via=Via.UNIX)
+        self.counters = CaptureCounters(
+            source, ASKED, capture=self.capture, caller=caller, max_bytes=1 << 20, check=check, on_change=self._changed
+        )
+        self.first, self.second = (self.counters.add(pid, folder / str(pid)) for pid in (FIRST, SECOND))
+
+    def _changed(self) -> None:
+        self.changes += 1
+
+    def codes(self) -> dict[int, str]:
+        return {each.gpu.index: each.reason_code for each in self.capture.counters}
+
+
+def run(
+    gpus: SharedGpus,
+    folder: Path,
+    body: Callable[[Sampled], Awaitable[None]],
+    backend: MemoryBackend | None = None,
+    check: Callable[[], None] = lambda: None,
+) -> None:
+    async def ask() -> None:
+        service = SamplerService(backend or MemoryBackend(), may_ask=lambda _: True, holder_of=lambda _: "ncu")
+        client = CounterClient(InProcess(service))
+        try:
+            await body(Sampled(gpus, folder, client, check))
+        finally:
+            await client.stop()
+
+    asyncio.run(ask())
+
+
+def rows(target: TargetSampling, gpu: int) -> int:
+    return len(read_counter_samples(target.folder / f"GPU-{gpu}.counters").start_ns)
+
+
+def test_each_target_has_the_gpus_that_it_uses_and_the_last_one_ends_them(tmp_path: Path) -> None:
+    async def body(sampled: Sampled) -> None:
+        await sampled.counters.begin(0)
+        assert sampled.codes() == {0: "", 1: ""}
+        assert await sampled.first.collected(1000, 2000) == []
+        assert await sampled.first.collected(1000, 2000) == []  # it is over
+        assert (rows(sampled.first, 0), TargetGpus.read(sampled.first.directory).contexts) == (1, ("GPU-0",))
+        assert await sampled.second.collected(1000, 2000) == []
+        await sampled.counters.ended()
+        assert [(each.gpu.index, each.samples) for each in sampled.capture.counters] == [(0, 1), (1, 1)]
+        assert (rows(sampled.second, 0), rows(sampled.second, 1), sampled.changes) == (1, 1, 2)
+        assert sampled.counters.bytes_written == 3 * 24
+
+    run(SharedGpus((FIRST, SECOND), (SECOND,)), tmp_path, body)
+
+
+def test_a_gpu_of_somebody_else_too_is_not_sampled_and_says_so(tmp_path: Path) -> None:
+    async def body(sampled: Sampled) -> None:
+        await sampled.counters.begin(0)
+        assert sampled.codes() == {0: "", 1: "COUNTERS_NOT_PERMITTED"}
+        assert await sampled.first.collected(1000, 2000) == []
+        (warning,) = await sampled.second.collected(1000, 2000)
+        assert (
+            warning.startswith("hardware counters of GPU 1: none were sampled: ") and "may not sample GPU 1" in warning
+        )
+        assert TargetGpus.read(sampled.second.directory).notes == (warning,)
+        await sampled.counters.ended()
+
+    run(SharedGpus((FIRST,), (SECOND, STRANGER)), tmp_path, body)
+
+
+def test_a_process_of_somebody_else_ends_the_sampling_of_its_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capture_counters, "LOOK_S", 0.01)
+    gpus = SharedGpus((FIRST,), (SECOND,))
+
+    async def body(sampled: Sampled) -> None:
+        await sampled.counters.begin(0)
+        gpus.on = ((FIRST,), (SECOND, STRANGER))
+        recording = sampled.counters._recording
+        assert recording is not None
+        await soon(lambda: any(each.losses.code for each in recording.results()), "it has ended")
+        (warning,) = await sampled.second.collected(1000, 2000)
+        assert "may not sample GPU 1" in warning
+        assert await sampled.first.collected(1000, 2000) == []
+        await sampled.counters.ended()
+        assert sampled.codes() == {0: "", 1: "COUNTERS_NOT_PERMITTED"}
+
+    run(gpus, tmp_path, body)
+
+
+def test_a_target_without_a_gpu_and_a_driver_that_tells_nothing_are_told(tmp_path: Path) -> None:
+    async def one(sampled: Sampled) -> None:
+        await sampled.counters.begin(0)
+        (warning,) = await sampled.second.collected(1000, 2000)
+        assert warning.endswith(f"process {SECOND} has no context on a GPU")
+        sampled.first.release()
+        await sampled.counters.ended()
+
+    async def none(sampled: Sampled) -> None:
+        await sampled.counters.begin(0)
+        (warning,) = await sampled.first.collected(1000, 2000)
+        assert warning.endswith(f"which GPU process {FIRST} uses cannot be seen")
+        await sampled.counters.ended()
+        assert not sampled.capture.counters
+
+    run(SharedGpus((FIRST,)), tmp_path / "one", one)
+    run(SharedGpus(), tmp_path / "none", none)
+
+
+def test_nobody_waits_for_a_driver_that_hangs(tmp_path: Path) -> None:
+    backend = MemoryBackend()
+    backend.hang = threading.Event()
+
+    async def body(sampled: Sampled) -> None:
+        await sampled.counters.begin(0, patience_s=0.05)
+        (warning,) = await sampled.first.collected(1000, 2000)
+        assert "the sampling had not begun" in warning
+        assert backend.hang is not None
+        backend.hang.set()
+        sampled.second.release()
+        await sampled.counters.ended()
+        assert sampled.codes() == {0: ""}  # it began in the end, and was ended
+
+    run(SharedGpus((FIRST, SECOND)), tmp_path, body, backend)
+
+
+def test_a_planned_start_is_not_waited_for_and_nothing_is_held_before(tmp_path: Path) -> None:
+    async def body(sampled: Sampled) -> None:
+        await sampled.counters.begin(time.time_ns() + 3600 * 10**9)
+        assert not list(tmp_path.rglob("*.counters"))
+        sampled.first.release()
+        sampled.second.release()
+        await sampled.counters.ended()
+        assert not sampled.capture.counters
+
+    run(SharedGpus((FIRST, SECOND)), tmp_path, body)
+
+
+def test_samples_that_do_not_cover_the_window_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capture_counters, "COVER_S", 0.05)
+
+    async def body(sampled: Sampled) -> None:
+        await sampled.counters.begin(0)
+        (warning,) = await sampled.first.collected(1000, 2000 + 10**10)
+        assert warning == "hardware counters of GPU 0: samples of the last 10 s are missing"
+        sampled.counters.abandon()
+
+    run(SharedGpus((FIRST, SECOND)), tmp_path, body)
+
+
+def test_a_disk_that_takes_nothing_ends_the_counters_alone(tmp_path: Path) -> None:
+    def full() -> None:
+        raise OSError("no share is left")
+
+    async def body(sampled: Sampled) -> None:
+        sampled.second.directory.write_text("in the way")
+        await sampled.counters.begin(0)
+        (warning,) = await sampled.first.collected(1000, 2000)
+        assert warning == "hardware counters of GPU 0: the counters end early: no share is left"
+        warnings = await sampled.second.collected(1000, 2000)
+        assert "writing failed" in warnings[0]
+        await sampled.counters.ended()
+        assert sampled.codes() == {0: "COUNTERS_FAILED"}
+
+    run(SharedGpus((FIRST, SECOND)), tmp_path, body, check=full)
+
+
+def test_a_busy_gpu_is_refused_to_each_of_its_targets(tmp_path: Path) -> None:
+    backend = MemoryBackend()
+    backend.error = CounterError(CounterCode.BUSY, "ncu has its counters")
+
+    async def body(sampled: Sampled) -> None:
+        await sampled.counters.begin(0)
+        (warning,) = await sampled.first.collected(1000, 2000)
+        assert warning.startswith("hardware counters of GPU 0: none were sampled: GPU GPU-0: ncu has its counters")
+        assert await sampled.second.collected(1000, 2000) == [warning]
+        await sampled.counters.ended()
+        assert sampled.codes() == {0: "COUNTERS_BUSY"}
+
+    run(SharedGpus((FIRST, SECOND)), tmp_path, body, backend)
+
+
+def test_a_file_has_a_million_samples_or_what_a_target_may_have() -> None:
+    assert file_bytes(1 << 40) == 48_000_000
+    assert file_bytes(1 << 20) == 1 << 20
