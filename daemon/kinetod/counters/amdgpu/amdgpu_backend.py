@@ -41,7 +41,7 @@ from kinetod.counters.sample_rings import ERROR, STOPPED, TOO_LONG, Failure, Rin
 from kinetod.processes.drm_gpus import PROC, SYS, DrmGpu, drm_gpus
 
 LEAST_NS = 10_000_000
-LATE = 2
+LATE = 4
 GIVE_UP_S = 5.0  # a GPU that is being reset cannot be read for some seconds
 _SYSTEM = 4  # kn_failure_kind
 _TABLE = "gpu_metrics"
