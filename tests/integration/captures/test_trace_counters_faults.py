@@ -7,9 +7,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace import open_trace
+from kinetod.counters.power.interface import POWER_SUFFIX
 from support.counters.fake_pm_sampling import UUID
 from support.counters.sampled_host import SampledHost, sampled_host
 from support.peers.on_demand_kineto import BASE_NS, OnDemandKineto, event, on_demand_kineto, trace_text
@@ -26,7 +28,10 @@ def host(tmp_path: Path) -> Iterator[SampledHost]:
 
 
 def samples(host: SampledHost, capture: pb.Capture, pid: int) -> int:
-    return len(open_trace(host.folder(capture.id, pid)).table("counter"))
+    """Rows of hardware counters in the trace, without those of power and clocks."""
+    read = open_trace(host.folder(capture.id, pid))
+    known = [number for number, text in enumerate(read.strings) if text in ("DRAM", "GPU busy", "SM busy")]
+    return int(np.isin(read.table("counter")["name"], known).sum())
 
 
 def test_a_killed_kinetod_counters_leaves_its_samples_and_the_trace_goes_on(host: SampledHost, tmp_path: Path) -> None:
@@ -40,9 +45,9 @@ def test_a_killed_kinetod_counters_leaves_its_samples_and_the_trace_goes_on(host
     (target,), (sampled,) = ended.targets, ended.counters
     assert target.reason_code == "CANCELLED" and target.summary.activities["kernel"] > 0
     assert sampled.reason_code == "COUNTERS_FAILED" and "kinetod-counters has ended" in sampled.reason
-    (warning,) = target.warnings
+    (warning,) = (each for each in target.warnings if each.startswith("hardware counters"))
     assert warning.startswith("hardware counters of GPU 0: kinetod-counters has ended")
-    assert samples(host, capture, program.pid) > 8 * 50
+    assert samples(host, capture, program.pid) > 3 * 50
     again = host.create(program.pid, duration_ns=200_000_000)
     assert watch_to_end(host.daemon.stub(), again.id).counters[0].reason_code == ""
 
@@ -63,10 +68,10 @@ def test_what_a_killed_daemon_has_sampled_is_in_the_recovered_trace(host: Sample
     ended = watch_to_end(host.daemon.stub(), capture.id)
     (target,), (sampled,) = ended.targets, ended.counters
     assert (target.verdict, target.reason_code) == (pb.VERDICT_PARTIAL, "DAEMON_RESTARTED")
-    assert list(target.warnings) == [f"hardware counters of GPU 1: {ENDED}"]
+    assert list(target.warnings) == [f"{what} of GPU 1: {ENDED}" for what in ("hardware counters", "power and clocks")]
     assert (sampled.gpu.index, sampled.gpu.uuid, sampled.reason_code) == (1, UUID.format(1), "COUNTERS_FAILED")
     assert (sampled.reason, len(sampled.metrics), sampled.samples > 400) == (ENDED, 8, True)
-    assert samples(host, capture, program.pid) >= 8 * 100
+    assert samples(host, capture, program.pid) > 3 * 50
     stored = host.daemon.stub().GetCapture(pb.GetCaptureRequest(id=capture.id), timeout=30)
     assert list(stored.counters) == [sampled]
 
@@ -102,10 +107,9 @@ def recorded(host: SampledHost, kineto: OnDemandKineto, devices: tuple[int, ...]
     request = kineto.take()
     kineto.is_busy()
     begin_ns = time.time_ns()
-    raw = host.folder(capture.id, os.getpid()) / "raw"
 
     def grown() -> bool:
-        found = list(raw.glob("*.counters"))
+        found = host.counter_files(capture.id, os.getpid())
         return bool(found) and all(path.stat().st_size > 48_000 for path in found)
 
     until(grown, "the files have rows", state=host.daemon.log)
@@ -123,11 +127,11 @@ def test_a_trace_by_libkineto_has_the_counters_of_the_only_gpu_and_others_are_no
             capture, target = recorded(host, kineto, (0,))
             assert (target.verdict, target.recorder) == (pb.VERDICT_DONE, pb.RECORDER_KINETO)
             assert not [text for text in target.warnings if "are left out" in text]
-            rows = open_trace(host.folder(capture.id, os.getpid())).table("counter")
-            assert len(rows) > 8 * 100 and set(rows["device"].tolist()) == {0}
+            assert samples(host, capture, os.getpid()) > 3 * 100
+            assert set(open_trace(host.folder(capture.id, os.getpid())).table("counter")["device"].tolist()) == {0}
             assert target.summary.activities.keys() == {"kernel"}
             host.is_on(os.getpid(), 0)
             capture, target = recorded(host, kineto, (0, 1))
             assert target.verdict == pb.VERDICT_DONE
             assert sum("does not say which of its devices that is" in text for text in target.warnings) == 2
-            assert not len(open_trace(host.folder(capture.id, os.getpid())).table("counter"))
+            assert samples(host, capture, os.getpid()) == 0

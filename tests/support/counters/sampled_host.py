@@ -11,6 +11,7 @@ from typing import Any
 
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.spool.counter_samples import SUFFIX
+from kinetod.counters.power.interface import POWER_SUFFIX
 
 from support.counters.fake_pm_sampling import FakePmSampling
 from support.machine.gpus import FakeGpus
@@ -91,11 +92,16 @@ class SampledHost:
         (path,) = (self.daemon.state_dir / "captures" / capture_id / "targets").glob(f"{pid}-*")
         return path
 
+    def counter_files(self, capture_id: str, pid: int) -> list[Path]:
+        """A target's files of hardware counters, without those of power and clocks."""
+        raw = self.folder(capture_id, pid) / "raw"
+        return [path for path in sorted(raw.glob(f"*{SUFFIX}")) if ".power" not in path.name]
+
     def until_sampled(self, capture: pb.Capture, pid: int) -> list[Path]:
         """Waits for a target's files of counters to have rows of half a second, and for it to record."""
 
         def grown() -> list[Path]:
-            found = list((self.folder(capture.id, pid) / "raw").glob(f"*{SUFFIX}"))
+            found = self.counter_files(capture.id, pid)
             return found if found and all(path.stat().st_size > 24_000 for path in found) else []
 
         def collects() -> bool:

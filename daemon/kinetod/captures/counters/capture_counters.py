@@ -67,7 +67,7 @@ class CounterSource:
 
     client: CounterClient
     access: GpuAccess
-    gpus: GpuReader
+    gpus: GpuReader | None = None  # None: power and clocks are not read
 
 
 class TargetSampling:
@@ -235,7 +235,7 @@ class CaptureCounters:
 
     async def _begin_power(self, folders: Mapping[str, Sequence[Path]]) -> None:
         """Power and clocks, which nobody's counters are in the way of."""
-        if folders:
+        if folders and self._source.gpus is not None:
             limit = min(self._max_bytes, MAX_POWER_BYTES)
             self._power = await record_power(self._source.gpus, folders, max_bytes=limit)
 
@@ -304,7 +304,7 @@ class CaptureCounters:
         return self._missing(left, start_ns, end_ns, "power and clocks")
 
     async def _note_contexts(self, target: TargetSampling) -> None:
-        """Adds the GPUs on which the process has a context now: the only GPU of a process is its only one to the end."""
+        """Adds the GPUs on which the process has a context by now: its only GPU has to be its only one to the end."""
         used = await self._source.access.used(deadline_s=COVER_S)
         later = (uuid for uuid, gpu in used.items() if target.pid in gpu.pids)
         target.contexts = tuple(dict.fromkeys((*target.contexts, *later)))

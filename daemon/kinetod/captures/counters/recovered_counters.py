@@ -9,6 +9,7 @@ from kineto_trace.spool.counter_samples import SUFFIX, CounterSamples, read_coun
 
 from kinetod.base.safe_text import clean
 from kinetod.counters.interface import CounterCode
+from kinetod.counters.power.interface import SET_NAME
 
 _WHY = "the daemon ended before the sampling did (killed, crashed or stopped); samples since then are missing"
 
@@ -26,7 +27,11 @@ def recover_counters(capture: pb.Capture, directory_of: Callable[[pb.Target], Pa
                 target.warnings.append(clean(f"hardware counters: {exc}", 500))
                 continue
             header = samples.header
-            target.warnings.append(clean(f"hardware counters of GPU {header.gpu_index}: {_WHY}", 500))
+            is_power = header.set == SET_NAME
+            what = "power and clocks" if is_power else "hardware counters"
+            target.warnings.append(f"{what} of GPU {header.gpu_index}: {_WHY}")
+            if is_power:
+                continue
             before = found.get(header.gpu_uuid)
             if before is None or before.samples < len(samples.start_ns):
                 found[header.gpu_uuid] = _recorded(samples)

@@ -6,8 +6,8 @@ Theory of operation
     Sysman, by which the daemon names GPUs. STRUCTURES has the sizes and offsets of the public headers.
 
     A stream's reports are raw: the driver turns them into values, one for each metric of the group a report, in their
-    order. Where the hardware's buffer has overflowed the answer is WARNING_DROPPED_DATA, with which drivers do not tell
-    how much they wrote. So the buffer is clear before each read, and what is still zero at its end is nothing.
+    order. Where the hardware's buffer has overflowed the answer is WARNING_DROPPED_DATA, with which older drivers say
+    nothing of how much they wrote. So the buffer is clear before each read, and what is still zero at its end is none.
 
 Errors
     Every function returns 0 or a code; LevelZeroFailure has it. level_zero_results.py says what they mean.

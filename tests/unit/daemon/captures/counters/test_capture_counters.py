@@ -18,6 +18,7 @@ from kinetod.captures.counters.counter_request import SamplingRequest
 from kinetod.captures.counters.gpu_access import GpuAccess
 from kinetod.counters.counter_client import CounterClient
 from kinetod.counters.interface import CounterCode, CounterError, WantedCounters
+from kinetod.counters.power.power_recording import PowerRecording
 from kinetod.counters.sampler_server import SamplerService
 from kinetod.gpus.gpu_types import GpuProcess, GpuState, Snapshot
 from kinetod.permissions.role_policy import Caller, Role, Thing, Via
@@ -29,6 +30,16 @@ ME, OTHER = 1000, 1001
 FIRST, SECOND, STRANGER = 11, 12, 13
 OWNERS = {FIRST: ME, SECOND: ME, STRANGER: OTHER}
 ASKED = SamplingRequest(WantedCounters(set_name="overview"), 1_000_000)
+
+
+@pytest.fixture(autouse=True)
+def no_power(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host whose drivers tell nothing of power and clocks, which have tests of their own."""
+
+    async def none(*_arguments: object, **_options: object) -> PowerRecording:
+        return PowerRecording({}, {})
+
+    monkeypatch.setattr(capture_counters, "record_power", none)
 
 
 class SharedGpus:
@@ -60,7 +71,7 @@ class Sampled:
     def __init__(self, gpus: SharedGpus, folder: Path, client: CounterClient, check: Callable[[], None]) -> None:
         self.capture = pb.Capture(id="a-capture")
         self.changes = 0
-        source = CounterSource(client, GpuAccess(cast(Any, gpus), cast(Any, gpus)))
+        source = CounterSource(client, GpuAccess(cast(Any, gpus), cast(Any, gpus)), cast(Any, gpus))
         caller = Caller(uid=ME, user="me", roles=frozenset([Role.OWN]), via=Via.UNIX)
         self.counters = CaptureCounters(
             source, ASKED, capture=self.capture, caller=caller, max_bytes=1 << 20, check=check, on_change=self._changed
