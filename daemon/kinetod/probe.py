@@ -1,10 +1,11 @@
-"""`python -m kinetod.probe [ADDRESS]`: checks the health of kinetod or its attach helper, for container probes.
+"""`python -m kinetod.probe [ADDRESS]`: checks the health of kinetod or its helper services, for container probes.
 
 The exit status is 0 if it reports to be healthy within DEADLINE_S, else 1 with the reason on standard error. The daemon
 is asked through the standard gRPC health service on its Unix socket, so that nothing has to listen on the network (a
 kubelet's own gRPC probe can neither use Unix sockets nor present a certificate). `seqpacket:/path` is an attach
-helper's socket: it is asked about the probe itself, about which it reveals nothing. A probe takes about 0.15 s of one
-core, mostly to load gRPC.
+helper's socket: it is asked about the probe itself, about which it reveals nothing. `counters:/path` is the socket of
+kinetod-counters, which is asked to end a sampling that has not begun, so that no driver is asked. A probe takes about
+0.15 s of one core, mostly to load gRPC.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ from kineto_protos.endpoints import rpc_address
 
 DEADLINE_S = 5.0
 HELPER_PREFIX = "seqpacket:"
+COUNTERS_PREFIX = "counters:"
 
 
 class Unwell(Exception):
@@ -51,6 +53,15 @@ def ask_helper(path: Path) -> None:
         raise Unwell(problem)
 
 
+def ask_counters(path: Path, deadline_s: float = DEADLINE_S) -> None:
+    """Checks its health. Raises Unwell."""
+    from kinetod.counters.counter_client import CounterClient
+    from kinetod.counters.sampler_connections import CountersService
+
+    if problem := asyncio.run(CounterClient(CountersService(path), answer_s=deadline_s).problem()):
+        raise Unwell(problem)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; without an address, it probes the one that clients use."""
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -58,6 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if address.startswith(HELPER_PREFIX):
             ask_helper(Path(address.removeprefix(HELPER_PREFIX)))
+        elif address.startswith(COUNTERS_PREFIX):
+            ask_counters(Path(address.removeprefix(COUNTERS_PREFIX)))
         else:
             ask_daemon(address)
     except Unwell as exc:

@@ -132,6 +132,10 @@ PYTHON_TARGETS = (
                  folder="other_tools"),
     PythonTarget(name="writer", door="messages between front end and writer service, both ways, and writer.toml",
                  packages=_SERVICE, folder="other_tools"),
+    PythonTarget(
+        name="counters", door="packets of kinetod-counters, both ways, files of its samples, and AMD's table of a GPU",
+        packages=("kinetod", "kineto_trace.spool"), folder="other_tools",
+    ),
     PythonTarget(name="receiver", door="answers of webhooks' receivers, as HTTP", packages=_SERVICE),
     PythonTarget(
         name="daemon_answer", door="what a daemon of another host says, as kinetoctl shows it", packages=("kinetoctl",),

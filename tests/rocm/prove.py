@@ -23,7 +23,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from kinetoctl.local.agent_injection import ROCM_VARIABLE, rocm_tools
+from rocm.gpu_counters import played_gpu, prove_counters
+from support.counters.gpu_metrics_tables import PlayedAmdgpu
 from support.rocm import fakes as rocm
 from support.rocm.program import PROGRAM, RocmProgram, fake_environment
 from support.service.cli import kinetoctl
@@ -250,6 +252,12 @@ def beside(report: Report, plan: Plan, daemon: Daemon, arguments: list[str], ord
         report.add("the other profiler", told["seen"] == total, f"it has seen {told['seen']} of {total} kernels")
 
 
+def counters(report: Report, plan: Plan, daemon: Daemon, arguments: list[str], played: PlayedAmdgpu | None) -> None:
+    """The program runs, and its GPU's counters are sampled."""
+    with program(plan, daemon, *arguments) as running:
+        prove_counters(report, daemon, running, plan.launches, played)
+
+
 def describe(report: Report, plan: Plan) -> None:
     """This machine."""
     report.facts |= {
@@ -270,10 +278,13 @@ def prove(plan: Plan) -> Report:
     describe(report, plan)
     torch = not plan.fake and has_rocm_torch()
     arguments = ["--torch"] if torch else hip_arguments(plan)
-    with running_daemon() as daemon:
+    with ExitStack() as stack:
+        played = stack.enter_context(played_gpu()) if plan.fake else None
+        daemon = stack.enter_context(running_daemon(environ=None if played is None else played.environ()))
         steps: list[tuple[str, Callable[[], None]]] = [
             ("live attach", lambda: live(report, plan, daemon, arguments)),
             ("kinetoctl run", lambda: prepared(report, plan, daemon, arguments)),
+            ("counters", lambda: counters(report, plan, daemon, arguments, played)),
         ]
         if plan.fake:
             client = [*arguments, "--client", str(rocm.fake_kineto())]

@@ -165,29 +165,11 @@ static int vendor_open(const struct kit_host *host, const char *path, struct kit
     return 0;
 }
 
-/* Up to 0.15 there is no class of the calls that submit work. */
-static void record_submissions_by_name(void) {
-    static const char *const PREFIXES[] = {"zeCommandListAppendBarrier", "zeCommandListAppendMemory",
-                                           "zeCommandListAppendImage", "zeCommandListAppendLaunch"};
-    for (uint32_t id = 0; id < CALLS_MOST; id++) {
-        const char *name = NULL;
-        if (self.api.call_name(PTI_GROUP_LEVEL_ZERO, id, &name) != PTI_OK || name == NULL) {
-            continue;
-        }
-        for (size_t i = 0; i < sizeof PREFIXES / sizeof *PREFIXES; i++) {
-            if (strncmp(name, PREFIXES[i], strlen(PREFIXES[i])) == 0) {
-                (void)self.api.driver_call(1, PTI_GROUP_LEVEL_ZERO, id);
-            }
-        }
-    }
-}
-
-/* The first choice switches off all other calls, of which there are 200. */
+/* Those that wait, and the one that executes command lists. Not those that append work: PTI reads their correlation from
+ * the launch after other threads may have freed it. The first choice switches off all other calls, of which there are
+ * 200. */
 static pti_result choose_driver_calls(void) {
     const pti_result result = self.api.driver_class(1, PTI_CLASS_HOST_SYNCHRONIZATION, PTI_GROUP_LEVEL_ZERO);
-    if (self.api.driver_class(1, PTI_CLASS_OPERATIONS, PTI_GROUP_LEVEL_ZERO) != PTI_OK) {
-        record_submissions_by_name();
-    }
     (void)self.api.driver_call(1, PTI_GROUP_LEVEL_ZERO, PTI_ID_EXECUTE_COMMAND_LISTS);
     return result;
 }

@@ -194,6 +194,21 @@ class Views:
         Columns: rank, device, communication_us, overlapped_us, overlap_pct.
         """
 
+    def counter_curves(
+        self,
+        sources: Sources,
+        *,
+        max_points: int = 1000,
+        executor: Executor | None = None,
+    ) -> Result:
+        """The hardware counters that are percentages, over time, one curve for each GPU and counter.
+
+        Options:
+        - max_points: the maximum number of rows per curve, as of the view counters. 0 keeps all.
+
+        Columns: rank, device, counter, time_ns, value_pct.
+        """
+
     def counter_summary(
         self,
         sources: Sources,
@@ -1801,7 +1816,8 @@ class Views:
         - by: kernel, or op for operators.
 
         Columns: rank, name, device, time_us, share_pct, verdict, why, dram_pct, dram_error_pct, dram_gb_s, peak_gb_s,
-        tensor_pct, cores_pct, sm_busy_pct, occupancy_pct, precision, speed_tflop_s, peak_tflop_s, intensity_flop_byte.
+        tensor_pct, cores_pct, compute_pct, sm_busy_pct, occupancy_pct, precision, speed_tflop_s, peak_tflop_s,
+        intensity_flop_byte.
         """
 
     def settings(

@@ -22,6 +22,10 @@ _PALE = 7
 TICKS = 4  # at most, beside zero
 MAX_LABEL, MAX_TITLE = 56, 120  # characters
 LEAST_WIDTH = 0.02  # % of a bar that is drawn
+POINT_LEAST, POINT_GROWTH = (
+    3.0,
+    2.5,
+)  # px: radius of the smallest point, and what it grows by with the root of its share
 BASELINE, OTHER = "baseline (upper bar)", "this trace (lower bar)"
 MORE, LESS, HOLLOW = "series-5", "series-0", "noise"  # classes of differences
 _ROW = Markup(
@@ -77,6 +81,17 @@ class Pair:
     def delta(self) -> float | None:
         """The other trace less the baseline."""
         return None if self.baseline is None or self.other is None else self.other - self.baseline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldPoint:
+    """One point of a field of percentages. kind: what has one colour; size: the percentage that its area stands for."""
+
+    label: str
+    across: float
+    up: float
+    kind: str
+    size: float
 
 
 def legend(series: Sequence[Series], unit: str = "") -> Markup:
@@ -245,6 +260,44 @@ def lines(times: Sequence[float], series: Sequence[Series], *, unit: str, time_u
     names = f"{', '.join(each.name for each in series)} in " if len(series) == 1 else ""
     caption = f"{names}{unit} over time in {time_unit}"
     return legend(series) + _plot(drawn, ticks, (0.0, times[-1] - times[0]), caption, wide=1000)
+
+
+def point_field(points: Sequence[FieldPoint], across: str, up: str) -> Markup:
+    """Draws points at two percentages, 0 to 100 each; the larger ones below. across, up: what the axes are called."""
+    kinds = list(dict.fromkeys(point.kind for point in points))
+    if not points:
+        return Markup("")
+    drawn = Markup("").join(
+        Markup('<circle cx="{}%" cy="{}%" r="{}" class="point series-{}"><title>{}</title></circle>').format(
+            _place(min(max(point.across, 0.0), 100.0)),
+            _place(100 - min(max(point.up, 0.0), 100.0)),
+            _place(POINT_LEAST + POINT_GROWTH * max(point.size, 0.0) ** 0.5),
+            kinds.index(point.kind) % SERIES,
+            f"{_line(point.label)}: {across} {figure(point.across)} %, {up} {figure(point.up)} %, "
+            f"{figure(point.size)} % of the time, {point.kind}",
+        )
+        for point in sorted(points, key=lambda point: -point.size)
+    )
+    ticks = _ticks(100.0)
+    grid = Markup("").join(
+        Markup('<line x1="0" x2="100%" y1="{0}%" y2="{0}%" class="grid"/><line y1="0" y2="100%" x1="{0}%" x2="{0}%" '
+               'class="grid"/>').format(_place(100 - tick))
+        for tick in ticks
+    )  # fmt: skip
+    left, below = (
+        Markup("").join(text.format(_place(100 - tick if upwards else tick), figure(tick)) for tick in ticks)
+        for text, upwards in (
+            (Markup('<text x="100%" y="{}%" dy="4">{}</text>'), True),
+            (Markup('<text x="{}%" y="14">{}</text>'), False),
+        )
+    )
+    caption = f"{up} (upwards) by {across}, % of peak; areas: share of the time"
+    keys = Markup("").join(_KEY.format(f"series-{place % SERIES}", kind) for place, kind in enumerate(kinds))
+    field = Markup(
+        '<div class="chart-plot points" role="img" aria-label="Chart of {}"><div class="unit">{}</div>'
+        '<svg class="chart-left">{}</svg><svg class="chart-field">{}{}</svg><svg class="chart-below">{}</svg></div>'
+    )
+    return _keys(keys) + field.format(caption, caption, left, grid, drawn, below)
 
 
 def figure(value: float) -> str:

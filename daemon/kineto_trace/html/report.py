@@ -46,7 +46,10 @@ SHOWN = (
     "gpu_summary",
     "idle_causes",
     "gpu_utilization",
+    "counter_curves",
+    "gpu_clocks",
     "kernels",
+    "roofline",
     "operators",
     "python_samples",
     "threads",
@@ -56,7 +59,9 @@ SHOWN = (
     "recommendations",
 )
 OF_SEVERAL = frozenset({"ranks", "rank_what_if", "rank_waits", "step_spread", "time_causes"})  # not of one rank alone
-CHART_ALONE = frozenset({"step_breakdown", "gpu_utilization", "memory_curve"})  # whose tables are thousands of rows
+CHART_ALONE = frozenset(
+    {"step_breakdown", "gpu_utilization", "counter_curves", "memory_curve"}
+)  # whose tables are thousands of rows
 FLAME, LEAST_STACK = "flame_graph", 0.2  # %: stacks with less are one frame
 FLAMES = tuple(Request(view=FLAME, options={"of": of, "least": LEAST_STACK}) for of in ("python", "ops"))
 FLAME_TITLES = ("Python functions", "Operators and annotations")

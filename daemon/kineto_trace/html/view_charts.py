@@ -12,6 +12,7 @@ from kineto_trace.analysis.diff.view_differences import compared_pairs
 from kineto_trace.html.charts import (
     SERIES,
     Box,
+    FieldPoint,
     Pair,
     Series,
     boxes,
@@ -19,10 +20,21 @@ from kineto_trace.html.charts import (
     histogram,
     lines,
     pair_bars,
+    point_field,
     stacked_bars,
 )
 from kineto_trace.view_api.column_units import scaled_unit
-from kineto_trace.view_api.plot_shapes import SHAPES, Curve, Histogram, NamedParts, Pairs, Parts, Spread, with_bars_of
+from kineto_trace.view_api.plot_shapes import (
+    SHAPES,
+    Curve,
+    Histogram,
+    NamedParts,
+    Pairs,
+    Parts,
+    Points,
+    Spread,
+    with_bars_of,
+)
 from kineto_trace.view_api.result_data import ResultData
 from kineto_trace.view_api.shape_values import (
     OTHERS,
@@ -198,6 +210,18 @@ def _histogram(result: ResultData, shape: Histogram, _: int) -> Markup:
     return histogram(counts.tolist(), float(edges[0]), float(edges[-1]), title_of(result, shape.value), unit)
 
 
+def _points(result: ResultData, shape: Points, _: int) -> Markup:
+    across, up, size = (numbers(result, name) for name in (shape.across, shape.up, shape.size))
+    names, kinds = labels(result, shape.label), result.values(shape.kind)
+    drawn = [
+        FieldPoint(
+            label=names[row], across=across[row], up=up[row], kind=str(kinds[row]), size=float(np.nan_to_num(size[row]))
+        )
+        for row in np.flatnonzero(np.isfinite(across) & np.isfinite(up)).tolist()
+    ]
+    return point_field(drawn, title_of(result, shape.across), title_of(result, shape.up))
+
+
 def _known(values: Values) -> list[float | None]:
     return [value if np.isfinite(value) else None for value in values.tolist()]
 
@@ -209,4 +233,5 @@ _DRAW: Mapping[type, Callable[[ResultData, Any, int], Markup]] = {
     Pairs: pairs,
     Spread: _spread,
     Histogram: _histogram,
+    Points: _points,
 }

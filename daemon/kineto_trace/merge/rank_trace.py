@@ -63,7 +63,8 @@ class RankTraceFacts:
 def open_rank(path: Path) -> Trace:
     """Opens the trace in the form of a Chrome trace, even if it is a capture. Raises TraceError, OSError."""
     trace = open_trace(path)
-    if is_verbatim(trace):
+    counters = trace.table("counter")
+    if is_verbatim(trace) and (counters.origin or not len(counters)):
         if MERGED in (trace.head or {}):
             raise FileError(f"{path} is already a merged trace: name the traces of the ranks")
         return trace

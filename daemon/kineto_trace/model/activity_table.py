@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
-from kineto_agent.protocol.schema import RESERVED_COLUMNS
+from kineto_agent.protocol.schema import RESERVED_COLUMNS, TRACKS
 
 from kineto_trace.model.event_kinds import Arg
 
@@ -67,6 +67,8 @@ ROW_COLUMNS = {
     ViewerRow.GPU: {**LEAST_COLUMNS, "device": "uint32", "context": "uint32", "stream": "uint32"},
     ViewerRow.CALL: {**LEAST_COLUMNS, "thread": "uint32"},
 }
+# What queries add to each table. Columns of the other track are forbidden to plug-ins only: rocm_memory has a device.
+_ADDED_COLUMNS = RESERVED_COLUMNS.difference(*TRACKS.values())
 _NO_ARGUMENTS = frozenset(("start", "duration", "name", "thread", "external_id"))
 _COLUMN = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _DTYPE = re.compile(r"u?int(8|16|32|64)|float64")
@@ -100,7 +102,7 @@ def declared_from_json(name: str, value: Any) -> ActivityTable:
     columns = tuple(Column(**entry) for entry in entries)
     types = {column.name: column.dtype for column in columns}
     assert row is not None
-    _need(not (types.keys() - ROW_COLUMNS[row].keys()) & RESERVED_COLUMNS, "columns")
+    _need(not types.keys() & _ADDED_COLUMNS, "columns")
     _need(len(types) == len(columns) and ROW_COLUMNS[row].items() <= types.items(), "columns")
     _need(next(column for column in columns if column.name == "name").text, "columns")
     return ActivityTable(name=name, row=row, meaning=value["meaning"], columns=columns)

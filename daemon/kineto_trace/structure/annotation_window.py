@@ -66,7 +66,7 @@ def find_window(context: Context, annotation: str, instance: Instance, *, option
 
 def _whole(context: Context) -> Window:
     tables = [table for table in context.trace.tables.values() if "start" in table.columns and len(table)]
-    tables = [table for table in tables if table.kind not in ("flow", "other", "overhead")]
+    tables = [table for table in tables if table.kind not in ("flow", "other", "overhead", "counter")]
     if not tables:
         return Window(context.trace.window_start_ns, context.trace.window_end_ns)
     start = min(int(table["start"].min()) for table in tables)

@@ -14,6 +14,9 @@ _WORDS: Mapping[str, str] = {  # of names of columns, as people write them
     "gpus": "GPUs",
     "cpu": "CPU",
     "sm": "SM",
+    "dram": "DRAM",
+    "pcie": "PCIe",
+    "nvlink": "NVLink",
     "gil": "GIL",
     "sql": "SQL",
     "id": "ID",
@@ -28,7 +31,20 @@ _WORDS: Mapping[str, str] = {  # of names of columns, as people write them
     "busbw": "bus bandwidth",
     "std": "standard deviation",
 }
-_UNIT_SUFFIXES = ("_us", "_ns", "_pct", "_bytes", "_gb_s", "_tflop_s", "_tflop", "_gflop", "_flop_byte")
+_UNIT_SUFFIXES = (
+    "_us",
+    "_ns",
+    "_pct",
+    "_bytes",
+    "_gb_s",
+    "_tflop_s",
+    "_tflop",
+    "_gflop",
+    "_flop_byte",
+    "_mhz",
+    "_w",
+    "_c",
+)
 
 
 def heading(column: ResultColumn) -> str:

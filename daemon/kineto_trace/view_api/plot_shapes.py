@@ -69,7 +69,21 @@ class Pairs:
     depth: str = ""
 
 
-Shape = Curve | Parts | NamedParts | Spread | Histogram | Pairs
+@dataclass(frozen=True, slots=True)
+class Points:
+    """One point per row at two percentages. kind: the column whose texts have a colour each.
+
+    size: the column with the percentage that a point's area stands for.
+    """
+
+    label: tuple[str, ...]
+    across: str
+    up: str
+    kind: str
+    size: str
+
+
+Shape = Curve | Parts | NamedParts | Spread | Histogram | Pairs | Points
 _GPU = ("rank", "device")
 _STREAM = (*_GPU, "stream")
 _STEP = ("rank", "step")
@@ -96,6 +110,7 @@ SHAPES: Mapping[str, Shape] = {
     "call_tree": Parts(("rank", "name"), _SELF_TIMES),
     "collective_summary": Parts(("collective", "bytes"), ("total_us",)),
     "collectives": Histogram("duration_us"),
+    "counter_curves": Curve("time_ns", ("value_pct",), (*_GPU, "counter")),
     "critical_path_breakdown": NamedParts(("rank",), "bound_by", "time_us"),
     "cuda_graphs": Parts(("rank", "graph"), ("total_us",)),
     "data_loading": Parts(("rank", "what", "function"), ("time_us",)),
@@ -140,6 +155,7 @@ SHAPES: Mapping[str, Shape] = {
     "rank_waits": Parts(("rank", "waits_for"), ("wait_us",)),
     "rank_what_if": Parts(("change",), ("saving_us",)),
     "ranks": Parts(("rank",), ("computation_us", "communication_us"), whole="step_us"),
+    "roofline": Points(("rank", "device", "name"), "dram_pct", "compute_pct", "verdict", "share_pct"),
     "sm_efficiency": Curve("start_ns", ("sm_efficiency_pct",), _GPU),
     "step_breakdown": Parts(_STEP, _STEP_PARTS, of_job="average"),
     "step_phases": Parts(_STEP, _PHASES),

@@ -1,4 +1,4 @@
-"""Draws results with matplotlib: values over time, bars of parts, boxes and histograms.
+"""Draws results with matplotlib: values over time, bars of parts, boxes, histograms and fields of points.
 
 What is drawn of each view is in plot_shapes.py. Texts of traces are drawn as they are: no text is mathematics, steers a
 terminal or hides a label. There are at most MAX_BARS bars and MAX_LINES lines, and the title says if there were more.
@@ -12,7 +12,7 @@ import numpy as np
 from kineto_trace.base.quantities import shortened
 from kineto_trace.base.visible_text import one_line
 from kineto_trace.errors import ViewError
-from kineto_trace.view_api.plot_shapes import SHAPES, Curve, Histogram, NamedParts, Pairs, Parts, Spread
+from kineto_trace.view_api.plot_shapes import SHAPES, Curve, Histogram, NamedParts, Pairs, Parts, Points, Spread
 from kineto_trace.view_api.result_data import ResultData
 from kineto_trace.view_api.result_frames import needed
 from kineto_trace.view_api.shape_values import (
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 MAX_BARS, MAX_LINES, MAX_TEXT = 40, 12, 48
 BAR_INCHES, WIDTH_INCHES, HEIGHT_INCHES = 0.3, 9.0, 3.6
 BINS = 50
+POINT_AREA, MAX_NAMES = 12.0, 5  # square points of the smallest point, and for each per cent more; points with names
 
 
 def plot(result: ResultData, ax: "Axes | None" = None) -> "Axes":
@@ -45,7 +46,8 @@ def plot(result: ResultData, ax: "Axes | None" = None) -> "Axes":
     if not len(result):
         raise ViewError(f"view {result.view} has no rows to draw{''.join(f': {note}' for note in result.notes[:1])}")
     if ax is None:
-        height = BAR_INCHES * min(len(result), MAX_BARS) + 1 if not isinstance(shape, (Curve, Histogram)) else 0
+        bars = not isinstance(shape, (Curve, Histogram, Points))
+        height = BAR_INCHES * min(len(result), MAX_BARS) + 1 if bars else 0
         figure = needed("matplotlib.pyplot", "notebook").figure
         ax = figure(figsize=(WIDTH_INCHES, max(height, HEIGHT_INCHES)), layout="constrained").add_subplot()
     assert ax is not None
@@ -134,6 +136,24 @@ def _histogram(result: ResultData, shape: Histogram, ax: "Axes") -> str:
     return ""
 
 
+def _points(result: ResultData, shape: Points, ax: "Axes") -> str:
+    """Draws one point per row, in the colour of its kind; those of most time are named."""
+    across, up, size = (numbers(result, name) for name in (shape.across, shape.up, shape.size))
+    kinds, names = np.array(result.values(shape.kind), str), labels(result, shape.label)
+    for kind in dict.fromkeys(kinds.tolist()):
+        own = kinds == kind
+        area = POINT_AREA * (1 + np.nan_to_num(size[own]))
+        ax.scatter(across[own], up[own], s=area, alpha=0.6, label=_text(kind))
+    for row in np.argsort(-np.nan_to_num(size), kind="stable")[:MAX_NAMES].tolist():
+        if np.isfinite(across[row]) and np.isfinite(up[row]):
+            ax.annotate(_text(names[row]), (across[row], up[row]), fontsize="x-small")
+    for axis, name, limits in ((ax.set_xlabel, shape.across, ax.set_xlim), (ax.set_ylabel, shape.up, ax.set_ylim)):
+        axis(f"{title_of(result, name)} (%)")
+        limits(0, 100)
+    ax.legend(fontsize="small")
+    return ""
+
+
 _DRAW: Mapping[type, Callable[[ResultData, Any, Any], str]] = {
     Curve: _curve,
     Parts: _parts,
@@ -141,6 +161,7 @@ _DRAW: Mapping[type, Callable[[ResultData, Any, Any], str]] = {
     Pairs: _pairs,
     Spread: _spread,
     Histogram: _histogram,
+    Points: _points,
 }
 
 

@@ -35,7 +35,7 @@ from kinetod.counters.sampler_connections import SamplerConnections
 
 ANSWER_S = 30.0  # beyond what the other side allows the driver
 STOP_S = 10.0
-_UUID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}")
+_UUID = re.compile(r"[A-Za-z0-9][A-Za-z0-9:.-]{0,63}")  # AMD's and Intel's may be PCI addresses
 Said = TypeVar("Said", messages.GpusReply, messages.BaseMetricsReply, messages.PlanReply)
 
 
@@ -154,6 +154,16 @@ class CounterClient:
     async def stop(self) -> None:
         """Ends what was started."""
         await self._connections.stop()
+
+    async def problem(self) -> str:
+        """Why kinetod-counters does not answer; empty: it does. No driver is asked."""
+        try:
+            connection, said, descriptor = await self._exchange(messages.StopSampling())
+        except CounterError as exc:
+            return exc.reason
+        connection.close()
+        _close(descriptor)
+        return "" if isinstance(said, messages.SamplingStopped) else _refusal(said).reason
 
     async def gpus(self) -> GpuList:
         """Every GPU that could be measured, and why others cannot."""

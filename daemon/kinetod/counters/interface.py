@@ -4,7 +4,7 @@ Theory of operation
     counter_client.py (in the daemon)     one connection for each GPU; takes the rows, and knows what was lost
     sampler_server.py (kinetod-counters)  one thread for each GPU; the connection's end ends the sampling
     backends.py, backend_group.py         which backends there are, and those of several vendors as one
-    a backend                             a folder or file for each: cupti, cupti_python.py
+    a backend                             a folder or file for each: amdgpu, cupti, level_zero, cupti_python.py
 
     A backend runs in kinetod-counters only, since a driver may hang or crash. `open`, `devices`, `plan` and `start` may
     block for seconds. It holds a GPU's counters from `start` to the end of `run`, and no longer: most GPUs have one set

@@ -139,17 +139,11 @@ class IntelSysman:
         return [self._state(device) for device in self._devices]
 
     def read_processes(self) -> list[GpuState]:
-        """Empty: that is the kernel's word."""
-        return []
+        """Every GPU's identity, by which counters know it; which processes are on it is the kernel's word."""
+        return [GpuState(**_identity(device)) for device in self._devices]
 
     def _state(self, device: _Device) -> GpuState:
-        identity: dict[str, Any] = {
-            "vendor": "intel",
-            "index": device.index,
-            "uuid": device.uuid,
-            "name": device.name,
-            "pci_bus_id": device.pci_bus_id,
-        }
+        identity = _identity(device)
         try:
             return GpuState(**identity, **self._values(device))
         except SysmanError as exc:
@@ -242,6 +236,16 @@ class IntelSysman:
             rate = device.rate(name, stats[f"{name}Counter"], stats["timestamp"])
             found[f"pcie_{word}_bytes_per_second"] = None if rate is None else rate / _MICRO
         return found
+
+
+def _identity(device: _Device) -> dict[str, Any]:
+    return {
+        "vendor": "intel",
+        "index": device.index,
+        "uuid": device.uuid,
+        "name": device.name,
+        "pci_bus_id": device.pci_bus_id,
+    }
 
 
 def _address(pci: dict[str, Any]) -> str:

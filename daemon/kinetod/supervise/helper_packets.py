@@ -7,6 +7,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from kinetod.base.safe_text import clean
+
+MAX_QUOTED_CHARS = 500
 _HEAD = struct.Struct("<4sH")  # magic, version
 T = TypeVar("T")
 
@@ -41,4 +44,5 @@ class PacketFormat:
         try:
             return decoder.decode(packet[_HEAD.size :])
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-            raise self.bad(f"a message that cannot be decoded: {exc}") from exc
+            # It quotes what the other side has sent, of any length.
+            raise self.bad(f"a message that cannot be decoded: {clean(str(exc), MAX_QUOTED_CHARS)}") from exc

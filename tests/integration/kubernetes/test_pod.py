@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from support.peers.kubelet import GPU_0, LLAMA, running_kubelet
 from support.peers.kubelet import pod as resources
-from support.peers.kubernetes import MANIFESTS, base_daemon_set, containers
+from support.peers.kubernetes import MANIFESTS, base_daemon_set, containers, patched
 from support.service import subjects
 from support.service.attach_service import OWNER_UID, as_caller, unprivileged
 from support.service.cli import run_process
@@ -27,6 +27,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.geteuid() != 0, reason="ne
 MODULES = {
     "/opt/kinetod/bin/kinetod": ["-m", "kinetod"],
     "/opt/kinetod/bin/kinetod-attach": ["-m", "kinetod.attach_helper"],
+    "/opt/kinetod/bin/kinetod-counters": ["-m", "kinetod.counters"],
     "/opt/kinetod/bin/python3": [],
 }
 # Python may lie in /root here; in the image everybody can read it.
@@ -38,11 +39,12 @@ class Pod:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.containers = containers(base_daemon_set())
+        self.containers = containers(patched(base_daemon_set(), "counters"))
         self._running: list[subprocess.Popen[bytes]] = []
-        for folder in (*self.folders(), "run/kinetod-attach", "etc/kinetod"):
+        for folder in (*self.folders(), "run/kinetod-attach", "run/kinetod-counters", "etc/kinetod"):
             (root / folder).mkdir(parents=True)
-        (root / "run/kinetod-attach").chmod(0o777)  # as the kubelet makes an emptyDir
+        for folder in ("run/kinetod-attach", "run/kinetod-counters"):
+            (root / folder).chmod(0o777)  # as the kubelet makes an emptyDir
         for name in ("config.toml", "attach.toml"):
             (root / "etc/kinetod" / name).write_text(self.here((MANIFESTS / "base" / name).read_text()))
 
@@ -157,6 +159,32 @@ def test_what_a_front_end_that_was_taken_over_puts_in_the_place_of_a_folder_give
         subprocess.run(["setpriv", "--reuid=64970", "--regid=64970", "--clear-groups", *arguments], check=False)
     assert pod.run("folders") == 0  # of the next pod
     assert pod.mode("etc/of-the-node")[1:] == (0, 0)
+
+
+COUNTERS = """
+import asyncio, sys
+from pathlib import Path
+from kinetod.counters.counter_client import CounterClient
+from kinetod.counters.interface import CounterError
+from kinetod.counters.sampler_connections import CountersService
+try:
+    print(len(asyncio.run(CounterClient(CountersService(Path(sys.argv[1]))).gpus()).gpus), "GPUs")
+except CounterError as exc:
+    print(exc.code, exc)
+"""
+
+
+def test_the_sampler_of_counters_serves_the_front_end_and_nobody_else(pod: Pod) -> None:
+    path = pod.root / "run/kinetod-counters/counters.sock"
+    assert not pod.probe("counters", "livenessProbe")
+    pod.start("counters")
+    until(lambda: pod.probe("counters", "startupProbe"), "the sampler answers", 60, state=pod.log)
+    assert pod.mode("run/kinetod-counters/counters.sock") == (0o660, 0, 64970)
+    done = as_caller(64970, COUNTERS, str(path))
+    assert done.stdout.startswith(("0 GPUs", "COUNTERS_UNAVAILABLE")), (done.stdout, done.stderr, pod.log())
+    done = as_caller(OWNER_UID, COUNTERS, str(path))
+    assert "Permission denied" in done.stdout, (done.stdout, done.stderr)
+    assert pod.stop() == [0]
 
 
 WHOSE = """

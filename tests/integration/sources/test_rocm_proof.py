@@ -36,7 +36,7 @@ def test_every_check_passes_where_the_trace_says_what_the_program_says(tmp_path:
     passed = {check["check"] for check in found["checks"] if check["passed"]}
     assert passed >= {
         "live attach", "live attach: times", "environment", "many launches", "captures in a row", "exit",
-        "kinetoctl run", "beside another profiler", "the other profiler",
+        "kinetoctl run", "beside another profiler", "the other profiler", "counters",
     }  # fmt: skip
     assert found["facts"]["fake"] == "rocprofiler-sdk 10305"
 

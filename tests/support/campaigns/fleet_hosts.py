@@ -186,7 +186,7 @@ async def start_host(
         diagnoser=Diagnoser(registry, attaching=False),
         host_diagnoser=HostDiagnoser(settings, registry, shared.gpus, folder.name),
         counters=CounterWatcher(
-            CounterSource(make_counters(config, stack), GpuAccess(registry, shared.gpus), shared.gpus), settings
+            CounterSource(make_counters(config, stack), GpuAccess(registry, shared.gpus)), settings
         ),
         gate=gate,
         settings=settings,

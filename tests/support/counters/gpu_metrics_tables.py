@@ -161,7 +161,7 @@ class PlayedAmdgpu:
         for number in range(len(versions)):
             self.host.write(
                 self.host.sys / f"class/kfd/kfd/topology/nodes/{number}",
-                {"gpu_id": "1", "properties": f"drm_render_minor {128 + number}\ngfx_target_version 90402"},
+                {"gpu_id": str(number + 1), "properties": f"drm_render_minor {128 + number}\ngfx_target_version 90402"},
             )
         self.uuids = [f"a{number:015x}" for number in range(len(versions))]
         self.ticks = 0

@@ -22,6 +22,7 @@ from kinetoctl.web.shared.fleet_hosts import hosts_of_service
 from kinetod.__main__ import command as kinetod_command
 from kinetod.attach_helper import allow_list
 from kinetod.attach_helper.__main__ import command as attach_command
+from kinetod.counters.__main__ import command as counters_command
 from support.peers.kubernetes import (
     MANIFESTS,
     OVERLAYS,
@@ -72,7 +73,7 @@ def test_the_daemon_set_with_components_is_what_the_api_s_schema_says(names: lis
     for version in (OLDEST, NEWEST):
         validate(daemon_set, version)
     found = containers(daemon_set)
-    assert len(found) == len(CONTAINERS) and found["attach"] == CONTAINERS["attach"]
+    assert found.keys() - CONTAINERS.keys() == {"counters"} & set(names) and found["attach"] == CONTAINERS["attach"]
     volumes = {volume["name"] for volume in daemon_set["spec"]["template"]["spec"]["volumes"]}
     assert {mount["name"] for each in found.values() for mount in each["volumeMounts"]} <= volumes
 
@@ -119,6 +120,37 @@ def test_the_helper_has_the_capabilities_of_its_systemd_unit_and_no_others() -> 
     (listed,) = re.findall(r"^CapabilityBoundingSet=(.*)$", unit, re.MULTILINE)
     capabilities = containers(base_daemon_set())["attach"]["securityContext"]["capabilities"]
     assert capabilities == {"drop": ["ALL"], "add": [name.removeprefix("CAP_") for name in listed.split()]}
+
+
+def test_the_sampler_of_counters_has_no_right_at_all_and_asks_for_no_gpu() -> None:
+    sampler = containers(patched(base_daemon_set(), "counters"))["counters"]
+    assert sampler["securityContext"] == {
+        "runAsUser": 0,
+        "runAsGroup": FRONT_END,
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    assert {mount["name"] for mount in sampler["volumeMounts"]} == {"counters-socket", "temporary"}
+    assert {name for kind in sampler["resources"].values() for name in kind} == {"cpu", "memory"}
+
+
+def test_the_front_end_asks_and_the_probe_looks_where_the_sampler_of_counters_listens() -> None:
+    found = containers(patched(base_daemon_set(), "counters"))
+    sampler, front_end = found["counters"], found["kinetod"]
+    program, *arguments = sampler["command"]
+    known = {text for each in counters_command.params for text in each.opts}
+    assert Path(program).name == "kinetod-counters"
+    assert {argument.partition("=")[0] for argument in arguments} <= known
+    options = dict(argument.split("=") for argument in arguments)
+    environ = {each["name"]: each["value"] for each in front_end["env"]}
+    assert environ == {"KINETOD_COUNTERS_SOCKET": options["--socket"]}
+    assert int(options["--caller"]) == front_end["securityContext"]["runAsUser"]
+    for probe in ("startupProbe", "livenessProbe"):
+        assert sampler[probe]["exec"]["command"][-1] == f"counters:{options['--socket']}"
+    (mount,) = (each for each in front_end["volumeMounts"] if each["name"] == "counters-socket")
+    assert mount["readOnly"] is True and options["--socket"].startswith(f"{mount['mountPath']}/")
 
 
 def test_the_helper_has_no_seccomp_filter_of_its_own() -> None:

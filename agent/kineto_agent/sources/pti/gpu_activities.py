@@ -152,7 +152,7 @@ def _unknown_version(version: str, path: str) -> str:
     return (
         "%s is PTI version %s, whose record layouts this agent does not know, so it does not record with it. "
         "Known: %s. Update kineto-agent and kinetod, or install an intel-pti of a known version"
-        % (path, version, ", ".join(KNOWN))
+        % (path, version, ", ".join(known for known in KNOWN if version_pair(known) >= _SAFE_FROM))
     )
 
 

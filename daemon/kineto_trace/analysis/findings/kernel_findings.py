@@ -15,6 +15,7 @@ import numpy.typing as npt
 from kineto_trace.analysis.causes.time_causes import ELEMENTWISE, GPU_CAUSES, gpu_causes, time_causes
 from kineto_trace.analysis.counters.roofline import (
     BOUND,
+    COMPUTE_BOUND,
     LATENCY_BOUND,
     MEMORY_BOUND,
     PIPE_USED,
@@ -143,14 +144,17 @@ def _memory_use(context: Context, chosen: Flags) -> str:
 def small_grids(context: Context) -> Iterator[Finding]:
     """Kernels with fewer blocks than the GPU has multiprocessors, so that a part of it has nothing to do.
 
-    Of kernels whose counters say how busy the multiprocessors were, that counts instead of their blocks.
+    Of kernels whose counters say how busy the multiprocessors were, that counts instead of their blocks; those that use
+    the memory or arithmetic units well leave nothing idle that they could use.
     """
     per_sm, activity = context.get(launch_figures).blocks_per_sm, context.get(gpu)
     took = context.get(measured_times)
     rows = np.flatnonzero((activity.kind == KERNEL) & ~activity.communication & (took >= SMALL_GRID_NS))
     blocks, busy = per_sm[activity.row[rows]], context.get(activity_use)["sm_busy"][rows]
     measured = ~np.isnan(busy)
-    small = np.where(measured, busy < BOUND, (blocks > 0) & (blocks < 1))
+    verdict = context.get(activity_verdicts)[rows]
+    well = np.isin(verdict, [VERDICTS.index(name) for name in (MEMORY_BOUND, COMPUTE_BOUND)])
+    small = np.where(measured, busy < BOUND, (blocks > 0) & (blocks < 1)) & ~well
     if not small.any():
         return
     rows, blocks, busy, measured = rows[small], blocks[small], busy[small], measured[small]

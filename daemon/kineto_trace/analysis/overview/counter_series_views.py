@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.analysis.counters.sampled_counters import sampled_counters
+from kineto_trace.analysis.counters.sampled_counters import NO_COUNTERS as NO_HARDWARE
+from kineto_trace.analysis.counters.sampled_counters import PERCENT, SampledCounter, sampled_counters
 from kineto_trace.analysis.host_time.thread_views import counters_of
 from kineto_trace.errors import ViewError
 from kineto_trace.formats.chrome.counter_rows import gap_rows
@@ -57,11 +58,15 @@ def counter_series(context: Context) -> list[CounterValues]:
 def _of_hardware(context: Context) -> Iterator[CounterValues]:
     """The samples of the hardware's counters; where none follows at once, what was sampled ends."""
     for track in context.get(sampled_counters):
-        ends = np.append(track.end[:-1] < track.start[1:], True)[: len(track)]
-        time = np.concatenate([track.start, track.end[ends]])
-        value = np.concatenate([track.value, np.full(int(np.count_nonzero(ends)), np.nan)])
-        order = np.argsort(time, kind="stable")
-        yield CounterValues(f"GPU{track.device}: {track.label}", track.unit, time[order], value[order])
+        yield _samples_of(track)
+
+
+def _samples_of(track: SampledCounter) -> CounterValues:
+    ends = np.append(track.end[:-1] < track.start[1:], True)[: len(track)]
+    time = np.concatenate([track.start, track.end[ends]])
+    value = np.concatenate([track.value, np.full(int(np.count_nonzero(ends)), np.nan)])
+    order = np.argsort(time, kind="stable")
+    return CounterValues(f"GPU{track.device}: {track.label}", track.unit, time[order], value[order])
 
 
 def _of_kernel(context: Context) -> Iterator[CounterValues]:
@@ -107,6 +112,21 @@ def _of_file(context: Context) -> Iterator[CounterValues]:
         yield CounterValues(shown, "", table["start"][places], np.array(values))
 
 
+def _check(name: str, max_points: int) -> None:
+    """Raises ViewError for a number of points that is no curve."""
+    if max_points < 0 or 0 < max_points < 3:
+        raise ViewError(f"view {name}: max_points={max_points} cannot show a curve; use 3 or more, or 0 for all")
+
+
+def _shown(series: CounterValues, since_ns: int, max_points: int) -> Ints:
+    """Returns the places that show the shape of the curve best; all of them if they are few, or if max_points is 0."""
+    if not max_points or len(series.time) <= max_points:
+        return np.arange(len(series.time))
+    known = np.flatnonzero(np.isfinite(series.value))
+    points = np.stack([(series.time[known] - since_ns) / 1000, series.value[known]], axis=1)
+    return known[largest_triangles(points, max_points)]
+
+
 @view(
     "counters",
     columns(
@@ -130,18 +150,11 @@ def counters(context: Context, *, max_points: int = 0) -> Answer:
     - max_points: the maximum number of rows per counter; the rows that show the shape of the curve best are kept
       (largest triangle three buckets). 0 keeps all.
     """
-    if max_points < 0 or 0 < max_points < 3:
-        raise ViewError(f"view counters: max_points={max_points} cannot show a curve; use 3 or more, or 0 for all")
+    _check("counters", max_points)
     values: dict[str, list[Any]] = {column.name: [] for column in counters.columns}
     for series in counter_series(context):
         since = (series.time - context.trace.window_start_ns) / 1000
-        points = np.stack([since, series.value], axis=1)
-        known = np.isfinite(series.value)
-        rows = (
-            np.flatnonzero(known)[largest_triangles(points[known], max_points)]
-            if max_points
-            else np.arange(len(points))
-        )
+        rows = _shown(series, context.trace.window_start_ns, max_points)
         values["counter"] += [series.name] * len(rows)
         values["unit"] += [series.unit or None] * len(rows)
         values["time_ns"] += series.time[rows].tolist()
@@ -182,4 +195,34 @@ def counter_summary(context: Context) -> Answer:
         values["min"].append(float(value.min()))
         values["max"].append(float(value.max()))
         values["last"].append(float(value[-1]))
+    return Answer(values)
+
+
+@view(
+    "counter_curves",
+    columns(
+        ("device", "int", "", "GPU index in the process"),
+        ("counter", "text", "", "name of the counter"),
+        ("time_ns", "int", "ns", "Unix time at which a sample begins, or from which on none follows"),
+        ("value_pct", "float", "%", "value of the sample; missing: none follows"),
+    ),
+    nothing=NO_HARDWARE,
+)
+def counter_curves(context: Context, *, max_points: int = 1000) -> Answer:
+    """The hardware counters that are percentages, over time, one curve for each GPU and counter.
+
+    Options:
+    - max_points: the maximum number of rows per curve, as of the view counters. 0 keeps all.
+    """
+    _check("counter_curves", max_points)
+    values: dict[str, list[Any]] = {column.name: [] for column in counter_curves.columns}
+    for track in context.get(sampled_counters):
+        if track.unit != PERCENT or not len(track):
+            continue
+        series = _samples_of(track)
+        rows = _shown(series, context.trace.window_start_ns, max_points)
+        values["device"] += [track.device] * len(rows)
+        values["counter"] += [track.label] * len(rows)
+        values["time_ns"] += series.time[rows].tolist()
+        values["value_pct"] += series.value[rows].tolist()
     return Answer(values)

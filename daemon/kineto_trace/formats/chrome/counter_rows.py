@@ -18,7 +18,7 @@ Ints = npt.NDArray[np.int64]
 Columns = dict[str, npt.NDArray[Any]]
 
 
-def fill_counters(columns: Columns, tid: Ints, category: npt.NDArray[np.int32], strings: list[str]) -> Columns:
+def fill_counters(columns: Columns, tid: Ints, category: npt.NDArray[Any], strings: list[str]) -> Columns:
     """Fills the columns of the table but for the lengths of the samples. Returns further origin columns.
 
     columns: as the file has them, with names. tid, category: of each row.

@@ -67,10 +67,13 @@ def write_counters(tracks: Iterable[CounterTrack], trace: Trace, base: int, sink
         sink.rows(RowWriter(fields), len(track.time))
 
 
-def _process(trace: Trace, device: int) -> bytes:
-    """The process that the file has for a GPU: where its kernels are, and by default the GPU's number."""
+def gpu_pid(trace: Trace, device: int) -> int:
+    """Returns the pid that a file has for a GPU: where its kernels are, and by default the GPU's number."""
     kernels = trace.table("kernel")
-    if "pid" not in kernels.origin:
-        return b"%d" % device
-    pid = int(kernels.origin["pid"][kernels["device"] == device][0])
+    own = kernels.origin["pid"][kernels["device"] == device] if kernels.origin else np.empty(0, np.int64)
+    return int(own[0]) if len(own) else device
+
+
+def _process(trace: Trace, device: int) -> bytes:
+    pid = gpu_pid(trace, device)
     return b"%d" % pid if pid > TEXT_ID else b'"%s"' % escaped(trace.strings[TEXT_ID - pid])

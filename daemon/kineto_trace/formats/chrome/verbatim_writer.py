@@ -15,6 +15,7 @@ Theory of operation
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ from kineto_trace.arrays.codec import (
 )
 from kineto_trace.formats.chrome.constant_fields import folded
 from kineto_trace.formats.chrome.counter_rows import SHOWN
-from kineto_trace.formats.chrome.counter_tracks import CounterTrack, write_counters
+from kineto_trace.formats.chrome.counter_tracks import CounterTrack, hardware_tracks, write_counters
 from kineto_trace.formats.shared.text_sinks import TextSink, escaped
 from kineto_trace.model import event_kinds as bits
 from kineto_trace.model.activity_tables import COUNTER, KINDS, MEMORY
@@ -53,15 +54,22 @@ Columns = Mapping[str, AnyArray]
 
 
 def is_verbatim(trace: Trace) -> bool:
-    """Tells whether all rows of the trace have the origin columns of their file."""
-    return trace.head is not None and all(table.origin or not len(table) for table in trace.tables.values())
+    """Tells whether all activities of the trace have the origin columns of their file.
+
+    Samples of counters may have been recorded beside the file.
+    """
+    return trace.head is not None and all(
+        table.origin or not len(table) or table.kind == COUNTER for table in trace.tables.values()
+    )
 
 
 def write_verbatim(trace: Trace, sink: TextSink, tracks: Sequence[CounterTrack] = ()) -> None:
     """Writes the whole file into the sink: head, counters that are not in the trace, events, Kineto's last member."""
     head = trace.head or {}
     begin_file(head, sink)
-    write_counters(tracks, trace, base_ns(head, []), sink)
+    if _of_file(trace):  # otherwise a comma would be the last one
+        beside = () if trace.table(COUNTER).origin else hardware_tracks(trace)
+        write_counters(chain(beside, tracks), trace, base_ns(head, []), sink)
     write_events(trace, base_ns(head, []), sink)
     end_file(head, sink)
 
@@ -98,7 +106,7 @@ def write_rows(trace: Trace, tables: Sequence[Table], base: int, sink: TextSink)
 
 def write_events(trace: Trace, base: int, sink: TextSink) -> None:
     """Writes all events in the order of their file, without a comma after the last one."""
-    tables = [table for table in trace.tables.values() if len(table)]
+    tables = _of_file(trace)
     if not tables:
         return
     writer = _Forms(_Words(trace.strings, tables), base)
@@ -109,6 +117,10 @@ def write_events(trace: Trace, base: int, sink: TextSink) -> None:
     last = len(order) - 1
     sink.rows(MixedWriter(writer.forms, form[:last], row[:last]), last)
     sink.rows(MixedWriter([_without_comma(writer.forms[form[last]])], np.zeros(1, np.uint32), row[last:]), 1)
+
+
+def _of_file(trace: Trace) -> list[Table]:
+    return [table for table in trace.tables.values() if len(table) and table.origin]
 
 
 def _without_comma(form: Sequence[Field]) -> Sequence[Field]:

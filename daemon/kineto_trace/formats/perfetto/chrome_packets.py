@@ -21,6 +21,7 @@ from kineto_trace.arrays.codec import Interner
 from kineto_trace.arrays.id_sets import distinct, lookup, unique_values
 from kineto_trace.formats.chrome.chrome_tables import whole_number
 from kineto_trace.formats.chrome.counter_rows import gap_rows
+from kineto_trace.formats.chrome.counter_tracks import gpu_pid
 from kineto_trace.formats.perfetto.counter_parts import Place, hardware_counters
 from kineto_trace.formats.perfetto.packet_sections import AnyArray, FieldList, Ints, Numbers, PacketPart, used_numbers
 from kineto_trace.formats.perfetto.perfetto_proto import Annotations, Counter
@@ -69,6 +70,9 @@ class FileParts:
             if table.kind in (*DEVICE_TABLES, *COUNTER_TABLES)
             for value in unique_values(self._plain(table.origin["pid"])).tolist()
         }
+        if not (beside := trace.table("counter")).origin:  # recorded beside the file
+            pids = [gpu_pid(trace, device) for device in unique_values(beside["device"]).tolist()]
+            self._gpus.update(self._plain(np.array(pids, np.int64)).tolist())
         self._order: dict[tuple[int, int], int] = {}  # pid and tid, 0 for the process -> rank among its siblings
         self._names = self._metadata(trace.table("other"))
         self._by_pair = self._make_tracks(used)
@@ -208,7 +212,9 @@ class FileParts:
 
     def _below_process(self, series: HardwareSeries) -> Place:
         origin, row = self._trace.table("counter").origin, int(series.rows[0])
-        pid, tid = (int(origin[name][row]) for name in ("pid", "tid"))
+        pid, tid = gpu_pid(self._trace, series.device), series.device
+        if origin:
+            pid, tid = (int(origin[name][row]) for name in ("pid", "tid"))
         (plain,) = self._plain(np.array([pid])).tolist()
         return self._process(plain), self._json(pid), self._json(tid)
 

@@ -67,7 +67,7 @@ class CounterSource:
 
     client: CounterClient
     access: GpuAccess
-    gpus: GpuReader
+    gpus: GpuReader | None = None  # None: power and clocks are not read
 
 
 class TargetSampling:
@@ -235,7 +235,7 @@ class CaptureCounters:
 
     async def _begin_power(self, folders: Mapping[str, Sequence[Path]]) -> None:
         """Power and clocks, which nobody's counters are in the way of."""
-        if folders:
+        if folders and self._source.gpus is not None:
             limit = min(self._max_bytes, MAX_POWER_BYTES)
             self._power = await record_power(self._source.gpus, folders, max_bytes=limit)
 

@@ -33,7 +33,7 @@ _HEAT_BITS = 0x3FFF << 32
 _HARDWARE_BITS = 0x3 << 46 | 0x3 << 56  # PROCHOT, and limits of reliability
 
 
-class Reading(msgspec.Struct, frozen=True, kw_only=True):
+class TableReading(msgspec.Struct, frozen=True, kw_only=True):
     """A table, and when it was read: monotonic, in ns."""
 
     table: MetricsTable
@@ -45,10 +45,10 @@ class AmdMetric(msgspec.Struct, frozen=True, kw_only=True):
 
     metric: CounterMetric
     needs: tuple[str, ...]
-    value: Callable[[Reading, Reading], float]
+    value: Callable[[TableReading, TableReading], float]
 
 
-def passed_s(before: Reading, after: Reading) -> float:
+def passed_s(before: TableReading, after: TableReading) -> float:
     """The time between two readings, by the firmware's clock where there is one."""
     first, second = _one(before, "firmware_timestamp"), _one(after, "firmware_timestamp")
     if first is not None and second is not None and second > first:
@@ -56,13 +56,13 @@ def passed_s(before: Reading, after: Reading) -> float:
     return (after.time_ns - before.time_ns) / 1e9
 
 
-def _one(reading: Reading, field: str) -> int | None:
+def _one(reading: TableReading, field: str) -> int | None:
     values = reading.table.fields.get(field, ())
     return values[0] if values else None
 
 
-def _now(field: str, factor: float = 1.0, most: float = math.inf) -> Callable[[Reading, Reading], float]:
-    def value(_: Reading, after: Reading) -> float:
+def _now(field: str, factor: float = 1.0, most: float = math.inf) -> Callable[[TableReading, TableReading], float]:
+    def value(_: TableReading, after: TableReading) -> float:
         values = after.table.fields.get(field, ())
         found = factor * sum(values) / len(values) if values else math.nan
         return found if found <= most else math.nan
@@ -70,8 +70,8 @@ def _now(field: str, factor: float = 1.0, most: float = math.inf) -> Callable[[R
     return value
 
 
-def _rate(field: str, factor: float) -> Callable[[Reading, Reading], float]:
-    def value(before: Reading, after: Reading) -> float:
+def _rate(field: str, factor: float) -> Callable[[TableReading, TableReading], float]:
+    def value(before: TableReading, after: TableReading) -> float:
         first, second = before.table.fields.get(field, ()), after.table.fields.get(field, ())
         seconds = passed_s(before, after)
         grown = sum(second) - sum(first)
@@ -82,16 +82,16 @@ def _rate(field: str, factor: float) -> Callable[[Reading, Reading], float]:
     return value
 
 
-def _share(*fields: str) -> Callable[[Reading, Reading], float]:
+def _share(*fields: str) -> Callable[[TableReading, TableReading], float]:
     """The largest share of cycles in which one of these residencies has grown."""
 
-    def grown(before: Reading, after: Reading, field: str) -> int | None:
+    def grown(before: TableReading, after: TableReading, field: str) -> int | None:
         first, second = _one(before, field), _one(after, field)
         if first is None or second is None:
             return None
         return second - first if second >= first else second - first + _U32
 
-    def value(before: Reading, after: Reading) -> float:
+    def value(before: TableReading, after: TableReading) -> float:
         cycles = grown(before, after, _CYCLES)
         found = [each for field in fields if (each := grown(before, after, field)) is not None]
         if not cycles or not found or max(found) > cycles:
@@ -101,8 +101,8 @@ def _share(*fields: str) -> Callable[[Reading, Reading], float]:
     return value
 
 
-def _bits(mask: int) -> Callable[[Reading, Reading], float]:
-    def value(_: Reading, after: Reading) -> float:
+def _bits(mask: int) -> Callable[[TableReading, TableReading], float]:
+    def value(_: TableReading, after: TableReading) -> float:
         status = _one(after, "indep_throttle_status")
         return math.nan if status is None else float(bool(status & mask))
 
@@ -110,7 +110,7 @@ def _bits(mask: int) -> Callable[[Reading, Reading], float]:
 
 
 def _metric(
-    name: str, label: str, unit: str, value: Callable[[Reading, Reading], float], *needs: str
+    name: str, label: str, unit: str, value: Callable[[TableReading, TableReading], float], *needs: str
 ) -> AmdMetric:  # fmt: skip
     return AmdMetric(metric=CounterMetric(name=name, label=label, unit=unit), needs=needs or (name,), value=value)
 
@@ -122,13 +122,15 @@ _UMC = _metric(
     "average_umc_activity", "Memory controller busy", "%", _now("average_umc_activity", most=100.0),
     "average_umc_activity", "average_socket_power",
 )  # fmt: skip
-_POWER = (
-    _metric("energy_accumulator", "Power", "W", _rate("energy_accumulator", _ENERGY_JOULES)),
+_POWER = _metric("energy_accumulator", "Power, mean", "W", _rate("energy_accumulator", _ENERGY_JOULES))
+_CLOCK = _metric("current_gfxclk", "GPC clock", "Hz", _now("current_gfxclk", _MEGA))
+# In no set, since a trace with counters has these by other files of the driver.
+_BY_NAME = (
     _metric("average_socket_power", "Power", "W", _now("average_socket_power")),
+    _metric("curr_socket_power", "Power", "W", _now("curr_socket_power")),
+    _metric("current_uclk", "Memory clock", "Hz", _now("current_uclk", _MEGA)),
+    _metric("temperature_hotspot", "Temperature", "°C", _now("temperature_hotspot")),
 )
-_CLOCK = _metric("current_gfxclk", "SM clock", "Hz", _now("current_gfxclk", _MEGA))
-_MEMORY_CLOCK = _metric("current_uclk", "Memory clock", "Hz", _now("current_uclk", _MEGA))
-_TEMPERATURE = _metric("temperature_hotspot", "Temperature", "°C", _now("temperature_hotspot"))
 _STATUS = "indep_throttle_status"
 _THROTTLING = (
     _metric("ppt_residency_acc", "Throttled by power", "", _share("ppt_residency_acc"), "ppt_residency_acc", _CYCLES),
@@ -148,22 +150,18 @@ _XGMI = (
 
 # The names are those of metric_sets.SETS. Of several metrics with the same label, the first one that is there counts.
 SETS: Mapping[str, Sequence[AmdMetric]] = {
-    "overview": (_GPU, _DRAM, _UMC, *_POWER, _CLOCK, _MEMORY_CLOCK, _TEMPERATURE, *_THROTTLING),
-    "memory": (_DRAM, _UMC, _MEMORY_CLOCK, _GPU, *_POWER),
+    "overview": (_GPU, _DRAM, _UMC, _POWER, _CLOCK, *_THROTTLING),
+    "memory": (_DRAM, _UMC, _GPU, _CLOCK),
     "tensor": (),
     "interconnect": (*_XGMI, _GPU, _DRAM, _UMC),
 }
+ALL = (*(each for metrics in SETS.values() for each in metrics), *_BY_NAME)
 NO_TENSOR = "amdgpu's table has nothing of the matrix units or of instructions"
 
 
 def known_metrics(table: MetricsTable) -> dict[str, AmdMetric]:
     """Those that a table has, by name, in the order of the sets."""
-    return {
-        each.metric.name: each
-        for metrics in SETS.values()
-        for each in metrics
-        if all(field in table.fields for field in each.needs)
-    }
+    return {each.metric.name: each for each in ALL if all(field in table.fields for field in each.needs)}
 
 
 def of_set(table: MetricsTable, name: str) -> tuple[list[AmdMetric], list[LeftOutMetric]]:

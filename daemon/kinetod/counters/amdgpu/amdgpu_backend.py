@@ -25,7 +25,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from kinetod.counters.amdgpu.amd_metrics import NO_TENSOR, SETS, AmdMetric, Reading, known_metrics, of_set
+from kinetod.counters.amdgpu.amd_metrics import ALL, NO_TENSOR, AmdMetric, TableReading, known_metrics, of_set
 from kinetod.counters.amdgpu.metrics_table import MAX_BYTES, MetricsTable, UnknownTableError, read_table
 from kinetod.counters.interface import (
     CounterCode,
@@ -41,7 +41,7 @@ from kinetod.counters.sample_rings import ERROR, STOPPED, TOO_LONG, Failure, Rin
 from kinetod.processes.drm_gpus import PROC, SYS, DrmGpu, drm_gpus
 
 LEAST_NS = 10_000_000
-LATE = 2
+LATE = 4
 GIVE_UP_S = 5.0  # a GPU that is being reset cannot be read for some seconds
 _SYSTEM = 4  # kn_failure_kind
 _TABLE = "gpu_metrics"
@@ -60,7 +60,7 @@ class AmdgpuSampling:
         self._metrics = metrics
         self._interval_ns = interval_ns
         self._ring = ring
-        self._before: tuple[Reading, int] | None = None  # the latest reading, and its Unix time
+        self._before: tuple[TableReading, int] | None = None  # the latest reading, and its Unix time
         self._latest_ns = 0  # until when samples or losses are told
 
     def run(self) -> None:
@@ -87,7 +87,7 @@ class AmdgpuSampling:
             self._before = None
             return
         table, now_ns = gpu_table(self._folder), time.time_ns()
-        after = Reading(table=table, time_ns=time.monotonic_ns())
+        after = TableReading(table=table, time_ns=time.monotonic_ns())
         before, self._before = self._before, (after, now_ns)
         if before is None:
             self._note_lost(now_ns)
@@ -188,7 +188,7 @@ class AmdgpuBackend:
             return plan, chosen
         known = known_metrics(table)
         if missing := [name for name in wanted.metrics if name not in known]:
-            everywhere = {each.metric.name for metrics in SETS.values() for each in metrics}
+            everywhere = {each.metric.name for each in ALL}
             why = (
                 f"the table of this GPU, version {table.version}, does not have {missing[0]!r}"
                 if missing[0] in everywhere

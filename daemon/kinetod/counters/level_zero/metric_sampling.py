@@ -14,7 +14,7 @@ from kinetod.counters.level_zero.tools_library import IntelGpu, LevelZeroFailure
 from kinetod.counters.sample_rings import ERROR, STOPPED, TOO_LONG, Failure, RingWriter
 
 POLL_S = 0.05
-_LEAST_REPORTS, _MOST_REPORTS = 256, 16384  # of one read; switches between contexts add reports to the timer's
+_LEAST_REPORTS, _MOST_REPORTS = 256, 8192  # of one read; switches between contexts add reports to the timer's
 _POLLS_IN_BUFFER = 8
 _READS_AT_ONCE = 64
 

@@ -9,7 +9,8 @@ Theory of operation
     QueryBeginTime is the GPU's timestamp in ns, and begins anew when its counter wraps, which is after minutes on some
     chips. So it is held against a reading of the same clock that is at most some seconds away, modulo the wrap. All
     wraps of a GPU are powers of two of its ticks, and its clocks' frequencies differ by a power of two, so the shortest
-    wrap serves for all.
+    wrap serves for all. Whether samples abut is told by the GPU's clock alone: readings of it against Unix time differ
+    by microseconds.
 
     Where a report is missing, the next one tells of a longer time. Its counters may have wrapped meanwhile; so it is
     left out, and its time counts as lost, like a hole between two samples. The driver's own word that it dropped
@@ -74,7 +75,8 @@ class ReportReader:
         self._period_ns = period_ns
         self._wrap_ns = wrap_ns
         self._opened = opened
-        self._latest_ns = 0  # the end of the sample before; 0: there was none
+        self._latest_ns = 0  # the end of the sample before, in Unix time; 0: there was none
+        self._latest_gpu_ns = 0.0
 
     def rows(self, values: npt.NDArray[np.void], clock: ClockReading) -> Iterator[SampleRow | SampleGap]:
         """The rows and gaps in the order of time. clock: read after the values.
@@ -84,13 +86,16 @@ class ReportReader:
         if not len(values):
             return
         columns = {name: numbers(values[:, place]) for name, place in self._places.items()}
-        lengths, apart = columns[LENGTH], self._apart(columns[END], clock)
+        lengths, ends, apart = columns[LENGTH], columns[END], self._apart(columns[END], clock)
         figures = np.stack([_figure(formula, columns) for formula in self._formulas], axis=1).astype(np.float32)
         for row in np.flatnonzero(lengths > 0):
-            end_ns = clock.unix_ns + round(apart[row])
+            end_ns, passed_ns = clock.unix_ns + round(apart[row]), (ends[row] - self._latest_gpu_ns) % self._wrap_ns
             if self._latest_ns:
-                yield from self._sample(end_ns, round(lengths[row]), figures[row])
+                if passed_ns > self._wrap_ns / 2:  # it ended before the sample before
+                    continue
+                yield from self._sample(end_ns, passed_ns, lengths[row], figures[row])
             self._latest_ns = max(self._latest_ns, end_ns)
+            self._latest_gpu_ns = ends[row]
 
     def _apart(self, ends: npt.NDArray[np.float64], clock: ClockReading) -> npt.NDArray[np.float64]:
         """How long after the reading of the clock."""
@@ -101,17 +106,19 @@ class ReportReader:
             raise OtherClockError
         return apart
 
-    def _sample(self, end_ns: int, length_ns: int, figures: npt.NDArray[np.float32]) -> Iterator[SampleRow | SampleGap]:
-        start_ns, near_ns = end_ns - length_ns, self._period_ns / 2
-        if end_ns <= self._latest_ns:
+    def _sample(
+        self, end_ns: int, passed_ns: float, length_ns: float, figures: npt.NDArray[np.float32]
+    ) -> Iterator[SampleRow | SampleGap]:
+        """passed_ns: from the end of the sample before to the end of this one, by the GPU's clock."""
+        near_ns, start_ns = self._period_ns / 2, self._latest_ns
+        if (
+            length_ns > self._period_ns + near_ns or end_ns <= start_ns
+        ):  # reports are missing, or Unix time stepped back
+            yield SampleGap(round(passed_ns))
             return
-        if length_ns > self._period_ns + near_ns:  # reports are missing inside
-            yield SampleGap(end_ns - self._latest_ns)
-            return
-        if start_ns - self._latest_ns >= near_ns:
-            yield SampleGap(start_ns - self._latest_ns)
-        else:  # they abut: the readings of the clock differ by a little
-            start_ns = self._latest_ns
+        if passed_ns - length_ns >= near_ns:
+            yield SampleGap(round(passed_ns - length_ns))
+            start_ns = max(start_ns, end_ns - round(length_ns))
         yield SampleRow(start_ns, end_ns, figures)
 
 

@@ -11,20 +11,24 @@ Theory of operation
     are whole in the file once they are written, and a row that is cut off is no part of it.
 
     A reading is what the driver says at that moment. A row goes from one reading to the next and has the values of the
-    later one, but for counters (energy), which tell what was in between exactly. Nothing is written of a time in which
-    nobody could look: rows do not abut there, which is counted as a loss.
+    later one, but for counters (energy), which tell what was in between exactly. A row that is longer than the period
+    says so by its times; nothing is written of a longer time than MOST_ROW_NS: rows do not abut there, which is counted
+    as a loss.
 """
 
 from collections.abc import Sequence
 from typing import Annotated, Protocol
 
 import msgspec
+from kineto_trace.spool.counter_samples import SUFFIX
 
 from kinetod.counters.interface import MOST_DURATION_NS
 
 PERIOD_NS = 50_000_000  # NVIDIA's drivers measure power anew every 20 to 100 ms
+MOST_ROW_NS = 1_000_000_000  # a busy host delays readings; nothing is known of a longer time without one
 MAX_FILE_BYTES = 64 << 20  # of one GPU: 15 hours
 SET_NAME = "power"
+POWER_SUFFIX = f".power{SUFFIX}"  # of a file
 POWER, MEAN_POWER, POWER_LIMIT = "Power", "Power, mean", "Power limit"
 SM_CLOCK, MOST_SM_CLOCK, MEMORY_CLOCK = "SM clock", "SM clock maximum", "Memory clock"
 TEMPERATURE = "Temperature"

@@ -27,14 +27,13 @@ from kineto_trace.spool.counter_samples import CounterHeader, SampledMetric, row
 from kinetod.base.safe_text import clean
 from kinetod.counters.interface import CounterCode, CounterError
 from kinetod.counters.power.drm_power import DrmPower
-from kinetod.counters.power.interface import SET_NAME, PowerNews, PowerRequest, PowerSource, PowerTarget
+from kinetod.counters.power.interface import MOST_ROW_NS, SET_NAME, PowerNews, PowerRequest, PowerSource, PowerTarget
 from kinetod.counters.power.nvml_power import NvmlPower, open_nvml
 from kinetod.gpus.nvml_calls import NvmlCalls
 
 JOIN_S = 1.0
 MOST_SHARE = 0.03
 MOST_PERIOD_NS = 500_000_000
-MOST_PERIODS = 4  # between two readings; after more, what was in between is not known
 _SMOOTHING = 0.1
 
 
@@ -50,13 +49,13 @@ class PowerRows:
     def row(self, time_ns: int, values: Sequence[float | None], period_ns: int) -> "np.ndarray | None":
         """The row that ends with this reading. None for the first one, and for one whose time is not later.
 
-        After more than MOST_PERIODS it only goes back by one period, and counters have no value.
+        After more than MOST_ROW_NS it only goes back by one period, and counters have no value.
         """
         before, self._before = self._before, (time_ns, values)
         if before is None or time_ns <= before[0]:
             return None
         since_ns, known = before
-        if time_ns - since_ns > MOST_PERIODS * period_ns:
+        if time_ns - since_ns > MOST_ROW_NS:
             since_ns, known = time_ns - period_ns, [None] * len(values)
         row = np.zeros(1, dtype=self._layout)
         row["start_ns"], row["end_ns"] = since_ns, time_ns

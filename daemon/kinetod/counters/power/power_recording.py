@@ -25,12 +25,19 @@ from pathlib import Path
 import msgspec
 import numpy as np
 from kineto_trace.errors import FileError
-from kineto_trace.spool.counter_samples import SUFFIX, last_end_ns, read_counter_samples
+from kineto_trace.spool.counter_samples import last_end_ns, read_counter_samples
 
 from kinetod.base.safe_text import clean
 from kinetod.counters.counter_client import CounterLosses
 from kinetod.counters.interface import MOST_DURATION_NS, CounterCode, CounterError
-from kinetod.counters.power.interface import MAX_FILE_BYTES, PERIOD_NS, PowerNews, PowerRequest, PowerTarget
+from kinetod.counters.power.interface import (
+    MAX_FILE_BYTES,
+    PERIOD_NS,
+    POWER_SUFFIX,
+    PowerNews,
+    PowerRequest,
+    PowerTarget,
+)
 from kinetod.gpus.gpu_reader import GpuReader
 from kinetod.gpus.gpu_types import GpuQuestion, Snapshot
 from kinetod.supervise import child
@@ -223,7 +230,7 @@ async def record_power(
     folders: by UUID. GPUs that cannot be read are in `refused`, now or later. max_bytes: of each file.
     """
     addresses = await asyncio.to_thread(_addresses, reader, folders)
-    files = {uuid: [folder / f"{uuid}.power{SUFFIX}" for folder in places] for uuid, places in folders.items()}
+    files = {uuid: [folder / f"{uuid}{POWER_SUFFIX}" for folder in places] for uuid, places in folders.items()}
     targets, unopened = list[PowerTarget](), dict[str, OSError | ValueError]()
     try:
         for uuid, paths in files.items():

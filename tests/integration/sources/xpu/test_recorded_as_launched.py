@@ -73,21 +73,13 @@ def test_calls_waits_and_overhead_are_recorded_where_they_are_named(
         assert found.verdict == STOPPED
         rows, trace = counts(found.trace), found.trace
         assert rows.pop("overhead") > 0
-        # 80 appends and a wait for each; PTI's own waits are not recorded.
-        assert rows == {"kernel": 50, "gpu_memcpy": 20, "gpu_memset": 10, "cuda_driver": 160, "cuda_sync": 80}
+        # A wait for each piece of work; PTI's own waits are not recorded.
+        assert rows == {"kernel": 50, "gpu_memcpy": 20, "gpu_memset": 10, "cuda_driver": 80, "cuda_sync": 80}
         called = {trace.strings[name] for name in trace.tables["cuda_driver"]["name"].tolist()}
-        assert called == {
-            "zeCommandListAppendLaunchKernel", "zeCommandListAppendMemoryCopy", "zeCommandListAppendMemoryFill",
-            "zeEventHostSynchronize",
-        }  # fmt: skip
+        assert called == {"zeEventHostSynchronize"}
         assert {trace.strings[name] for name in trace.tables["cuda_sync"]["name"].tolist()} == {
             "zeEventHostSynchronize"
         }
-        launches = dict(
-            zip(*(trace.tables["cuda_driver"][name].tolist() for name in ("correlation", "name")), strict=True)
-        )
-        kernels = trace.tables["kernel"]["correlation"].tolist()
-        assert {trace.strings[launches[each]] for each in kernels} == {"zeCommandListAppendLaunchKernel"}
         assert program.end() == (0, "")
 
 

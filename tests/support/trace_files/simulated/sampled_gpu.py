@@ -99,7 +99,7 @@ def unit_of(label: str) -> str:
 
 
 def _activities(kind: str, runs: Sequence[Run], strings: StringTable) -> Table:
-    columns = {
+    columns: dict[str, npt.NDArray[Any]] = {
         "name": strings.add_all([run.name for run in runs]),
         "start": np.array([run.start for run in runs], np.int64) + START_NS,
         "duration": np.array([run.duration for run in runs]),

@@ -77,7 +77,7 @@ def test_gpus_of_two_vendors_are_recorded_at_once_each_at_its_own_interval(
             assert found.disordered == 0 and len(found.start_ns) == results[uuid].losses.rows
         first = read_counter_samples(results[played.uuids[0]].files[0])
         labels = [metric.label for metric in first.header.metrics]
-        assert labels[:3] == ["GPU busy", "DRAM", "Power"]
+        assert labels[:3] == ["GPU busy", "DRAM", "Power, mean"]
         assert set(first.values[:, 0]) == {10.0}
         assert np.nanmean(first.values[:, 2]) == pytest.approx(100.0, rel=0.02)
         assert first.header.chip == "gfx942"
@@ -119,6 +119,22 @@ def test_a_killed_process_leaves_its_rows_and_the_next_one_samples_at_once(tmp_p
         await until_rows(after, 1, 1500)
         assert [each.losses.code for each in await again.stop()] == [""]
         again.close()
+
+    with_client(played, amd_only(), body)
+
+
+def test_a_gpu_without_a_serial_number_is_known_by_its_pci_address(tmp_path: Path) -> None:
+    played = PlayedAmdgpu(tmp_path / "host", (1, 3))
+    (played.folders[0] / "unique_id").unlink()
+
+    async def body(client: CounterClient) -> None:
+        (gpu,) = (await client.gpus()).gpus
+        recording = await record_counters(client, {gpu.uuid: [tmp_path]}, OVERVIEW, 0)
+        await until_rows(tmp_path, 1, 1500)
+        (result,) = await recording.stop()
+        recording.close()
+        assert (result.gpu_uuid, result.losses.code) == ("0000:c0:00.0", "")
+        assert result.files[0].name == "0000:c0:00.0.counters"
 
     with_client(played, amd_only(), body)
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from kinetod.counters.counter_holders import UNKNOWN, holder
+from support.accelerators.drm_host import DrmHost
 
 BUS = "0000:1B:00.0"
 
@@ -60,3 +61,11 @@ def test_a_tool_is_named_rather_than_the_program_that_it_measures(proc: Path) ->
 def test_our_own_process_is_not_the_holder(proc: Path) -> None:
     process(proc, os.getpid(), "kinetod-counters", (3,), "libnvperf_host.so")
     assert holder(BUS, proc) == UNKNOWN
+
+
+def test_nobody_is_suspected_of_the_counters_of_another_vendors_gpu(proc: Path, tmp_path: Path) -> None:
+    host = DrmHost(tmp_path / "host")
+    host.gpu("amdgpu", "0000:c1:00.0", 128)
+    process(proc, 60, "ncu", ())
+    assert holder("0000:c1:00.0", proc, host.sys) == UNKNOWN
+    assert holder(BUS, proc, host.sys) == "Nsight Compute (process 60)"

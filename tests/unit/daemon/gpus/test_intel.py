@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from kinetod.gpus.gpu_reader import GpuReader
-from kinetod.gpus.gpu_types import GpuState, LibraryError, LibraryState, Snapshot
+from kinetod.gpus.gpu_types import GpuQuestion, GpuState, LibraryError, LibraryState, Snapshot
 from kinetod.gpus.intel import IntelSysman
 from support.accelerators.sysman import FakeIntelGpus
 from support.waiting import scaled
@@ -39,6 +39,13 @@ def read(reader: GpuReader, readings: int = 1) -> Snapshot:
 
 def intel(snapshot: Snapshot) -> list[GpuState]:
     return [gpu for gpu in snapshot.gpus if gpu.vendor == "intel"]
+
+
+def test_a_gpu_has_the_same_identity_where_only_its_processes_are_asked_for(reader: GpuReader) -> None:
+    asked = reader.read(question=GpuQuestion.PROCESSES, max_age_s=0, deadline_s=scaled(30))
+    found = [(gpu.uuid, gpu.name, gpu.pci_bus_id, gpu.index) for gpu in intel(asked)]
+    assert found == [(gpu.uuid, gpu.name, gpu.pci_bus_id, gpu.index) for gpu in intel(read(reader))]
+    assert [uuid for uuid, *_ in found] == ["a0" * 16, "a1" * 16]
 
 
 def test_a_gpu_has_its_identity_memory_and_sensors(reader: GpuReader) -> None:

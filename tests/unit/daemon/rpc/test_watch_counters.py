@@ -57,7 +57,7 @@ async def watching(backend: MemoryBackend, host: Host) -> AsyncIterator[tuple[Co
     client = CounterClient(connections)
     access = GpuAccess(cast(Any, host), cast(Any, host))
     try:
-        yield CounterWatcher(CounterSource(client, access, cast(Any, host)), Settings(Config())), connections
+        yield CounterWatcher(CounterSource(client, access), Settings(Config())), connections
     finally:
         await client.stop()
 

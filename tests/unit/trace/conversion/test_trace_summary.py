@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from kineto_trace.arrays.intervals import covered
 from kineto_trace.conversion.trace_summary import summarize
+from support.counters.trace_samples import sample
 from support.trace_files.traces import START_NS, trace
 
 
@@ -93,3 +94,9 @@ def test_operators_count_without_the_operators_inside_them() -> None:
 def test_the_union_of_intervals(intervals: list[tuple[int, int]], length: int) -> None:
     pairs = np.array(intervals, np.int64).reshape(-1, 2)
     assert covered(pairs[:, 0], pairs[:, 1], 0, 100) == length
+
+
+def test_samples_of_counters_are_no_activities() -> None:
+    kernel = {"start": 0, "duration": 100, "name": "k"}
+    found = summarize(trace({"kernel": [kernel], "counter": [sample(0, 900, 50)]}, length_ns=1_000))
+    assert (found["activities"], found["gpu_busy_fraction"]) == ({"kernel": 1}, 0.1)

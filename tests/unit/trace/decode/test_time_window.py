@@ -1,6 +1,7 @@
 from kineto_trace.decode.activity_names import ACTIVITY_BUFFER_REQUEST
 from kineto_trace.decode.time_window import apply_window, drop_trailing_requests, whole_extent
 from kineto_trace.model.trace import NO_ROW, StringTable
+from support.counters.trace_samples import sample
 from support.trace_files.traces import START_NS, table
 
 KERNELS = [
@@ -84,3 +85,15 @@ def test_only_the_trailing_buffer_request_goes() -> None:
     tables = {"kernel": table("kernel", KERNELS, strings), "overhead": table("overhead", requests, strings)}
     kept = drop_trailing_requests(tables)["overhead"]
     assert (kept["start"] - START_NS).tolist() == [1, 61]
+
+
+def test_samples_of_counters_neither_stretch_the_extent_nor_hide_the_trailing_request() -> None:
+    strings = StringTable()
+    tables = {
+        "kernel": table("kernel", KERNELS, strings),
+        "overhead": table("overhead", [{"start": 60, "duration": 2, "kind": ACTIVITY_BUFFER_REQUEST}], strings),
+        "counter": table("counter", [sample(-100, 500, 1)], strings),
+    }
+    assert whole_extent({kind: tables[kind] for kind in ("kernel", "counter")}) == (START_NS, START_NS + 51)
+    assert whole_extent({"counter": tables["counter"]}) == (0, 0)
+    assert not len(drop_trailing_requests(tables)["overhead"])

@@ -1,6 +1,7 @@
 """Files with hardware counters: what viewers get, and what is read back."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kineto_trace.conversion.time_cut import cut
-from kineto_trace.model.trace import Trace
+from kineto_trace.model.trace import StringTable, Trace
+from support.counters.trace_samples import NAN, WAYS, as_chrome, readable, sample, through
 from support.trace_files.chrome_files import document, load, load_events, written
-from support.trace_files.counters import NAN, WAYS, as_chrome, readable, sample, through
-from support.trace_files.traces import BASE_NS, START_NS, trace
+from support.trace_files.traces import BASE_NS, START_NS, table, trace
 
 READ = {"name": "PCIe read", "metric": "pcie__read_bytes.sum.per_second", "unit": "B/s"}
 KERNEL = {"name": "k", "start": 0, "duration": 100, "stream": 7}
@@ -147,3 +148,32 @@ def test_any_samples_are_read_back_as_they_were(
             at += gap + length
     whole = trace({"kernel": [KERNEL], "counter": rows} if rows else {"kernel": [KERNEL]})
     assert readable(through(whole, ways)) == readable(whole)
+
+
+KERNEL_ROW = {"ph": "X", "cat": "kernel", "name": "k", "pid": "GPU 0", "tid": 7, "ts": 1, "dur": 2}
+FILE = [{**KERNEL_ROW, "args": {"device": 0, "odd": 1}}]
+
+
+def beside() -> Trace:
+    """A file's trace with samples that were recorded beside it, on a GPU that it has and one that it has not."""
+    found = load_events(*FILE)
+    strings = StringTable()
+    strings.add_all(found.strings)
+    samples = table("counter", [sample(0, 10, 5), sample(0, 10, 7, device=1)], strings)
+    return replace(found, tables={**found.tables, "counter": samples}, strings=tuple(strings.strings))
+
+
+@pytest.mark.parametrize("ways", ROUTES)
+def test_samples_beside_a_file_leave_its_rows_as_they_were(ways: tuple[str, ...]) -> None:
+    measured = beside()
+    assert readable(through(measured, ways)) == readable(measured)
+    rows = json.loads(as_chrome(through(measured, ways)))["traceEvents"]
+    assert [row for row in rows if row["ph"] == "X"] == FILE
+    assert {row["pid"] for row in rows if row["ph"] == "C"} == {"GPU 0", 1}
+
+
+def test_samples_beside_a_file_without_rows_leave_a_valid_file() -> None:
+    strings = StringTable()
+    samples = table("counter", [sample(0, 10, 5)], strings)
+    empty = replace(load_events(), tables={"counter": samples}, strings=tuple(strings.strings))
+    assert json.loads(as_chrome(empty))["traceEvents"] == []

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from kineto_trace.html.charts import Box, Series, boxes, figure, histogram, lines, stacked_bars
+from kineto_trace.html.charts import Box, FieldPoint, Series, boxes, figure, histogram, lines, point_field, stacked_bars
 
 
 def test_a_bar_is_as_long_as_its_value() -> None:
@@ -46,3 +46,16 @@ def test_a_histogram_counts_the_values_of_each_part_of_the_range() -> None:
 )
 def test_figures_have_three_digits_and_no_exponent(value: float, shown: str) -> None:
     assert figure(value) == shown
+
+
+def test_points_lie_at_their_percentages_and_their_areas_are_their_shares() -> None:
+    points = [
+        FieldPoint(label="small <b>", across=10.0, up=90.0, kind="compute-bound", size=4.0),
+        FieldPoint(label="large", across=85.0, up=120.0, kind="memory-bound", size=64.0),
+    ]
+    drawn = str(point_field(points, "DRAM", "computing"))
+    circles = re.findall(r'<circle cx="([\d.]+)%" cy="([\d.]+)%" r="([\d.]+)" class="point series-(\d)"', drawn)
+    assert circles == [("85", "0", "23", "1"), ("10", "10", "8", "0")]  # the larger one is below
+    assert "small &lt;b&gt;: DRAM 10 %, computing 90 %, 4 % of the time, compute-bound" in drawn
+    assert "memory-bound</span>" in drawn
+    assert point_field([], "DRAM", "computing") == ""

@@ -8,7 +8,7 @@ from kineto_trace.analysis.causes.time_causes import CAUSES
 from kineto_trace.analysis.diff.view_differences import COMPARED, Extent, view_differences
 from kineto_trace.catalog.view_catalog import VIEWS
 from kineto_trace.html.view_charts import MAX_BARS, bar_count, chart, pairs
-from kineto_trace.view_api.plot_shapes import SHAPES, Curve, Histogram, Pairs, bar_columns
+from kineto_trace.view_api.plot_shapes import SHAPES, Curve, Histogram, Pairs, Points, bar_columns
 from kineto_trace.view_api.result import Result, make_result
 
 
@@ -27,7 +27,7 @@ def test_every_view_with_a_shape_is_drawn(view: str) -> None:
         {"duration_us": [1.0, 2.0], "idle_us": [1.0, 2.0]} if isinstance(SHAPES[view], Histogram) else {}
     )
     drawn = chart(of(view, 2, **times, **spread))
-    assert "<polyline" in drawn if isinstance(SHAPES[view], Curve) else "<rect" in drawn
+    assert {Curve: "<polyline", Points: "<circle"}.get(type(SHAPES[view]), "<rect") in drawn
 
 
 def test_bars_show_the_first_rows_in_their_order() -> None:

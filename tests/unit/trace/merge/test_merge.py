@@ -12,11 +12,12 @@ from kineto_trace.formats.shared.text_sinks import TextSink
 from kineto_trace.merge.id_renumbering import FIRST_FREE_TID, Numbers, number, pids_of_a_rank
 from kineto_trace.merge.merged_export import merge_traces
 from kineto_trace.merge.rank_trace import RankTraceFacts, TraceProcess, look_at
+from kineto_trace.model.trace import StringTable
 from kineto_trace.open.trace_discovery import Source, find_traces
 from kineto_trace.open.trace_opener import open_trace
 from kineto_trace.store.parquet_folder import save_columns
-from support.trace_files import ranks
-from support.trace_files.counters import readable, sample
+from support.counters.trace_samples import readable, sample
+from support.trace_files import ranks, traces
 from support.trace_files.merging import document, ids_in, links, split, without_ids, write_job
 from support.trace_files.perfetto_traces import trace_processor
 from support.trace_files.traces import target, trace
@@ -311,3 +312,17 @@ def test_hardware_counters_of_ranks_stay_apart_and_keep_their_devices(tmp_path: 
         assert sorted(labels[pid] for pid, _ in places) == [
             f"rank {rank} GPU {gpu}" for rank in (0, 1) for gpu in (0, 1)
         ]
+
+
+def test_samples_beside_a_file_are_merged_with_it(tmp_path: Path) -> None:
+    sources = write_job(tmp_path, NO_SKEW)
+    own = open_trace(sources[0].path)
+    strings = StringTable()
+    strings.add_all(own.strings)
+    samples = traces.table("counter", [sample(0, 10, 5)], strings)
+    measured = replace(own, tables={**own.tables, "counter": samples}, strings=tuple(strings.strings))
+    save_columns(measured, tmp_path / "rank0")
+    merge_traces([replace(sources[0], path=tmp_path / "rank0"), *sources[1:]], tmp_path / "m.json", refine=False)
+    found = open_trace(tmp_path / "m.json")
+    assert [row[:3] + row[6:] for row in readable(found)] == [(0, "DRAM", "dram__throughput.avg", 5.0)]
+    assert len(found.table("kernel")) == sum(len(open_trace(source.path).table("kernel")) for source in sources)

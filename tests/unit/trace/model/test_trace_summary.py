@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import LazyColumns, Losses, Table, Trace
+from support.counters.trace_samples import sample
 from support.trace_files.traces import START_NS, target, trace
 
 MS = 1_000_000
@@ -113,3 +114,7 @@ def test_a_name_beyond_the_strings_leaves_the_steps_out() -> None:
     table = whole.table("user_annotation")
     wrong = Table("user_annotation", {**table.columns, "name": np.full(3, 10**6, np.int32)})
     assert "steps" not in repr(trace({}, tables={"user_annotation": wrong}))
+
+
+def test_samples_of_counters_are_no_activities() -> None:
+    assert repr(trace({"kernel": [{"name": "k"}], "counter": [sample(0, 900, 50)]})).endswith(", 1 activity>")

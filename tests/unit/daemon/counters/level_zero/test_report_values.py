@@ -92,9 +92,17 @@ def test_unix_time_that_steps_back_gives_no_overlap() -> None:
     reader = ReportReader(PLANNED, MS, WRAP_NS, ClockReading(UNIX_NS, 0))
     list(reader.rows(reports(*ticks(1, 5)), ClockReading(UNIX_NS + 4 * MS, 4 * MS)))
     stepped = list(reader.rows(reports(*ticks(5, 12)), ClockReading(UNIX_NS + 8 * MS, 11 * MS)))
-    first = stepped[0]
-    assert isinstance(first, SampleRow) and first.start_ns == UNIX_NS + 4 * MS
-    assert len(stepped) == 4
+    assert stepped[:3] == [SampleGap(MS)] * 3
+    times = [(row.start_ns - UNIX_NS, row.end_ns - UNIX_NS) for row in stepped[3:] if isinstance(row, SampleRow)]
+    assert times == [(number * MS, number * MS + MS) for number in range(4, 8)]
+
+
+def test_a_reading_of_the_clock_that_was_held_up_makes_no_gap() -> None:
+    reader = ReportReader(PLANNED, MS, WRAP_NS, ClockReading(UNIX_NS, 0))
+    rows = list(reader.rows(reports(*ticks(1, 5)), ClockReading(UNIX_NS + 4 * MS, 4 * MS)))
+    rows += reader.rows(reports(*ticks(5, 9)), ClockReading(UNIX_NS + 11 * MS, 8 * MS))
+    assert [type(row) for row in rows] == [SampleRow] * 7
+    assert isinstance(rows[3], SampleRow) and rows[3].start_ns == UNIX_NS + 4 * MS
 
 
 @pytest.mark.parametrize("off_ns", [-500 * MS, 500 * MS, 20_000 * MS])

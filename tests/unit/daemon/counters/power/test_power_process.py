@@ -24,9 +24,8 @@ def test_a_row_goes_from_one_reading_to_the_next_with_the_values_of_the_later_on
 
 def test_a_counter_becomes_its_growth_per_second() -> None:
     rows = PowerRows([True])
-    assert rows.row(S, [10.0], S) is None
-    row = rows.row(3 * S, [14.0], S)
-    assert row is not None and row["values"][0].tolist() == [2.0]
+    assert made(rows, S, 10) is None
+    assert made(rows, S + S // 2, 14) == (S, S + S // 2, [8])
 
 
 @pytest.mark.parametrize(("then", "now"), [(10, 9), (None, 9), (10, None)])
@@ -46,10 +45,10 @@ def test_a_value_that_is_not_to_be_had_is_none() -> None:
 
 def test_after_a_long_time_without_a_reading_only_the_last_period_is_told() -> None:
     rows = PowerRows([False, True])
-    made(rows, 100, 1, 10)
-    assert made(rows, 300, 2, 10) == (100, 300, [2, 0])  # four periods
-    found = made(rows, 501, 3, 20)
-    assert found is not None and found[:2] == (451, 501)
+    made(rows, S, 1, 10)
+    assert made(rows, 2 * S, 2, 10) == (S, 2 * S, [2, 0])  # the longest row
+    found = made(rows, 3 * S + 1, 3, 20)
+    assert found is not None and found[:2] == (3 * S + 1 - PERIOD, 3 * S + 1)
     assert found[2][0] == 3 and math.isnan(found[2][1])
 
 

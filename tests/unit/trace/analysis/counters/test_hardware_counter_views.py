@@ -26,7 +26,11 @@ THREAD = 1
 
 def training() -> Trace:
     """Two modules in a third: the first one copies, the second one multiplies; and a backward of the second one."""
-    runs, python, ops, calls, notes = [], [], [], [], []
+    runs: list[Run] = []
+    python: list[Any] = []
+    ops: list[Any] = []
+    calls: list[Any] = []
+    notes: list[Any] = []
     for step in range(20):
         at, work = step * 1000, step * 40 * MS
         python += [
@@ -51,7 +55,7 @@ def training() -> Trace:
             kernel, dram, tensor = (("copy", 85.0, 0.0), ("gemm", 20.0, 90.0), ("gemm", 20.0, 90.0))[part]
             runs.append(Run(name=kernel, start=work + part * 12 * MS, duration=10 * MS, correlation=correlation,
                             counters={"DRAM": dram, "Tensor pipe": tensor}))  # fmt: skip
-    rows = {"python_function": python, "cpu_op": ops, "cuda_runtime": calls, "user_annotation": notes}
+    rows: dict[str, Any] = {"python_function": python, "cpu_op": ops, "cuda_runtime": calls, "user_annotation": notes}
     return sampled(runs, ["DRAM", "Tensor pipe"], length_ns=800 * MS, rows=rows, noise=0, spread=0)
 
 

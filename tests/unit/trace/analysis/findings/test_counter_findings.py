@@ -72,6 +72,11 @@ def test_multiprocessors_without_work_are_small_grids_whatever_the_blocks_say() 
     assert told.saving_ns == pytest.approx(400 * MS * 0.88, rel=0.01)
 
 
+def test_few_multiprocessors_that_use_all_of_the_memory_are_no_small_grid() -> None:
+    told = found((GEMM, {**FEW_BLOCKS, "DRAM": 88.0}))
+    assert "small_grids" not in told and "memory_bound" in told
+
+
 def test_a_full_gpu_has_no_small_grids_whatever_the_blocks_say(monkeypatch: pytest.MonkeyPatch) -> None:
     from kineto_trace.analysis.findings import kernel_findings
     from kineto_trace.analysis.kernels.launch_occupancy import LaunchFigures

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kineto_trace.analysis.overview.counter_series_views import NO_COUNTERS, counter_summary, counters
+from kineto_trace.analysis.overview.counter_series_views import NO_COUNTERS, counter_curves, counter_summary, counters
 from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
 from kineto_trace.model.kernel_counters import PROCESS, KernelCounters
@@ -131,3 +131,15 @@ def test_hardware_counters_hold_for_their_samples_and_are_unknown_between_them()
     (found,) = counter_summary(context).rows()
     assert (found["samples"], found["mean"], found["min"], found["last"]) == (3, 30, 10, 50)
     assert len(counters(context, max_points=3)) == 3
+
+
+def test_curves_have_the_percentages_alone_thinned_to_what_shows_their_shape() -> None:
+    strings, start = StringTable(), START_NS + 100 * np.arange(50)
+    column = {"device": 1, "start": start, "duration": np.full(50, 100), "value": np.arange(50.0)}
+    samples = counter_table([{**column, "label": "DRAM"}, {**column, "label": "PCIe read"}], strings)
+    context = Context(trace(NOTHING, strings=tuple(strings.strings), tables={"counter": samples}, length_ns=5_000))
+    rows = counter_curves(context).rows()
+    assert {(row["device"], row["counter"]) for row in rows} == {(1, "DRAM")}
+    assert (len(rows), rows[0]["value_pct"], rows[-1]["value_pct"]) == (51, 0, None)
+    assert len(counter_curves(context, max_points=5)) == 5
+    assert "kinetoctl trace --counters" in counter_curves(Context(trace(NOTHING))).notes[0]

@@ -9,7 +9,7 @@ from kineto_trace.formats.chrome.chrome_writer import write_chrome
 from kineto_trace.formats.shared.text_sinks import TextSink
 from kineto_trace.formats.trace_export import export_trace
 from kineto_trace.spool.raw_records import RawWriter
-from support.trace_files.counters import NAN, sample
+from support.counters.trace_samples import NAN, sample
 from support.trace_files.h200 import make_spool, recording, string_entry
 from support.trace_files.perfetto_traces import trace_processor
 from support.trace_files.traces import trace

@@ -15,7 +15,7 @@ from kineto_trace.formats.shared.counter_series import (
     shortest_decimals,
     told,
 )
-from support.trace_files.counters import NAN, sample
+from support.counters.trace_samples import NAN, sample
 from support.trace_files.traces import START_NS, trace
 
 
