@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace import open_trace
-from kinetod.counters.power.interface import POWER_SUFFIX
 from support.counters.fake_pm_sampling import UUID
 from support.counters.sampled_host import SampledHost, sampled_host
 from support.peers.on_demand_kineto import BASE_NS, OnDemandKineto, event, on_demand_kineto, trace_text
@@ -106,11 +105,12 @@ def recorded(host: SampledHost, kineto: OnDemandKineto, devices: tuple[int, ...]
     capture = host.create(os.getpid(), recorder=pb.RECORDER_KINETO, duration_ns=10**9)
     request = kineto.take()
     kineto.is_busy()
+    before = {path: path.stat().st_size for path in host.counter_files(capture.id, os.getpid())}
     begin_ns = time.time_ns()
 
     def grown() -> bool:
         found = host.counter_files(capture.id, os.getpid())
-        return bool(found) and all(path.stat().st_size > 48_000 for path in found)
+        return bool(found) and all(path.stat().st_size > before.get(path, 0) + 24_000 for path in found)
 
     until(grown, "the files have rows", state=host.daemon.log)
     kineto.write(kernels(request["REQUEST_TRACE_ID"], begin_ns, time.time_ns(), devices))

@@ -95,14 +95,15 @@ class SampledHost:
     def counter_files(self, capture_id: str, pid: int) -> list[Path]:
         """A target's files of hardware counters, without those of power and clocks."""
         raw = self.folder(capture_id, pid) / "raw"
-        return [path for path in sorted(raw.glob(f"*{SUFFIX}")) if ".power" not in path.name]
+        return [path for path in sorted(raw.glob(f"*{SUFFIX}")) if not path.name.endswith(POWER_SUFFIX)]
 
     def until_sampled(self, capture: pb.Capture, pid: int) -> list[Path]:
-        """Waits for a target's files of counters to have rows of half a second, and for it to record."""
+        """Waits for a target to record, and then for its files of counters to have rows of half a second more."""
+        before: dict[Path, int] = {}
 
         def grown() -> list[Path]:
             found = self.counter_files(capture.id, pid)
-            return found if found and all(path.stat().st_size > 24_000 for path in found) else []
+            return found if found and all(path.stat().st_size > before.get(path, 0) + 24_000 for path in found) else []
 
         def collects() -> bool:
             request = pb.GetCaptureRequest(id=capture.id)
@@ -110,6 +111,7 @@ class SampledHost:
             return all(each.state == pb.TARGET_STATE_COLLECT for each in targets)
 
         until(collects, "the targets record", state=self.daemon.log)
+        before |= {path: path.stat().st_size for path in self.counter_files(capture.id, pid)}
         return until(grown, "the files have rows", state=self.daemon.log)
 
     def sampler_pid(self) -> int:
