@@ -93,7 +93,7 @@ SECTIONS = {
 }
 USUAL = (
     *("pids", "command_regex", "ranks", "job_ids", "lists", "duration", "iterations"),
-    *("activities", "record_shapes", "with_stack", "memory", "output_dir", "help_all", "help"),
+    *("activities", "record_shapes", "with_stack", "memory", "counters", "output_dir", "help_all", "help"),
 )
 
 
