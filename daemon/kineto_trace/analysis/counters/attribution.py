@@ -10,7 +10,8 @@ Theory of operation
     fit      Otherwise least squares over all samples (share_fit.py). The value is stated if the group ran alone for
              LEAST_SAMPLES samples' length, if the fit has the evidence of EVIDENCE samples in it alone, and if the 95 %
              interval of the value is at most plus or minus ERROR of the scale (100 % of a percentage, of another
-             counter its largest sample).
+             counter its largest sample), and if the fit leaves at most RESIDUAL of the scale of the samples in which
+             the group ran: more says that groups have no one value, which shifts those of the others as well.
 
     What is not stated says why. A group of which less than ALONE of the time is its own has no value: that of the
     GPU would be somebody else's as well.
@@ -36,6 +37,7 @@ WHOLE_SHARE, WHOLE_SAMPLES = 0.6, 3
 LEAST_SAMPLES = 50  # lengths: 50 ms at 1 ms
 EVIDENCE = 2.0  # samples
 ERROR = 0.10  # of the scale
+RESIDUAL = 0.08  # of the scale: what one value for each group leaves of samples, if it is a good description
 ALONE = 0.2  # of the group's time
 NORMAL_95 = 1.96  # deviations
 MAX_COMBINATIONS = 512  # groups that are looked at, those with the most time
@@ -185,7 +187,10 @@ def _fill(
         values = solved.whole_mean[column] if direct else solved.value[at]
         residuals = np.sqrt(combinations[:, at] @ solved.residual**2)
         for metric, place in enumerate(places):
-            told = reason or ("" if direct else _width(float(errors[metric]), scale[metric], percent[metric]))
+            told = reason
+            if not told and not direct:
+                told = _width(float(errors[metric]), scale[metric], percent[metric])
+                told = told or _misfit(float(residuals[metric]), scale[metric], percent[metric])
             found.why[row, place] = told
             if not told:
                 found.value[row, place], found.error[row, place] = values[metric], errors[metric]
@@ -222,3 +227,13 @@ def _width(error: float, scale: float, percent: float) -> str:
         return ""
     shown = f"{error:.3g} points" if percent else f"{100 * error / max(scale, 1e-300):.3g} % of the largest sample"
     return f"not enough evidence: ± {shown}" if np.isfinite(error) else "not enough evidence: others tell it as well"
+
+
+def _misfit(residual: float, scale: float, percent: float) -> str:
+    """Why a value is not stated that leaves so much of the samples; "": it describes them."""
+    if residual <= RESIDUAL * scale:
+        return ""
+    shown = (
+        f"{residual:.3g} points" if percent else f"{100 * residual / max(scale, 1e-300):.3g} % of the largest sample"
+    )
+    return f"not enough evidence: samples differ from what one value for each would make them by {shown}"
