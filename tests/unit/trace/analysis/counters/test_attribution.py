@@ -180,3 +180,16 @@ def test_work_of_one_name_that_is_of_two_kinds_shifts_no_value_unsaid() -> None:
     found, row = one_device(sampled(runs, ["DRAM"], length_ns=now))
     assert np.isnan(found.value[row["two kinds"], 0])
     assert "samples differ from what one value for each would make them" in found.why[row["two kinds"], 0]
+
+
+def test_kernels_of_one_name_that_differ_in_size_have_the_mean_by_their_time() -> None:
+    random, now, runs, weighted, total = np.random.default_rng(5), 0, [], 0.0, 0
+    for kind in random.choice(3, 12000, p=[0.08, 0.8, 0.12]).tolist():
+        name, length, dram = (("add", 400, 85.0), ("add", 40, 10.0), ("gemm", 300, 20.0))[kind]
+        length = int(length * US * random.uniform(0.95, 1.05))
+        runs.append(Run(name=name, start=now, duration=length, counters={"DRAM": dram}))
+        now += length + int(random.exponential(3 * US))
+        weighted, total = (weighted + length * dram, total + length) if name == "add" else (weighted, total)
+    found, row = one_device(sampled(runs, ["DRAM"], length_ns=now))
+    assert found.value[row["add"], 0] == pytest.approx(weighted / total, abs=1.5)
+    assert found.value[row["gemm"], 0] == pytest.approx(20, abs=1)
