@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace import open_trace
-from kinetod.counters.power.interface import POWER_SUFFIX
 from support.counters.fake_pm_sampling import UUID
 from support.counters.sampled_host import SampledHost, sampled_host
 from support.peers.on_demand_kineto import BASE_NS, OnDemandKineto, event, on_demand_kineto, trace_text
@@ -38,7 +37,7 @@ def test_a_killed_kinetod_counters_leaves_its_samples_and_the_trace_goes_on(host
     host.sampling.play(f"busy={tmp_path / 'held'}")
     program = host.train(0)
     capture = host.create(program.pid)
-    host.until_sampled(capture, program.pid)
+    host.until_sampled(capture)
     os.kill(host.sampler_pid(), signal.SIGKILL)
     until(lambda: not _is_alive(host), "kinetod-counters is gone")
     ended = host.cancel(capture, keep=True)
@@ -62,7 +61,7 @@ def _is_alive(host: SampledHost) -> bool:
 def test_what_a_killed_daemon_has_sampled_is_in_the_recovered_trace(host: SampledHost) -> None:
     program = host.train(1)
     capture = host.create(program.pid)
-    host.until_sampled(capture, program.pid)
+    host.until_sampled(capture)
     host.daemon.kill()
     host.daemon.start()
     ended = watch_to_end(host.daemon.stub(), capture.id)
@@ -79,7 +78,7 @@ def test_what_a_killed_daemon_has_sampled_is_in_the_recovered_trace(host: Sample
 def test_a_daemon_that_is_stopped_stores_the_counters(host: SampledHost) -> None:
     program = host.train(0)
     capture = host.create(program.pid)
-    host.until_sampled(capture, program.pid)
+    host.until_sampled(capture)
     assert host.daemon.stop() == 0
     host.daemon.start()
     ended = watch_to_end(host.daemon.stub(), capture.id)
@@ -107,12 +106,7 @@ def recorded(host: SampledHost, kineto: OnDemandKineto, devices: tuple[int, ...]
     request = kineto.take()
     kineto.is_busy()
     begin_ns = time.time_ns()
-
-    def grown() -> bool:
-        found = host.counter_files(capture.id, os.getpid())
-        return bool(found) and all(path.stat().st_size > 48_000 for path in found)
-
-    until(grown, "the files have rows", state=host.daemon.log)
+    host.until_grown(capture.id, os.getpid())
     kineto.write(kernels(request["REQUEST_TRACE_ID"], begin_ns, time.time_ns(), devices))
     ended = watch_to_end(host.daemon.stub(), capture.id)
     return ended, ended.targets[0]
