@@ -10,21 +10,25 @@ Theory of operation
     fit      Otherwise least squares over all samples (share_fit.py). The value is stated if the group ran alone for
              LEAST_SAMPLES samples' length, if the fit has the evidence of EVIDENCE samples in it alone, and if the 95 %
              interval of the value is at most plus or minus ERROR of the scale (100 % of a percentage, of another
-             counter its largest sample).
+             counter its largest sample), and if the fit leaves at most RESIDUAL of the scale of the samples in which
+             the group ran: more says that groups have no one value, which shifts those of the others as well.
 
-    What is not stated says why. A group of which less than ALONE of the time is its own has no value: that of the
-    GPU would be somebody else's as well.
+    Activities of a group that last twice as long as others have a column of their own in the fit; the group's value is
+    the mean of its columns by their time. What is not stated says why. A group of which less than ALONE of the time is
+    its own has no value: that of the GPU would be somebody else's as well.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.analysis.counters.device_tiles import DeviceTiles, Runs, device_tiles, pieces_of
+from kineto_trace.analysis.counters.device_tiles import MAX_GROUPS, DeviceTiles, Runs, device_tiles, pieces_of
 from kineto_trace.analysis.counters.sampled_counters import PERCENT, SampledCounter, sampled_counters, tracks_of
 from kineto_trace.analysis.counters.share_fit import Observed, ShareFit, fit
+from kineto_trace.arrays.row_groups import group as grouped
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import GPU_TABLES
 from kineto_trace.structure.activity_links import gpu
@@ -36,8 +40,10 @@ WHOLE_SHARE, WHOLE_SAMPLES = 0.6, 3
 LEAST_SAMPLES = 50  # lengths: 50 ms at 1 ms
 EVIDENCE = 2.0  # samples
 ERROR = 0.10  # of the scale
+RESIDUAL = 0.08  # of the scale: what one value for each group leaves of samples, if it is a good description
 ALONE = 0.2  # of the group's time
 NORMAL_95 = 1.96  # deviations
+RARE = 0.05  # of a group's time
 MAX_COMBINATIONS = 512  # groups that are looked at, those with the most time
 _NO_SAMPLES = "no sample lies in the time of the trace"
 _MANY = "not enough evidence: too many others take more time"
@@ -108,13 +114,19 @@ def usable(context: Context, track: SampledCounter) -> npt.NDArray[np.bool_]:
 def _of_device(context: Context, grouping: Grouping, device: int) -> DeviceCounters:
     activity, count, trace = context.get(gpu), len(grouping.names), context.trace
     own = (activity.device == device) & (grouping.number >= 0)
-    runs = Runs(activity.start[own], activity.end[own], grouping.number[own], count)
+    start, end = activity.start[own], activity.end[own]
+    kinds = _by_length(grouping.number[own], end - start)
+    runs = Runs(start, end, kinds.number, len(kinds.group))
     tiles = device_tiles(runs, trace.window_start_ns, trace.window_end_ns)
-    total, shared, sums = tiles.total_ns, tiles.shared_ns, grouping.sums
+    total, shared = (
+        np.bincount(kinds.group, each, count).astype(np.int64) for each in (tiles.total_ns, tiles.shared_ns)
+    )
+    sums = grouping.sums
     if sums is not None:
         total, shared = (sums @ each for each in (total, shared))
     group = np.argsort(-total, kind="stable")[: int(np.count_nonzero(total))]
-    part = group[:, None] == tiles.groups[None, :] if sums is None else sums[np.ix_(group, tiles.groups)]
+    of_column = kinds.group[tiles.groups]
+    part = group[:, None] == of_column[None, :] if sums is None else sums[np.ix_(group, of_column)]
     tracks = tuple(tracks_of(context, device).values())
     shape = (len(group), len(tracks))
     value, error, residual = np.full((3, *shape), np.nan)
@@ -131,8 +143,36 @@ def _of_device(context: Context, grouping: Grouping, device: int) -> DeviceCount
         why=np.full(shape, _NO_SAMPLES, object),
     )
     for places in _grids(tracks):
-        _fill(context, found, places, tiles, part, grouping.names)
+        _fill(context, found, places, tiles, part, [grouping.names[at] for at in of_column.tolist()])
     return found
+
+
+class _Kinds(NamedTuple):
+    """number: of each activity its kind; group: of each kind."""
+
+    number: Ints
+    group: Ints
+
+
+def _by_length(number: Ints, length: Ints) -> _Kinds:
+    """Divides groups by how long their activities last, each time twice as long.
+
+    Kernels of one name differ in how they use the GPU most of all if they differ in size. Rare kinds count as the most
+    usual one of their group, and all do if there are more kinds than columns.
+    """
+    found = grouped([number, np.log2(np.maximum(length, 1)).astype(np.int64)]) if len(number) else None
+    if found is None:
+        return _Kinds(number, np.empty(0, np.int64))
+    of_kind = number[found.first]
+    took = found.sums(np.maximum(length, 0))
+    total = np.bincount(of_kind, took)
+    usual = np.zeros(len(total), np.int64)
+    order = np.argsort(took, kind="stable")
+    usual[of_kind[order]] = order  # the last one counts: that with the most time
+    kept = took >= RARE * total[of_kind]
+    if np.count_nonzero(kept) > MAX_GROUPS:
+        kept[:] = False
+    return _Kinds(np.where(kept, np.arange(len(took)), usual[of_kind])[found.number], of_kind)
 
 
 def _grids(tracks: Sequence[SampledCounter]) -> list[list[int]]:
@@ -153,7 +193,7 @@ def _fill(
 ) -> None:
     """Puts the values of counters that were sampled at the same times in their places.
 
-    part: [group, column], of which columns each group consists.
+    part: [group, column], of which columns each group consists. names: of the columns.
     """
     first = found.tracks[places[0]]
     rows = np.flatnonzero(usable(context, first))
@@ -175,17 +215,20 @@ def _fill(
     upper = np.where(percent, 100.0, np.inf)
     solved = fit(Observed(pieces, value, (end - start) / length, upper, tiles.columns), combinations)
     for at, row in enumerate(chosen.tolist()):
-        column = int(part[row].argmax()) if part[row].sum() == 1 else -1
-        whole = int(solved.whole[column]) if column >= 0 else 0
-        direct = whole >= WHOLE_SAMPLES and whole * length >= WHOLE_SHARE * seen[column]
+        column = int((part[row] * seen[: len(tiles.groups)]).argmax())
+        whole = int(solved.whole[at])
+        direct = whole >= WHOLE_SAMPLES and whole * length >= WHOLE_SHARE * alone[at]
         reason = _shared(found, row) or ("" if direct else _evidence(solved, at, alone[at] / length))
-        if reason == _COLLINEAR and column >= 0:
+        if reason == _COLLINEAR:
             reason = _partner(solved, column, tiles, names) or reason
-        errors = NORMAL_95 * (solved.whole_error[column] if direct else solved.error[at])
-        values = solved.whole_mean[column] if direct else solved.value[at]
+        errors = NORMAL_95 * (solved.whole_error[at] if direct else solved.error[at])
+        values = solved.whole_mean[at] if direct else solved.value[at]
         residuals = np.sqrt(combinations[:, at] @ solved.residual**2)
         for metric, place in enumerate(places):
-            told = reason or ("" if direct else _width(float(errors[metric]), scale[metric], percent[metric]))
+            told = reason
+            if not told and not direct:
+                told = _width(float(errors[metric]), scale[metric], percent[metric])
+                told = told or _misfit(float(residuals[metric]), scale[metric], percent[metric])
             found.why[row, place] = told
             if not told:
                 found.value[row, place], found.error[row, place] = values[metric], errors[metric]
@@ -210,9 +253,11 @@ def _evidence(solved: ShareFit, at: int, alone: float) -> str:
 def _partner(solved: ShareFit, column: int, tiles: DeviceTiles, names: Sequence[str]) -> str:
     """Says with what a group is collinear, if that is one other group or idle time."""
     other = int(solved.partner[column])
-    if other == column or (other >= len(tiles.groups) and other != tiles.idle):
+    if other >= len(names) and other != tiles.idle:
         return ""
-    name = "idle time" if other == tiles.idle else names[int(tiles.groups[other])]
+    name = "idle time" if other == tiles.idle else names[other]
+    if name == names[column]:
+        return ""
     return f"not enough evidence: samples do not tell it from {name}"
 
 
@@ -222,3 +267,13 @@ def _width(error: float, scale: float, percent: float) -> str:
         return ""
     shown = f"{error:.3g} points" if percent else f"{100 * error / max(scale, 1e-300):.3g} % of the largest sample"
     return f"not enough evidence: ± {shown}" if np.isfinite(error) else "not enough evidence: others tell it as well"
+
+
+def _misfit(residual: float, scale: float, percent: float) -> str:
+    """Why a value is not stated that leaves so much of the samples; "": it describes them."""
+    if residual <= RESIDUAL * scale:
+        return ""
+    shown = (
+        f"{residual:.3g} points" if percent else f"{100 * residual / max(scale, 1e-300):.3g} % of the largest sample"
+    )
+    return f"not enough evidence: samples differ from what one value for each would make them by {shown}"

@@ -29,7 +29,7 @@ from kineto_trace.analysis.counters.device_tiles import Pieces
 BLOCK = 8192  # samples
 _TINY = 1e-9  # of the largest eigenvalue: what is smaller is 0
 _WITHIN = 1e-4  # of a combination that lies in a direction of which nothing is known
-_WHOLE = 0.999  # share of a sample that lies in one column
+_WHOLE = 0.999  # share of a sample that lies in the columns of one combination
 _STEPS = 200  # of the descent, at most
 _SETTLED = 1e-6  # of the scale of the values
 
@@ -54,8 +54,8 @@ class ShareFit:
     value, error: [combination, metric], the standard error infinite where nothing tells. samples: of each combination,
     how many samples that lie in it alone would tell as much. residual: [column, metric], the root mean square of what
     the fit leaves of samples, weighted by the share of the column. whole, whole_mean, whole_error: of the samples that
-    lie in one column alone their number, mean and its standard error. partner: the column that is told apart from each
-    one least; itself: none.
+    lie in the columns of a combination alone their number, mean and its standard error. partner: the column that is
+    told apart from each one least; itself: none.
     """
 
     value: Floats
@@ -85,18 +85,16 @@ def fit(observed: Observed, combinations: Floats) -> ShareFit:
     columns, metrics = observed.columns, observed.value.shape[1]
     scale = np.maximum(np.abs(observed.value).max(axis=0, initial=0), 1e-300)
     normal, right = np.zeros((columns, columns)), np.zeros((columns, metrics))
-    whole, of_whole = np.zeros(columns, np.int64), np.zeros((2, columns, metrics))
+    parts = (combinations > 0).astype(np.float64)
+    whole, of_whole = np.zeros(parts.shape[1], np.int64), np.zeros((2, parts.shape[1], metrics))
     for rows, shares in _blocks(observed):
         value = observed.value[rows] / scale
         weighted = shares * observed.weight[rows, None]
         normal += shares.T @ weighted
         right += weighted.T @ value
-        inside = np.flatnonzero(shares.max(axis=1, initial=0) >= _WHOLE)
-        column = shares[inside].argmax(axis=1) if columns else inside
-        whole += np.bincount(column, minlength=columns)
-        for metric in range(metrics):
-            for power in (1, 2):
-                of_whole[power - 1, :, metric] += np.bincount(column, value[inside, metric] ** power, columns)
+        inside = (shares @ parts >= _WHOLE).astype(np.float64)
+        whole += inside.sum(axis=0).astype(np.int64)
+        of_whole += np.stack([inside.T @ value, inside.T @ value**2])
     inverse, unknown = _inverse(normal)
     freedom = max(len(observed.value) - columns + unknown.shape[1], 1)
     solved = _bounded(normal, right, inverse @ right, observed.upper / scale)

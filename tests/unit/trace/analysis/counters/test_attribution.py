@@ -166,3 +166,30 @@ def test_time_whose_gpu_work_was_not_recorded_does_not_count_as_idle() -> None:
                     window_end_ns=whole.window_end_ns, devices=whole.devices, coverage=(coverage,))  # fmt: skip
     found, row = one_device(changed)
     assert found.value[row["copy"], 0] == pytest.approx(87, abs=2)
+
+
+def test_work_of_one_name_that_is_of_two_kinds_shifts_no_value_unsaid() -> None:
+    """Kernels of one name and duration, every other one of which uses the memory, which no column can tell apart."""
+    random, now, runs = np.random.default_rng(5), 0, []
+    for name, value in zip(
+        random.choice(["two kinds", "gemm"], 6000).tolist(), random.integers(0, 2, 6000), strict=True
+    ):
+        dram = 20.0 if name == "gemm" else 10.0 + 75.0 * float(value)
+        runs.append(Run(name=name, start=now, duration=300 * US, counters={"DRAM": dram}))
+        now += 300 * US + int(random.exponential(3 * US))
+    found, row = one_device(sampled(runs, ["DRAM"], length_ns=now))
+    assert np.isnan(found.value[row["two kinds"], 0])
+    assert "samples differ from what one value for each would make them" in found.why[row["two kinds"], 0]
+
+
+def test_kernels_of_one_name_that_differ_in_size_have_the_mean_by_their_time() -> None:
+    random, now, runs, weighted, total = np.random.default_rng(5), 0, [], 0.0, 0
+    for kind in random.choice(3, 12000, p=[0.08, 0.8, 0.12]).tolist():
+        name, length, dram = (("add", 400, 85.0), ("add", 40, 10.0), ("gemm", 300, 20.0))[kind]
+        length = int(length * US * random.uniform(0.95, 1.05))
+        runs.append(Run(name=name, start=now, duration=length, counters={"DRAM": dram}))
+        now += length + int(random.exponential(3 * US))
+        weighted, total = (weighted + length * dram, total + length) if name == "add" else (weighted, total)
+    found, row = one_device(sampled(runs, ["DRAM"], length_ns=now))
+    assert found.value[row["add"], 0] == pytest.approx(weighted / total, abs=1.5)
+    assert found.value[row["gemm"], 0] == pytest.approx(20, abs=1)
