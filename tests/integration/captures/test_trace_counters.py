@@ -190,7 +190,8 @@ def test_a_cancelled_capture_frees_the_counters_and_leaves_no_file(sampling: Sam
     sampling.sampling.play(f"busy={tmp_path / 'held'}")
     program = sampling.train(0)
     capture = sampling.create(program.pid)
-    (path,) = sampling.until_sampled(capture, program.pid)
+    sampling.until_sampled(capture)
+    (path,) = sampling.counter_files(capture.id, program.pid)
     ended = sampling.cancel(capture, keep=False)
     assert ended.status == pb.CAPTURE_STATUS_CANCELLED and not path.exists()
     assert (ended.counters[0].reason_code, ended.counters[0].samples > 500) == ("", True)
@@ -201,7 +202,7 @@ def test_a_cancelled_capture_frees_the_counters_and_leaves_no_file(sampling: Sam
 def test_what_a_cancelled_capture_keeps_has_its_counters(sampling: SampledHost) -> None:
     program = sampling.train(0)
     capture = sampling.create(program.pid)
-    sampling.until_sampled(capture, program.pid)
+    sampling.until_sampled(capture)
     ended = sampling.cancel(capture, keep=True)
     assert (ended.status, lacks(ended.targets[0].warnings)) == (pb.CAPTURE_STATUS_PARTIAL, [])
     assert len(values(open_trace(sampling.folder(capture.id, program.pid)), "DRAM", 0)) > 100
@@ -210,7 +211,7 @@ def test_what_a_cancelled_capture_keeps_has_its_counters(sampling: SampledHost) 
 def test_a_target_that_dies_has_the_counters_until_then(sampling: SampledHost) -> None:
     dies, lives = sampling.train(0), sampling.train(0)
     capture = sampling.create(dies.pid, lives.pid)
-    sampling.until_sampled(capture, dies.pid)
+    sampling.until_sampled(capture)
     dies.kill()
     dies.wait()
     ended = sampling.cancel(capture, keep=True)

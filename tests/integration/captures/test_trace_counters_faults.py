@@ -37,7 +37,7 @@ def test_a_killed_kinetod_counters_leaves_its_samples_and_the_trace_goes_on(host
     host.sampling.play(f"busy={tmp_path / 'held'}")
     program = host.train(0)
     capture = host.create(program.pid)
-    host.until_sampled(capture, program.pid)
+    host.until_sampled(capture)
     os.kill(host.sampler_pid(), signal.SIGKILL)
     until(lambda: not _is_alive(host), "kinetod-counters is gone")
     ended = host.cancel(capture, keep=True)
@@ -61,7 +61,7 @@ def _is_alive(host: SampledHost) -> bool:
 def test_what_a_killed_daemon_has_sampled_is_in_the_recovered_trace(host: SampledHost) -> None:
     program = host.train(1)
     capture = host.create(program.pid)
-    host.until_sampled(capture, program.pid)
+    host.until_sampled(capture)
     host.daemon.kill()
     host.daemon.start()
     ended = watch_to_end(host.daemon.stub(), capture.id)
@@ -78,7 +78,7 @@ def test_what_a_killed_daemon_has_sampled_is_in_the_recovered_trace(host: Sample
 def test_a_daemon_that_is_stopped_stores_the_counters(host: SampledHost) -> None:
     program = host.train(0)
     capture = host.create(program.pid)
-    host.until_sampled(capture, program.pid)
+    host.until_sampled(capture)
     assert host.daemon.stop() == 0
     host.daemon.start()
     ended = watch_to_end(host.daemon.stub(), capture.id)
@@ -105,14 +105,8 @@ def recorded(host: SampledHost, kineto: OnDemandKineto, devices: tuple[int, ...]
     capture = host.create(os.getpid(), recorder=pb.RECORDER_KINETO, duration_ns=10**9)
     request = kineto.take()
     kineto.is_busy()
-    before = {path: path.stat().st_size for path in host.counter_files(capture.id, os.getpid())}
     begin_ns = time.time_ns()
-
-    def grown() -> bool:
-        found = host.counter_files(capture.id, os.getpid())
-        return bool(found) and all(path.stat().st_size > before.get(path, 0) + 24_000 for path in found)
-
-    until(grown, "the files have rows", state=host.daemon.log)
+    host.until_grown(capture.id, os.getpid())
     kineto.write(kernels(request["REQUEST_TRACE_ID"], begin_ns, time.time_ns(), devices))
     ended = watch_to_end(host.daemon.stub(), capture.id)
     return ended, ended.targets[0]

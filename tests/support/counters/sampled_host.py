@@ -11,7 +11,6 @@ from typing import Any
 
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.spool.counter_samples import SUFFIX
-from kinetod.counters.power.interface import POWER_SUFFIX
 
 from support.counters.fake_pm_sampling import FakePmSampling
 from support.machine.gpus import FakeGpus
@@ -21,6 +20,7 @@ from support.service.daemon import Daemon, running_daemon, watch_to_end
 from support.waiting import until
 
 LONG_NS = 300 * 10**9
+HALF_A_SECOND_BYTES = 500 * 48
 UUIDS = "counters 1"  # those of the fake that samples
 
 
@@ -95,15 +95,10 @@ class SampledHost:
     def counter_files(self, capture_id: str, pid: int) -> list[Path]:
         """A target's files of hardware counters, without those of power and clocks."""
         raw = self.folder(capture_id, pid) / "raw"
-        return [path for path in sorted(raw.glob(f"*{SUFFIX}")) if not path.name.endswith(POWER_SUFFIX)]
+        return [path for path in sorted(raw.glob(f"*{SUFFIX}")) if ".power" not in path.name]
 
-    def until_sampled(self, capture: pb.Capture, pid: int) -> list[Path]:
-        """Waits for a target to record, and then for its files of counters to have rows of half a second more."""
-        before: dict[Path, int] = {}
-
-        def grown() -> list[Path]:
-            found = self.counter_files(capture.id, pid)
-            return found if found and all(path.stat().st_size > before.get(path, 0) + 24_000 for path in found) else []
+    def until_sampled(self, capture: pb.Capture) -> None:
+        """Waits until all targets record, and for half a second of samples since then of each of them."""
 
         def collects() -> bool:
             request = pb.GetCaptureRequest(id=capture.id)
@@ -111,8 +106,17 @@ class SampledHost:
             return all(each.state == pb.TARGET_STATE_COLLECT for each in targets)
 
         until(collects, "the targets record", state=self.daemon.log)
-        before |= {path: path.stat().st_size for path in self.counter_files(capture.id, pid)}
-        return until(grown, "the files have rows", state=self.daemon.log)
+        for target in capture.targets:
+            self.until_grown(capture.id, target.pid)
+
+    def until_grown(self, capture_id: str, pid: int) -> None:
+        """Waits for half a second of further samples of a target, of 1 ms and eight metrics."""
+
+        def size() -> int:
+            return min((path.stat().st_size for path in self.counter_files(capture_id, pid)), default=0)
+
+        before = size()
+        until(lambda: size() >= before + HALF_A_SECOND_BYTES, "the files have rows", state=self.daemon.log)
 
     def sampler_pid(self) -> int:
         """The daemon's own kinetod-counters."""
