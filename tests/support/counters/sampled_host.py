@@ -11,6 +11,7 @@ from typing import Any
 
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.spool.counter_samples import SUFFIX
+from kinetod.counters.power.interface import POWER_SUFFIX
 
 from support.counters.fake_pm_sampling import FakePmSampling
 from support.machine.gpus import FakeGpus
@@ -95,7 +96,7 @@ class SampledHost:
     def counter_files(self, capture_id: str, pid: int) -> list[Path]:
         """A target's files of hardware counters, without those of power and clocks."""
         raw = self.folder(capture_id, pid) / "raw"
-        return [path for path in sorted(raw.glob(f"*{SUFFIX}")) if ".power" not in path.name]
+        return [path for path in sorted(raw.glob(f"*{SUFFIX}")) if not path.name.endswith(POWER_SUFFIX)]
 
     def until_sampled(self, capture: pb.Capture) -> None:
         """Waits until all targets record, and for half a second of samples since then of each of them."""
