@@ -192,7 +192,7 @@ class CaptureCounters:
 
     async def _begin(self) -> None:
         source, targets = self._source, [each for each in self._targets if not each.over]
-        self._gpus = await source.access.used()
+        self._gpus = await source.access.used(max_age_s=0.0)  # a process may have come just now
         for target in targets:
             target.contexts = tuple(uuid for uuid, gpu in self._gpus.items() if target.pid in gpu.pids)
             if not target.contexts:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from kinetod.gpus.context_holders import DEADLINE_S
-from kinetod.gpus.gpu_reader import GpuReader
+from kinetod.gpus.gpu_reader import MAX_AGE_S, GpuReader
 from kinetod.gpus.gpu_types import GpuQuestion
 from kinetod.permissions.role_policy import Action, Caller, may, sees_all
 from kinetod.selection.process_registry import Registry
@@ -33,10 +33,10 @@ class GpuAccess:
         self._registry = registry
         self._gpus = gpus
 
-    async def used(self, *, deadline_s: float = DEADLINE_S) -> Mapping[str, UsedGpu]:
-        """Every GPU that the driver knows, by UUID; none if the driver does not answer in time."""
+    async def used(self, *, max_age_s: float = MAX_AGE_S, deadline_s: float = DEADLINE_S) -> Mapping[str, UsedGpu]:
+        """Every GPU that the driver knows, as of at most max_age_s ago; none if the driver does not answer in time."""
         snapshot = await asyncio.to_thread(
-            lambda: self._gpus.read(deadline_s=deadline_s, question=GpuQuestion.PROCESSES)
+            lambda: self._gpus.read(max_age_s=max_age_s, deadline_s=deadline_s, question=GpuQuestion.PROCESSES)
         )
         return {
             gpu.uuid: UsedGpu(gpu.uuid, gpu.index, gpu.name, frozenset(each.pid for each in gpu.processes))

@@ -315,6 +315,7 @@ def _read_result(uuid: str, path: Path, code: str, reason: str) -> RecordedPower
         ),
         start_ns=int(samples.start_ns[0]) if rows else 0,
         end_ns=int(samples.end_ns[-1]) if rows else 0,
+        interval_ns=samples.header.interval_ns,
     )
 
 
