@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace import open_trace
-from kinetod.counters.power.interface import POWER_SUFFIX
 from support.counters.fake_pm_sampling import UUID
 from support.counters.sampled_host import SampledHost, sampled_host
 from support.peers.on_demand_kineto import BASE_NS, OnDemandKineto, event, on_demand_kineto, trace_text
