@@ -94,9 +94,9 @@ RESERVED_NAMES = frozenset(
     (
         "annotation", "blocked", "call", "child", "collective", "comm", "counter", "counters", "cpu", "critical",
         "cuda", "data", "diff", "distributed", "duckdb", "event", "flame", "flops", "frequent", "gpu", "graph", "hlo",
-        "hot", "idle", "information", "kernel", "kernels", "kineto", "launch", "memory", "not", "op", "operator", "pg",
-        "process", "profiler", "python", "queue", "rank", "sm", "sql", "sqlite", "step", "temporal", "tensor", "thread",
-        "time", "user",
+        "hot", "idle", "information", "kernel", "kernels", "kineto", "launch", "memory", "module", "not", "op",
+        "operator", "pg", "process", "profiler", "python", "queue", "rank", "sm", "sql", "sqlite", "step", "temporal",
+        "tensor", "thread", "time", "user",
     )
 )  # fmt: skip
 

@@ -9,10 +9,10 @@ Theory of operation
     fill the time in which the earlier ones have none, so that the rows of a device and metric never overlap. Label and
     unit are those of the first file.
 
-    A row takes 40 bytes. Up to MAX_ROWS rows (60 s at 100 µs of 8 metrics of 8 GPUs are 38 million) every sample is a
-    row. Where there would be more, 2, 4, 8, … neighbouring samples become one, whose value is their mean over time; the
-    length of the rows tells how much time each stands for. No mean crosses a gap that is longer than the interval at
-    which samples were asked for.
+    A row takes 40 bytes, and some 100 more while a Perfetto file is written. Up to MAX_ROWS rows (60 s at 100 µs of 8
+    metrics of 4 GPUs) every sample is a row. Where there would be more, 2, 4, 8, … neighbouring samples become one,
+    whose value is their mean over time; the length of the rows tells how much time each stands for. No mean crosses a
+    gap that is longer than the interval at which samples were asked for.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ import numpy.typing as npt
 from kineto_trace.model.trace import NO_STRING, SCHEMAS, StringTable, Table, make_table
 from kineto_trace.spool.counter_samples import CounterSamples, SampledMetric
 
-MAX_ROWS = 48_000_000
+MAX_ROWS = 20_000_000
 
 Ints = npt.NDArray[np.int64]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kineto_trace.arrays.id_sets import unique_values
-from kineto_trace.decode.hardware_counters import counter_table
+from kineto_trace.decode.hardware_counters import counter_table, samples_per_row
 from kineto_trace.errors import FileError, SpoolError
 from kineto_trace.model.trace import GPU_TABLES, StringTable, Table, Trace
 from kineto_trace.spool.counter_samples import SUFFIX, CounterSamples, read_counter_samples
@@ -71,6 +71,8 @@ def counter_rows(
             warnings.append(f"hardware counters of device {device}: {samples.disordered} samples had impossible times")
         files.append((device, samples))
     table = counter_table(files, strings, *window_ns) if files else None
+    if (together := samples_per_row(files, *window_ns)) > 1:
+        warnings.append(f"hardware counters: there are so many samples that {together} neighbours are one, their mean")
     return FoundCounters(table, tuple(dict.fromkeys(warnings)), gpus.notes)
 
 

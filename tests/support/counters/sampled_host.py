@@ -95,7 +95,7 @@ class SampledHost:
     def counter_files(self, capture_id: str, pid: int) -> list[Path]:
         """A target's files of hardware counters, without those of power and clocks."""
         raw = self.folder(capture_id, pid) / "raw"
-        return [path for path in sorted(raw.glob(f"*{SUFFIX}")) if ".power" not in path.name]
+        return [path for path in sorted(raw.glob(f"*{SUFFIX}")) if not path.name.endswith(POWER_SUFFIX)]
 
     def until_sampled(self, capture: pb.Capture) -> None:
         """Waits until all targets record, and for half a second of samples since then of each of them."""

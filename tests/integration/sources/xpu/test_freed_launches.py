@@ -5,6 +5,7 @@ The fake driver keeps threads from going on after a launch, so that others find 
 
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.machine.kernel import allowed_to_trace
@@ -19,7 +20,7 @@ UNSAFE = "0.12.4"
 pytestmark = pytest.mark.skipif(not allowed_to_trace(), reason="the kernel does not let us trace (ptrace_scope?)")
 
 
-def fenced() -> dict[str, str]:
+def fenced() -> dict[str, Any]:
     """Variables of the program."""
     return {"LD_PRELOAD": str(level_zero.fence()), "FAKE_LEVEL_ZERO_HOLD_US": HOLD_US}
 

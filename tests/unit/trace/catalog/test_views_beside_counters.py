@@ -14,10 +14,7 @@ from kineto_trace.open.raw_target import load_target
 from kineto_trace.spool.counter_samples import CounterHeader, CounterSamples, SampledMetric
 from support.trace_files.h200 import make_spool
 
-ABOUT_COUNTERS = {
-    "annotation_counters", "collective_counters", "counter_summary", "counters", "gpu_clocks", "gpu_counters",
-    "kernel_counters", "module_counters", "op_counters", "roofline", "step_counters", "throttling", "validation",
-}  # fmt: skip
+ABOUT_COUNTERS = {"gpu_clocks", "roofline", "throttling", "validation"}  # and those that have the word in their name
 
 
 def with_counters(trace: Trace) -> Trace:
@@ -60,5 +57,5 @@ def test_no_other_view_sees_them(tmp_path: Path, read: bool) -> None:
     assert len(measured.table("counter")) == 499
     expected, found = answers(plain), answers(measured)
     differing = {name for name in expected if repr(expected[name]) != repr(found[name])}
-    assert {name.split()[0] for name in differing} <= ABOUT_COUNTERS
+    assert {name.split()[0] for name in differing if "counter" not in name} <= ABOUT_COUNTERS
     assert repr(measured) == repr(plain)

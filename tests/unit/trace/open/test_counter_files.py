@@ -1,13 +1,16 @@
 """Files of hardware counters among a target's raw data: which device they are of, and what is said where none is."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from kineto_trace.decode.hardware_counters import counter_table, samples_per_row
 from kineto_trace.errors import SpoolError
 from kineto_trace.model.target_info import raw_bytes
 from kineto_trace.model.trace import StringTable, Table
+from kineto_trace.open import counter_files
 from kineto_trace.open.counter_files import FoundCounters, counter_rows
 from kineto_trace.spool.counter_samples import CounterHeader, SampledMetric, row_type, write_header, write_rows
 from kineto_trace.spool.target_gpus import TargetGpus
@@ -111,3 +114,12 @@ def test_what_the_daemon_noted_is_kept_and_files_count_as_raw_data(tmp_path: Pat
     (tmp_path / "raw" / "gpus.json").write_bytes(b"{}" + bytes(2 << 20))
     with pytest.raises(SpoolError, match=r"gpus\.json"):
         TargetGpus.read(tmp_path)
+
+
+def test_samples_that_were_taken_together_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sampled(tmp_path, 0, [(100, 110), (110, 120), (120, 130)])
+    for function in (counter_table, samples_per_row):
+        monkeypatch.setattr(counter_files, function.__name__, partial(function, max_rows=2))
+    read = found(tmp_path, HAS_BOTH)
+    assert read.table is not None and read.table["duration"].tolist() == [20, 10]
+    assert read.warnings == ("hardware counters: there are so many samples that 2 neighbours are one, their mean",)

@@ -66,7 +66,7 @@ def made(samples: list[Any], regular: list[Any], kernels: list[Any]) -> Trace:
         for label, value in regular
     ]  # fmt: skip
     start, duration, name, device, stream = ([row[at] for row in kernels] for at in range(5))
-    numbers = {
+    numbers: dict[str, Any] = {
         "start": np.array(start, np.int64) + START_NS,
         "duration": np.array(duration, np.int64),
         "name": strings.add_all(name),
