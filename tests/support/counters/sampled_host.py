@@ -11,6 +11,7 @@ from typing import Any
 
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.spool.counter_samples import SUFFIX
+from kinetod.counters.power.interface import POWER_SUFFIX
 
 from support.counters.fake_pm_sampling import FakePmSampling
 from support.machine.gpus import FakeGpus
