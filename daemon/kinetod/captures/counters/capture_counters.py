@@ -77,6 +77,7 @@ class TargetSampling:
         self.pid = pid
         self.directory = directory
         self.over = False
+        self.left = False  # its files are closed: only then the sampling may end
         self.contexts: tuple[str, ...] = ()
         self.notes: list[str] = []  # why there are none of some GPUs
         self._owner = owner
@@ -111,8 +112,8 @@ class TargetSampling:
 
     def release(self) -> None:
         """Ends it at once, whatever is missing."""
-        if not self.over:
-            self.over = True
+        if not self.left:
+            self.over = self.left = True
             self._owner.let_go(self)
 
 
@@ -284,6 +285,7 @@ class CaptureCounters:
             self._leave_power(target, start_ns, end_ns),
             self._note_contexts(target),
         )
+        target.left = True
         self._end_if_last()
         return [*counters, *power]
 
@@ -324,7 +326,7 @@ class CaptureCounters:
         self._end_if_last()
 
     def _end_if_last(self) -> None:
-        if self._stopping is None and all(each.over for each in self._targets):
+        if self._stopping is None and all(each.left for each in self._targets):
             self._stopping = asyncio.create_task(self._stop(), name=f"end of the counters of {self._capture.id}")
 
     async def _stop(self) -> None:

@@ -123,6 +123,24 @@ def test_each_target_has_the_gpus_that_it_uses_and_the_last_one_ends_them(tmp_pa
     run(SharedGpus((FIRST, SECOND), (SECOND,)), tmp_path, body)
 
 
+def test_a_target_that_is_done_does_not_end_the_sampling_of_one_that_still_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capture_counters, "COVER_S", 0.5)
+
+    async def body(sampled: Sampled) -> None:
+        await sampled.counters.begin(0)
+        waiting = asyncio.create_task(sampled.second.collected(1000, 2000 + 10**10))
+        await soon(lambda: sampled.second.over, "it waits")
+        assert await sampled.first.collected(1000, 2000) == []
+        (warning,) = await waiting
+        assert warning == "hardware counters of GPU 0: samples of the last 10 s are missing"
+        await sampled.counters.ended()
+        assert sampled.codes() == {0: ""}
+
+    run(SharedGpus((FIRST, SECOND)), tmp_path, body)
+
+
 def test_a_gpu_of_somebody_else_too_is_not_sampled_and_says_so(tmp_path: Path) -> None:
     async def body(sampled: Sampled) -> None:
         await sampled.counters.begin(0)
