@@ -133,6 +133,7 @@ def test_a_target_that_is_done_does_not_end_the_sampling_of_one_that_still_waits
         waiting = asyncio.create_task(sampled.second.collected(1000, 2000 + 10**10))
         await soon(lambda: sampled.second.over, "it waits")
         assert await sampled.first.collected(1000, 2000) == []
+        assert sampled.counters._stopping is None
         (warning,) = await waiting
         assert warning == "hardware counters of GPU 0: samples of the last 10 s are missing"
         await sampled.counters.ended()
