@@ -1899,8 +1899,8 @@ class Views:
         """Hardware counters by training step and by phase of the steps.
 
         A step lasts, on the GPU, from its first activity to that of the next step, or to its own last one. Its value is the
-        mean over that time, exact but for the two samples at its ends. A phase has the GPU work that was launched in it;
-        its values are found as in the view kernel_counters.
+        mean over that time, exact but for the two samples at its ends. The mean of all steps comes first. A phase has the
+        GPU work that was launched in it; its values are found as in the view kernel_counters.
 
         Options:
         - counter: only counters whose name contains this text, in any case.

@@ -79,8 +79,8 @@ def step_counters(context: Context, *, counter: str = "") -> Answer:
     """Hardware counters by training step and by phase of the steps.
 
     A step lasts, on the GPU, from its first activity to that of the next step, or to its own last one. Its value is the
-    mean over that time, exact but for the two samples at its ends. A phase has the GPU work that was launched in it;
-    its values are found as in the view kernel_counters.
+    mean over that time, exact but for the two samples at its ends. The mean of all steps comes first. A phase has the
+    GPU work that was launched in it; its values are found as in the view kernel_counters.
 
     Options:
     - counter: only counters whose name contains this text, in any case.
@@ -114,8 +114,10 @@ def step_counters(context: Context, *, counter: str = "") -> Answer:
             )
     if tracks and not rows:
         told.append(NO_STEPS)
+    means = [row for row in rows if row["step"] == AVERAGE]
     if tracks and len(context.get(steps)):
-        rows += _phases(context, counter)
+        means += _phases(context, counter)
+    rows = means + sorted((row for row in rows if row["step"] != AVERAGE), key=lambda row: int(row["step"]))
     return Answer(as_columns(step_counters, rows), told)
 
 

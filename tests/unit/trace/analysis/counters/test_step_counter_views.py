@@ -41,9 +41,22 @@ def test_a_step_on_the_gpu_begins_with_its_first_activity_and_ends_with_the_next
 
 def test_a_steps_value_is_the_mean_over_its_time_on_the_gpu() -> None:
     rows = [row for row in step_counters(Context(trained())).rows() if row["phase"] is None]
-    assert (rows[0]["step"], rows[0]["time_us"], rows[0]["sampled_pct"]) == ("0", 20_000, 100)
-    assert rows[0]["value"] == pytest.approx((6 * 20 + 4 * 80) / 20)
-    assert rows[-1]["step"] == "average"
+    assert (rows[1]["step"], rows[1]["time_us"], rows[1]["sampled_pct"]) == ("0", 20_000, 100)
+    assert rows[1]["value"] == pytest.approx((6 * 20 + 4 * 80) / 20)
+    assert rows[0]["step"] == "average"
+
+
+def test_the_counters_of_one_step_stand_together() -> None:
+    runs = [Run(name="gemm", start=at * 10 * MS, duration=10 * MS, counters={"DRAM": 20, "SM busy": 90}, correlation=at + 1)
+            for at in range(3)]  # fmt: skip
+    calls = [{"name": "cudaLaunchKernel", "start": run.start, "duration": 1000, "correlation": run.correlation}
+             for run in runs]  # fmt: skip
+    notes = [{"name": f"ProfilerStep#{at}", "start": at * 10 * MS, "duration": 10 * MS, "finished": 1, "id": at + 1}
+             for at in range(3)]  # fmt: skip
+    rows: dict[str, Any] = {"cuda_runtime": calls, "user_annotation": notes}
+    measured = sampled(runs, ["DRAM", "SM busy"], length_ns=30 * MS, rows=rows, noise=0, spread=0)
+    found = [row["step"] for row in step_counters(Context(measured)).rows() if row["phase"] is None]
+    assert found == ["average", "average", "0", "0", "1", "1", "2", "2"]
 
 
 def test_phases_have_the_work_that_was_launched_in_them() -> None:
