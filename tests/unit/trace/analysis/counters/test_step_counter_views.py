@@ -47,7 +47,8 @@ def test_a_steps_value_is_the_mean_over_its_time_on_the_gpu() -> None:
 
 
 def test_the_counters_of_one_step_stand_together() -> None:
-    runs = [Run(name="gemm", start=at * 10 * MS, duration=10 * MS, counters={"DRAM": 20, "SM busy": 90}, correlation=at + 1)
+    values = {"DRAM": 20, "SM busy": 90}
+    runs = [Run(name="gemm", start=at * 10 * MS, duration=10 * MS, counters=values, correlation=at + 1)
             for at in range(3)]  # fmt: skip
     calls = [{"name": "cudaLaunchKernel", "start": run.start, "duration": 1000, "correlation": run.correlation}
              for run in runs]  # fmt: skip
