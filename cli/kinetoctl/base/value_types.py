@@ -130,6 +130,8 @@ def parse_activities(text: str) -> tuple[str, ...]:
 def parse_counters(text: str) -> tuple[str, tuple[str, ...]]:
     """A set of hardware counters, or the vendor's names of metrics, which have a dot. Raises ValueError."""
     names = tuple(part.strip() for part in text.split(","))
+    if text.isdecimal():  # the option takes the word behind it
+        raise ValueError(f"{text} is no set; where it is a process, write it before the option, or --counters=overview")
     if not all(_COUNTER.fullmatch(name) for name in names):
         raise ValueError(f"expected a set of `kinetoctl counters sets` or metrics with a submetric, got {text!r}")
     if len(names) == 1 and "." not in text:

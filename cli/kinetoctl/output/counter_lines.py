@@ -26,7 +26,8 @@ def _figures(each: "pb.RecordedCounters") -> str:
         parts += [f"{units.count(each.samples)} samples of {', '.join(metric.label for metric in each.metrics)}"]
         lost = [f"{format_duration(each.lost_ns)} in {units.count(each.gaps)} gaps"] if each.gaps else []
         lost += [f"{units.count(each.dropped_samples)} samples dropped"] if each.dropped_samples else []
-        parts.append(f"lost {', '.join(lost) or 'nothing'}")
+        if lost or not each.reason_code:  # what came after an early end is lost, too
+            parts.append(f"lost {', '.join(lost) or 'nothing'}")
     if each.reason_code:
         parts.append(f"{each.reason} [{each.reason_code}]")
     return "; ".join(parts)

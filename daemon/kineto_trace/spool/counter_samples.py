@@ -68,6 +68,11 @@ class CounterSamples:
     disordered: int
 
 
+_HEADER = msgspec.json.Decoder(
+    CounterHeader
+)  # made at import: msgspec crashes where threads decode a type first at once
+
+
 def row_type(metrics: int) -> np.dtype[np.void]:
     """The layout of a row with so many metrics: start_ns, end_ns, values."""
     size = 16 + 4 * metrics
@@ -86,7 +91,7 @@ def write_header(file: IO[bytes], header: CounterHeader) -> None:
     text = msgspec.json.encode(header)
     if len(text) > MAX_HEADER_BYTES:
         raise ValueError(f"a header of {len(text)} bytes")
-    msgspec.json.decode(text, type=CounterHeader)
+    _HEADER.decode(text)
     begin = MAGIC + _LENGTH.pack(len(text)) + text
     file.write(begin + bytes(-len(begin) % _ALIGNMENT))
 
@@ -142,7 +147,7 @@ def _read_header(path: Path, file: IO[bytes]) -> CounterHeader:
     if length > MAX_HEADER_BYTES:
         raise FileError(f"{path}: a header of {length} bytes is more than {MAX_HEADER_BYTES}")
     try:
-        header = msgspec.json.decode(file.read(length), type=CounterHeader)
+        header = _HEADER.decode(file.read(length))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise FileError(f"{path}: its header cannot be decoded: {exc}") from exc
     file.read(-(len(begin) + length) % _ALIGNMENT)

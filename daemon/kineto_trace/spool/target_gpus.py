@@ -1,7 +1,7 @@
 """Which GPUs a target used by the driver's word, beside the samples of their counters in its raw folder."""
 
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated
 
 import msgspec
 
@@ -27,13 +27,17 @@ class TargetGpus(msgspec.Struct, frozen=True, kw_only=True):
         """Writes it into the target's raw folder, which exists. Raises OSError."""
         write_atomically(target_dir / _NAME, msgspec.json.encode(self))
 
-    @classmethod
-    def read(cls, target_dir: Path) -> Self:
+    @staticmethod
+    def read(target_dir: Path) -> "TargetGpus":
         """Reads what was written; nothing, if nothing was. Raises SpoolError."""
         try:
             with (target_dir / _NAME).open("rb") as file:
-                return msgspec.json.decode(file.read(_MAX_BYTES), type=cls)
+                return _GPUS.decode(file.read(_MAX_BYTES))
         except FileNotFoundError:
-            return cls()
+            return TargetGpus()
         except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
             raise SpoolError(f"{target_dir / _NAME}: {exc}") from exc
+
+
+# Made at import: msgspec crashes where two threads are the first to decode a type.
+_GPUS = msgspec.json.Decoder(TargetGpus)

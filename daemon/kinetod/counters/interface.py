@@ -144,6 +144,9 @@ def checked_wanted(wanted: WantedCounters, sets: Sequence[str]) -> None:
     if wanted.set_name and wanted.set_name not in sets:
         reason = f"there is no set {wanted.set_name!r}; the sets are {', '.join(sets)}"
         raise CounterError(CounterCode.INVALID_METRIC, reason)
+    if named := [name for name in wanted.metrics if name in sets]:
+        reason = f"{named[0]!r} is a set, which is named alone: without other sets and without metrics"
+        raise CounterError(CounterCode.INVALID_METRIC, reason)
     if len(wanted.metrics) > MAX_METRICS:
         reason = f"{len(wanted.metrics)} metrics are more than the {MAX_METRICS} that are measured together at most"
         raise CounterError(CounterCode.INVALID_METRIC, reason)

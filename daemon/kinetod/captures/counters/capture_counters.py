@@ -55,6 +55,7 @@ END_S = 3.0
 LOOK_S = 5.0
 _LATE = "hardware counters: the sampling began late; samples of the beginning may be missing"
 _NONE = "hardware counters: none were sampled; "
+_UNANSWERED = "kinetod-counters did not answer before the recording ended"
 _MAX_NOTES = 16
 _INTERVALS = 3  # of samples that may be missing at the ends of a window before it is told
 _MOMENT_NS = 1_000_000
@@ -142,12 +143,14 @@ class CaptureCounters:
         self._targets: list[TargetSampling] = []
         self._gpus: Mapping[str, UsedGpu] = {}
         self._recording: CounterRecording | None = None
+        self._unanswered: Sequence[RecordedGpu] = ()  # the results as long as there is no recording
         self._power: PowerRecording | None = None
         self._beginning: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[None] | None = None
         self._waits = False  # for a planned start
         self._late = False  # the recorders were asked before it had begun
+        self._told = False  # Capture.counters is as it stays
 
     def add(self, pid: int, directory: Path) -> TargetSampling:
         """The counters of one more target, before `begin`."""
@@ -207,6 +210,8 @@ class CaptureCounters:
             for uuid in wanted
             if uuid not in strange
         }
+        unanswered = CounterError(CounterCode.FAILED, _UNANSWERED)
+        self._unanswered = [*refused, *(self._refusal(uuid, unanswered) for uuid in folders)]
         await asyncio.gather(self._begin_counters(folders, refused, targets), self._begin_power(folders))
         if folders and not all(each.over for each in targets):
             self._looking = asyncio.create_task(self._look(), name=f"GPUs of {self._capture.id}")
@@ -256,6 +261,8 @@ class CaptureCounters:
         return f"{what} of GPU {gpu.index if gpu is not None else uuid}: {text}"
 
     def _show(self, results: Sequence[RecordedGpu]) -> None:
+        if self._told:
+            return
         shown = [recorded_counters(each, self._gpus.get(each.gpu_uuid)) for each in results]
         del self._capture.counters[:]
         self._capture.counters.extend(sorted(shown, key=lambda each: (each.gpu.index, each.gpu.uuid)))
@@ -354,8 +361,9 @@ class CaptureCounters:
             target.release()
         if self._stopping is not None:
             done, _ = await asyncio.wait({self._stopping}, timeout=END_S)
-            if not done and self._recording is not None:
-                self._show(self._recording.results())
+            if not done:
+                self._show(self._recording.results() if self._recording is not None else self._unanswered)
+        self._told = True
 
     def abandon(self) -> None:
         """Ends everything without waiting, where the daemon stops."""

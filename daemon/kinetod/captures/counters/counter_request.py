@@ -21,7 +21,7 @@ from kinetod.counters.interface import (
 from kinetod.counters.metric_sets import OVERVIEW, SETS
 
 MAX_SAMPLES = 1_000_000  # of a GPU in a trace: some 320 MB of rows where eight metrics are sampled
-PLAN_S = 10.0
+PLAN_S = 5.0
 _MAX_NAME_CHARS = 128
 
 

@@ -216,10 +216,9 @@ def _all_of(cupti: NativeCupti, gpu: SampledGpu, names: Sequence[str]) -> tuple[
             error = translated(exc, gpu.uuid)
             if error.code is not CounterCode.INVALID_METRIC:
                 raise error from exc
-            reason = (
-                f"{gpu.chip} has no metric {name!r}; `kinetoctl counters list` has all, to be completed by a submetric"
-            )
-            raise CounterError(error.code, f"GPU {gpu.uuid}: {reason}, such as .avg or .sum.per_second") from exc
+            reason = f"{gpu.chip} has no metric {name!r}; `kinetoctl counters list --metrics` has all"
+            completed = "to be completed by a submetric, such as .avg or .sum.per_second"
+            raise CounterError(error.code, f"GPU {gpu.uuid}: {reason}, {completed}") from exc
         if alone != 1:
             reason = f"{name} needs {alone} passes on {gpu.chip}: sampling a running program has one"
             raise CounterError(CounterCode.INVALID_METRIC, f"GPU {gpu.uuid}: {reason}")

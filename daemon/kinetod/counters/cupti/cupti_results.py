@@ -54,7 +54,9 @@ def translated(failure: NativeFailure, gpu: str = "", proc: Path = Path("/proc")
     if failure.result in (INSUFFICIENT_PRIVILEGES, VIRTUAL_INSUFFICIENT_PRIVILEGES):
         return CounterError(CounterCode.NOT_PERMITTED, f"{of}{rights_problem(proc)}")
     if failure.result == INVALID_METRIC_NAME:
-        return CounterError(CounterCode.INVALID_METRIC, f"{of}it has no such metric; `kinetoctl counters list` has all")
+        return CounterError(
+            CounterCode.INVALID_METRIC, f"{of}it has no such metric; `kinetoctl counters list --metrics` has all"
+        )
     if failure.result in UNAVAILABLE:
         return CounterError(CounterCode.UNAVAILABLE, f"{of}{UNAVAILABLE[failure.result]}")
     return CounterError(CounterCode.FAILED, f"{of}{failure}")

@@ -103,7 +103,7 @@ def planned_set(gpu: str, groups: Sequence[MetricGroup], set_name: str) -> Group
     best = max(groups, key=lambda group: len(_of_labels(group, labels)), default=None)
     known = {} if best is None else _of_labels(best, labels)
     if best is None or not known:
-        reason = f"{gpu} has no metric of the set {set_name}; name metrics: `kinetoctl counters list` has all"
+        reason = f"{gpu} has no metric of the set {set_name}; name metrics: `kinetoctl counters list --metrics` has all"
         raise CounterError(CounterCode.INVALID_METRIC, reason)
     left_out = [_left_out(gpu, groups, label) for label in labels if label not in known]
     vocabulary = dict.fromkeys(metric.label for metric in SETS[set_name])
@@ -120,7 +120,7 @@ def planned_metrics(gpu: str, groups: Sequence[MetricGroup], names: Sequence[str
     having = [{group.name: metric for group in groups if (metric := _named(group, name))} for name in names]
     for name, found in zip(names, having, strict=True):
         if not found:
-            reason = f"{gpu} has no metric {name!r}; `kinetoctl counters list` has all"
+            reason = f"{gpu} has no metric {name!r}; `kinetoctl counters list --metrics` has all"
             raise CounterError(CounterCode.INVALID_METRIC, reason)
     for group in groups:
         if all(group.name in found for found in having):

@@ -58,6 +58,7 @@ def test_the_option_takes_precedence_over_kinetos_key_which_says_so(
     [
         (["--counters="], "expected a set of `kinetoctl counters sets`"),
         (["--counters=a.avg,,b"], "expected a set of `kinetoctl counters sets`"),
+        (["--counters", "1234"], "1234 is no set; where it is a process, write it before the option"),
         (["--counter-interval", "1ms"], "--counter-interval needs --counters"),
         (["--counters", "--counter-interval", "soon"], "'soon'"),
     ],
@@ -75,9 +76,12 @@ def test_each_gpu_has_a_line_with_what_was_sampled_lost_and_refused() -> None:
     sampled.metrics.add(name="dram__throughput", label="DRAM", unit="%")
     sampled.left_out.add(name="nvlrx__bytes", why="GH100 has no such metric")
     capture.counters.add(gpu=pb.Gpu(index=1), reason_code="COUNTERS_BUSY", reason="ncu (process 7) has its counters")
+    early = capture.counters.add(gpu=pb.Gpu(index=2), samples=7, reason_code="COUNTERS_FAILED", reason="it was killed")
+    early.metrics.add(name="dram__throughput", label="DRAM", unit="%")
     lines = [line.replace("\N{NARROW NO-BREAK SPACE}", " ") for line in counter_lines(capture)]
     assert lines == [
         "counters of GPU 0 (H200): 1,000 samples of DRAM; lost 3 ms in 1 gaps",
         "counters of GPU 0 without nvlrx__bytes: GH100 has no such metric",
         "counters of GPU 1: ncu (process 7) has its counters [COUNTERS_BUSY]",
+        "counters of GPU 2: 7 samples of DRAM; it was killed [COUNTERS_FAILED]",
     ]

@@ -1,8 +1,10 @@
 """Files of counter samples: what is written is read, and what nobody has written is refused or bounded."""
 
+import ast
 import os
 from pathlib import Path
 
+import kineto_trace
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -148,3 +150,15 @@ def test_a_file_without_a_header_has_no_last_row(tmp_path: Path) -> None:
         last_end_ns(path)
     with pytest.raises(FileError, match="cannot be read"):
         last_end_ns(tmp_path / "none")
+
+
+def test_the_library_decodes_by_decoders_that_were_made_at_import() -> None:
+    """Its functions run in threads, and msgspec crashes where two of them are the first to decode a type."""
+    for path in Path(kineto_trace.__file__).parent.rglob("*.py"):
+        calls = [node for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, ast.Call)]
+        late = [
+            call.lineno
+            for call in calls
+            if ast.unparse(call.func).startswith("msgspec.") and any(each.arg == "type" for each in call.keywords)
+        ]
+        assert not late, f"{path}, lines {late}: make a msgspec.json.Decoder of the type beside it"

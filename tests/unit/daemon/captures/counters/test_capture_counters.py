@@ -214,6 +214,29 @@ def test_nobody_waits_for_a_driver_that_hangs(tmp_path: Path) -> None:
     run(SharedGpus((FIRST, SECOND)), tmp_path, body, backend)
 
 
+def test_a_sampling_that_never_answers_is_a_failure_of_its_gpus_and_changes_nothing_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capture_counters, "END_S", 0.05)
+    backend = MemoryBackend()
+    backend.hang = threading.Event()
+
+    async def body(sampled: Sampled) -> None:
+        await sampled.counters.begin(0, patience_s=0.05)
+        await sampled.first.collected(1000, 2000)
+        await sampled.second.collected(1000, 2000)
+        await sampled.counters.ended()
+        told = sampled.capture.SerializeToString()
+        assert [(each.reason_code, each.samples) for each in sampled.capture.counters] == [("COUNTERS_FAILED", 0)]
+        assert "did not answer" in sampled.capture.counters[0].reason
+        assert backend.hang is not None and sampled.counters._stopping is not None
+        backend.hang.set()
+        await sampled.counters._stopping
+        assert sampled.capture.SerializeToString() == told
+
+    run(SharedGpus((FIRST, SECOND)), tmp_path, body, backend)
+
+
 def test_a_planned_start_is_not_waited_for_and_nothing_is_held_before(tmp_path: Path) -> None:
     async def body(sampled: Sampled) -> None:
         await sampled.counters.begin(time.time_ns() + 3600 * 10**9)
