@@ -75,7 +75,7 @@ class Offer:
     ) -> None:
         self.configuration = configuration
         self.times_sent = 0
-        self.taken = False
+        self.taken_by: Address | None = None
         self.sent_to: set[Address] = set()
         self.open = True  # more can happen to it
         self._silent = False
@@ -115,14 +115,9 @@ class Poller:
     pids: tuple[int, ...] = ()
     job_id: int = 0
     last_poll_ns: int = 0  # 0: it has registered, but not polled
-    tracing_at: set[Address] = field(default_factory=set)  # the copies whose last poll says that they do
+    tracing: bool = False
     registered: tuple[int, int] | None = None  # job and GPU
     offered: Offer | None = field(default=None)
-
-    @property
-    def tracing(self) -> bool:
-        """As PollingProcess has it."""
-        return bool(self.tracing_at)
 
     def offer(self, configuration: bytes, on_event: Callable[[OfferEvent], None]) -> Offer:
         """As PollingProcess.offer has it."""
@@ -212,22 +207,21 @@ class PollerRegistry:
         poller = self._poller(sender, now_s)
         with self._lock:
             poller.pids, poller.job_id = poll.pids, poll.job_id
-            poller.last_poll_ns, poller.seen_s = now_ns, now_s
-            (poller.tracing_at.discard if poll.free else poller.tracing_at.add)(sender.address)
+            poller.last_poll_ns, poller.seen_s, poller.tracing = now_ns, now_s, not poll.free
             offered = poller.offered
             if offered is None or not offered.open:
                 poller.offered = None
                 return PollAnswer(poller, None)
-            if not offered.taken:
+            if offered.taken_by is None:
                 if poll.free:
                     if sender.address in offered.sent_to:
                         raise Dropped(Drop.PENDING)
                     return PollAnswer(poller, offered if answered else None, sender.address)
                 if offered.times_sent:  # otherwise it traces for somebody else
-                    offered.taken = True
+                    offered.taken_by = sender.address
                     metrics.polled_configuration("taken")
                     offered.tell(OfferEvent.TAKEN)
-            elif not poller.tracing:
+            elif poll.free and sender.address == offered.taken_by:
                 poller.offered, offered.open = None, False
                 offered.tell(OfferEvent.OVER)
             return PollAnswer(poller, None)
@@ -283,8 +277,6 @@ class PollerRegistry:
         if self._lives(known) and not known.program.difference(found):
             if len(known.addresses) >= MAX_ADDRESSES:
                 known.addresses.clear()
-                with self._lock:
-                    known.tracing_at.clear()
             known.addresses.add(sender.address)
             return known
         self._forget(known)

@@ -41,10 +41,7 @@ class PollingProcess(Protocol):
     pids: tuple[int, ...]  # as it claims, in its own PID namespace: its own, then its ancestors'
     job_id: int  # as it claims
     last_poll_ns: int  # Unix time
-
-    @property
-    def tracing(self) -> bool:
-        """Whether the last poll of a copy of libkineto says that it is armed or records, for whomever."""
+    tracing: bool  # its last poll says that its profiler is armed or records, for whomever
 
     def offer(self, configuration: bytes, on_event: Callable[[OfferEvent], None]) -> OfferedConfiguration:
         """Offers a configuration from the next poll on until it is TAKEN, withdrawn or GONE.

@@ -31,12 +31,12 @@ TABLE = """    ActivityTable(
         row=ViewerRow.GPU,
         meaning="Batches of memory that a GPU decompressed.",
         columns=(
-            *_GPU,
+            *GPU,
             Column("operations", "uint32", "in the batch"),
             Column("bytes", "uint64", "read"),
-            *_QUEUE,
+            *QUEUE,
         ),
-        arguments=(*_GPU_ARGUMENTS, Arg("operations", "operations", U32)),
+        arguments=(*GPU_ARGUMENTS, Arg("operations", "operations", U32)),
         categories=("gpu_decompress",),
     ),
 """

@@ -172,7 +172,7 @@ def test_counters_have_defaults_of_their_own_and_are_left_out_unless_they_are_as
     assert usual is not None and (usual.wanted.set_name, usual.wanted.metrics, usual.interval_ns) == (
         "overview",
         (),
-        1_000_000,
+        0,  # the default of each GPU
     )
     named = checked(counters=pb.CounterRequest(metrics=["a.avg", "b.sum"], interval_ns=100_000)).counters
     assert named is not None and (named.wanted.set_name, named.wanted.metrics) == ("", ("a.avg", "b.sum"))

@@ -260,6 +260,8 @@ def test_a_process_that_does_not_end_is_killed(
         assert recording._process is not None
         pids.append(recording._process.pid)
         os.kill(pids[0], signal.SIGSTOP)
+        late_s = asyncio.get_running_loop().time() + 0.2
+        await soon(lambda: asyncio.get_running_loop().time() > late_s, "rows are missing")
 
     for result in recorded(reader, tmp_path, body, within_s=0.1).values():
         assert result.losses.reason.startswith("the driver did not answer in time")
