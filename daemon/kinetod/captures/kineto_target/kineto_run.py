@@ -66,6 +66,7 @@ log = logging.getLogger(__name__)
 
 _ALIVE_PERIOD_S = 1.0
 _POLLS = 2
+_EMPTY = Sight(writing_bytes=0)
 _NO_EARLY_END = "cancelled, but libkineto cannot be stopped: it records to its end"
 _EVENTS: dict[OfferEvent, type[OfferTaken] | type[OfferOver]] = {
     OfferEvent.TAKEN: OfferTaken,
@@ -287,7 +288,7 @@ class KinetoRun:
         with contextlib.suppress(OSError, TimeoutError):
             sight = await self._folder.look()
         alive = is_alive(self._process.key)
-        if self._was_dropped():
+        if sight == _EMPTY and self._was_dropped():
             await self._recorder.remove(self._folder)
             self._handle(OfferDropped())
             return
@@ -303,8 +304,12 @@ class KinetoRun:
         libkineto opens the file before it says that it records; on a busy machine seconds before. So a poll that says
         that it is free means the end only after one that said otherwise.
         """
-        free = self._polls.count(self._process) > 0
-        return free and (self._polls.has_recorded or self._trace.was_taken)
+        return self._polls.count(self._process) > 0 and self._has_recorded
+
+    @property
+    def _has_recorded(self) -> bool:
+        """Whether a poll since the request was sent says that the profiler is armed or records."""
+        return self._polls.has_recorded or self._trace.was_taken
 
     def _was_dropped(self) -> bool:
         """Whether polls when the recording must be over say that libkineto has opened its file for nothing.
@@ -316,8 +321,7 @@ class KinetoRun:
         free = self._polls.count(self._process) >= _POLLS
         least_ns = START_DELAY_NS + self.request.warmup_ns + (self.request.duration_ns or 0)
         since_ns = max(self._withdrawn_ns, self.request.start_time_ns)
-        seen = self._polls.has_recorded or self._trace.was_taken
-        return free and not seen and self._process.last_poll_ns > since_ns + least_ns
+        return free and not self._has_recorded and self._process.last_poll_ns > since_ns + least_ns
 
     def _on_offer(self, event: OfferEvent) -> None:
         if event is OfferEvent.GONE:

@@ -12,13 +12,14 @@ from typing import cast
 import pytest
 from kineto_agent.protocol import wire
 from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.spool.kineto_file import OnDemandRequest
 from kinetod.attach.attach_types import Approval
 from kinetod.base.errors import VerdictReason
 from kinetod.captures.kineto_target import kineto_recorder
 from kinetod.captures.kineto_target.config_text import TraceDestination
 from kinetod.captures.kineto_target.kineto_recorder import FreePolls, KinetoRecorder
 from kinetod.captures.kineto_target.kineto_run import KinetoRun
-from kinetod.captures.kineto_target.on_demand_trace import FolderLooked, OfferReady
+from kinetod.captures.kineto_target.on_demand_trace import FolderLooked, OfferReady, OfferSent
 from kinetod.captures.result.verdict import Ending, EndState
 from kinetod.captures.target.services import Services
 from kinetod.config.settings import Config
@@ -150,6 +151,29 @@ def test_polls_that_say_free_before_the_recording_do_not_end_it(process: PolledB
         return found
 
     assert asyncio.run(run()) == [False, False, False, True]
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["whole", "empty"])
+def test_a_file_is_removed_for_another_try_only_if_it_is_empty(process: PolledByHand, *, whole: bool) -> None:
+    async def run(path: Path) -> tuple[bool, bool]:
+        made = made_run(process)
+        made._folder = await made._recorder.folders.reopen(process.key, str(path), "x.json", uid=os.geteuid())
+        made._asked = OnDemandRequest(trace_id=1, folder=str(path), name="x.json", until_ns=0)
+        (path / "x.json.tmp").touch()
+        made._handle(OfferSent())
+        await made._look()
+        for after_s in (10, 20):  # two polls that say free, when the recording must be over
+            process.last_poll_ns = made._withdrawn_ns + after_s * 10**9
+            made._polls.count(process)
+        if whole:
+            (path / "x.json.tmp").rename(path / "x.json")
+        await made._look()
+        found = (path / "x.json").exists(), (path / "x.json.tmp").exists()
+        made._folder.close()
+        return found
+
+    with tempfile.TemporaryDirectory() as name:
+        assert asyncio.run(run(Path(name))) == (whole, False)
 
 
 def test_a_cancellation_that_overtakes_the_news_of_the_sending_leaves_a_file_to_remove(process: PolledByHand) -> None:
