@@ -1,6 +1,6 @@
 """The views of hardware counters: of each GPU, and of kernels, operators, annotations, modules and steps."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -131,21 +131,15 @@ def notes(context: Context) -> list[str]:
     return [*left_out_note(context), *([] if len(context.get(gpu)) else [NO_WORK])]
 
 
-def _named_rows(
-    context: Context, found: Iterable[DeviceCounters], counter: str, name: Callable[[int], str | None]
-) -> list[dict[str, Any]]:
+def _named_rows(context: Context, found: Iterable[DeviceCounters], counter: str) -> list[dict[str, Any]]:
+    """The rows of groups that are numbers of strings. The last group is what has no name."""
+    strings = context.trace.strings
     return [
-        {"name": name(group), **each}
+        {"name": strings[group] if group < len(strings) else None, **each}
         for device in found
         for row, group in enumerate(device.group.tolist())
         for each in counter_rows(device, row, counter)
     ]
-
-
-def _text(context: Context, number: int) -> str | None:
-    """The name of a group; None for the last one, of what has no name."""
-    strings = context.trace.strings
-    return strings[number] if number < len(strings) else None
 
 
 @view("kernel_counters", columns(("name", "text", "", "kernel, copy or fill")) + _TIME + _COUNTER, nothing=NO_COUNTERS)
@@ -162,7 +156,7 @@ def kernel_counters(context: Context, *, counter: str = "") -> Answer:
     Options:
     - counter: only counters whose name contains this text, in any case.
     """
-    rows = _named_rows(context, context.get(by_kernel), counter, lambda number: _text(context, number))
+    rows = _named_rows(context, context.get(by_kernel), counter)
     return Answer(as_columns(kernel_counters, rows), notes(context))
 
 
@@ -178,7 +172,7 @@ def op_counters(context: Context, *, counter: str = "") -> Answer:
 
     The rules and options are those of kernel_counters.
     """
-    rows = _named_rows(context, context.get(by_op), counter, lambda number: _text(context, number))
+    rows = _named_rows(context, context.get(by_op), counter)
     return Answer(as_columns(op_counters, rows), notes(context))
 
 
@@ -192,7 +186,7 @@ def annotation_counters(context: Context, *, counter: str = "") -> Answer:
 
     The rules and options are those of kernel_counters.
     """
-    rows = _named_rows(context, context.get(by_annotation), counter, lambda number: _text(context, number))
+    rows = _named_rows(context, context.get(by_annotation), counter)
     return Answer(as_columns(annotation_counters, rows), notes(context))
 
 

@@ -1,9 +1,9 @@
 """WatchCounters and ListCounters: who may watch which GPU, and what they get."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
-from types import SimpleNamespace
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -15,43 +15,23 @@ from kinetod.config.settings import Config, Settings
 from kinetod.counters.counter_client import CounterClient
 from kinetod.counters.interface import CounterCode, CounterError
 from kinetod.counters.sampler_server import SamplerService
-from kinetod.gpus.gpu_types import GpuProcess, GpuState, Snapshot
-from kinetod.permissions.role_policy import Caller, Role, Thing, Via
+from kinetod.permissions.role_policy import Caller, Role, Via
 from kinetod.rpc import watch_counters
 from kinetod.rpc.watch_counters import CounterWatcher
 from support.counters.in_process import InProcess
 from support.counters.memory_backend import MemoryBackend
+from support.counters.shared_gpus import SharedGpus
 from support.waiting import soon
 
 ME, OTHER = 1000, 1001
 OWNERS = {10: ME, 11: ME, 20: OTHER}
 
 
-class Host:
-    """Which processes are on the GPUs, and whose they are."""
-
-    def __init__(self, *on: tuple[int, ...]) -> None:
-        self.on = on
-
-    def read(self, **_: object) -> Snapshot:
-        gpus = [
-            GpuState(
-                vendor="nvidia", index=number, uuid=f"GPU-{number}", name="",
-                processes=tuple(GpuProcess(pid=pid) for pid in pids),
-            )
-            for number, pids in enumerate(self.on)
-        ]  # fmt: skip
-        return Snapshot(gpus=tuple(gpus), time_ns=1)
-
-    async def candidates(self, pids: Iterable[int]) -> list[Any]:
-        def one(pid: int) -> Any:
-            return SimpleNamespace(key=SimpleNamespace(pid=pid), thing=lambda: Thing(uid=OWNERS[pid]))
-
-        return [one(pid) for pid in pids if pid in OWNERS]
+gpus_with = partial(SharedGpus, owners=OWNERS)
 
 
 @asynccontextmanager
-async def watching(backend: MemoryBackend, host: Host) -> AsyncIterator[tuple[CounterWatcher, InProcess]]:
+async def watching(backend: MemoryBackend, host: SharedGpus) -> AsyncIterator[tuple[CounterWatcher, InProcess]]:
     service = SamplerService(backend, may_ask=lambda _: True, holder_of=lambda _: "ncu (process 7)")
     connections = InProcess(service)
     client = CounterClient(connections)
@@ -63,7 +43,7 @@ async def watching(backend: MemoryBackend, host: Host) -> AsyncIterator[tuple[Co
 
 
 def run(
-    host: Host, body: Callable[[CounterWatcher, InProcess], Awaitable[None]], backend: MemoryBackend | None = None
+    host: SharedGpus, body: Callable[[CounterWatcher, InProcess], Awaitable[None]], backend: MemoryBackend | None = None
 ) -> None:
     async def ask() -> None:
         async with watching(backend or MemoryBackend(), host) as (watcher, connections):
@@ -93,7 +73,7 @@ def test_a_user_watches_the_gpus_on_which_only_own_processes_are() -> None:
         assert (gpu.start_ns, gpu.end_ns, gpu.metrics[0].unit, gpu.reason_code) == (1000, 2000, "%", "")
         await soon(lambda: not connections.service.held, "the GPU is free again")
 
-    run(Host((10, 11), (10, 20)), body)
+    run(gpus_with((10, 11), (10, 20)), body)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +92,7 @@ def test_a_user_does_not_watch_what_is_not_only_theirs(on: tuple[tuple[int, ...]
         assert told.value.reason is Reason.NOT_YOUR_GPU
         assert not connections.service.held
 
-    run(Host(*on), body)
+    run(gpus_with(*on), body)
 
 
 def test_an_administrator_watches_all() -> None:
@@ -120,13 +100,13 @@ def test_an_administrator_watches_all() -> None:
         means = await first(watcher, request(), user(Role.ADMIN))
         assert [gpu.gpu for gpu in means.gpus] == [0, 1]
 
-    run(Host(), body)
+    run(gpus_with(), body)
 
 
 def test_a_watch_ends_when_somebody_elses_process_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch_counters, "LOOK_S", 0.05)
     monkeypatch.setattr(watch_counters, "TAKE_S", 0.02)
-    host = Host((10,))
+    host = gpus_with((10,))
 
     async def body(watcher: CounterWatcher, connections: InProcess) -> None:
         stream = watcher.watch(request(0), user())
@@ -148,7 +128,7 @@ def test_a_sampler_that_is_gone_ends_the_watch_with_the_reason() -> None:
         last = [means async for means in stream][-1]
         assert last.gpus[0].reason_code == "" or "has ended" in last.gpus[0].reason
 
-    run(Host(), body)
+    run(gpus_with(), body)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +150,7 @@ def test_requests_that_make_no_sense_are_refused(
             await first(watcher, asked, user(Role.ADMIN))
         assert told.value.reason is reason
 
-    run(Host(), body)
+    run(gpus_with(), body)
 
 
 @pytest.mark.parametrize("code", list(CounterCode))
@@ -184,7 +164,7 @@ def test_every_refusal_of_the_sampler_has_its_reason(code: CounterCode) -> None:
         assert told.value.reason.value == code.value
         await soon(lambda: not connections.service.held, "nothing is held")
 
-    run(Host(), body, backend)
+    run(gpus_with(), body, backend)
 
 
 def test_the_list_has_gpus_sets_and_on_request_metrics() -> None:
@@ -196,4 +176,4 @@ def test_the_list_has_gpus_sets_and_on_request_metrics() -> None:
         with_metrics = await watcher.available(pb.ListCountersRequest(base_metrics=True))
         assert with_metrics.gpus[0].base_metrics[0].startswith("metric_0000")
 
-    run(Host(), body)
+    run(gpus_with(), body)

@@ -3,9 +3,9 @@
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -20,10 +20,10 @@ from kinetod.counters.counter_client import CounterClient
 from kinetod.counters.interface import CounterCode, CounterError, WantedCounters
 from kinetod.counters.power.power_recording import PowerRecording
 from kinetod.counters.sampler_server import SamplerService
-from kinetod.gpus.gpu_types import GpuProcess, GpuState, Snapshot
-from kinetod.permissions.role_policy import Caller, Role, Thing, Via
+from kinetod.permissions.role_policy import Caller, Role, Via
 from support.counters.in_process import InProcess
 from support.counters.memory_backend import MemoryBackend
+from support.counters.shared_gpus import SharedGpus
 from support.waiting import soon
 
 ME, OTHER = 1000, 1001
@@ -42,27 +42,7 @@ def no_power(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capture_counters, "record_power", none)
 
 
-class SharedGpus:
-    """Stands for GpuReader and Registry. on: the pids on each GPU."""
-
-    def __init__(self, *on: tuple[int, ...]) -> None:
-        self.on = on
-
-    def read(self, **_: object) -> Snapshot:
-        gpus = [
-            GpuState(
-                vendor="nvidia", index=number, uuid=f"GPU-{number}", name="A GPU",
-                processes=tuple(GpuProcess(pid=pid) for pid in pids),
-            )
-            for number, pids in enumerate(self.on)
-        ]  # fmt: skip
-        return Snapshot(gpus=tuple(gpus), time_ns=1)
-
-    async def candidates(self, pids: Iterable[int]) -> list[Any]:
-        def one(pid: int) -> Any:
-            return SimpleNamespace(key=SimpleNamespace(pid=pid), thing=lambda: Thing(uid=OWNERS[pid]))
-
-        return [one(pid) for pid in pids if pid in OWNERS]
+gpus_with = partial(SharedGpus, owners=OWNERS)
 
 
 class Sampled:
@@ -120,7 +100,7 @@ def test_each_target_has_the_gpus_that_it_uses_and_the_last_one_ends_them(tmp_pa
         assert (rows(sampled.second, 0), rows(sampled.second, 1), sampled.changes) == (1, 1, 2)
         assert sampled.counters.bytes_written == 3 * 24
 
-    run(SharedGpus((FIRST, SECOND), (SECOND,)), tmp_path, body)
+    run(gpus_with((FIRST, SECOND), (SECOND,)), tmp_path, body)
 
 
 def test_a_target_that_is_done_does_not_end_the_sampling_of_one_that_still_waits(
@@ -139,7 +119,7 @@ def test_a_target_that_is_done_does_not_end_the_sampling_of_one_that_still_waits
         await sampled.counters.ended()
         assert sampled.codes() == {0: ""}
 
-    run(SharedGpus((FIRST, SECOND)), tmp_path, body)
+    run(gpus_with((FIRST, SECOND)), tmp_path, body)
 
 
 def test_a_gpu_of_somebody_else_too_is_not_sampled_and_says_so(tmp_path: Path) -> None:
@@ -154,14 +134,14 @@ def test_a_gpu_of_somebody_else_too_is_not_sampled_and_says_so(tmp_path: Path) -
         assert TargetGpus.read(sampled.second.directory).notes == (warning,)
         await sampled.counters.ended()
 
-    run(SharedGpus((FIRST,), (SECOND, STRANGER)), tmp_path, body)
+    run(gpus_with((FIRST,), (SECOND, STRANGER)), tmp_path, body)
 
 
 def test_a_process_of_somebody_else_ends_the_sampling_of_its_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(capture_counters, "LOOK_S", 0.01)
-    gpus = SharedGpus((FIRST,), (SECOND,))
+    gpus = gpus_with((FIRST,), (SECOND,))
 
     async def body(sampled: Sampled) -> None:
         await sampled.counters.begin(0)
@@ -193,8 +173,8 @@ def test_a_target_without_a_gpu_and_a_driver_that_tells_nothing_are_told(tmp_pat
         await sampled.counters.ended()
         assert not sampled.capture.counters
 
-    run(SharedGpus((FIRST,)), tmp_path / "one", one)
-    run(SharedGpus(), tmp_path / "none", none)
+    run(gpus_with((FIRST,)), tmp_path / "one", one)
+    run(gpus_with(), tmp_path / "none", none)
 
 
 def test_nobody_waits_for_a_driver_that_hangs(tmp_path: Path) -> None:
@@ -211,7 +191,7 @@ def test_nobody_waits_for_a_driver_that_hangs(tmp_path: Path) -> None:
         await sampled.counters.ended()
         assert sampled.codes() == {0: ""}  # it began in the end, and was ended
 
-    run(SharedGpus((FIRST, SECOND)), tmp_path, body, backend)
+    run(gpus_with((FIRST, SECOND)), tmp_path, body, backend)
 
 
 def test_a_sampling_that_never_answers_is_a_failure_of_its_gpus_and_changes_nothing_later(
@@ -234,7 +214,7 @@ def test_a_sampling_that_never_answers_is_a_failure_of_its_gpus_and_changes_noth
         await sampled.counters._stopping
         assert sampled.capture.SerializeToString() == told
 
-    run(SharedGpus((FIRST, SECOND)), tmp_path, body, backend)
+    run(gpus_with((FIRST, SECOND)), tmp_path, body, backend)
 
 
 def test_a_planned_start_is_not_waited_for_and_nothing_is_held_before(tmp_path: Path) -> None:
@@ -246,7 +226,7 @@ def test_a_planned_start_is_not_waited_for_and_nothing_is_held_before(tmp_path: 
         await sampled.counters.ended()
         assert not sampled.capture.counters
 
-    run(SharedGpus((FIRST, SECOND)), tmp_path, body)
+    run(gpus_with((FIRST, SECOND)), tmp_path, body)
 
 
 def test_samples_that_do_not_cover_the_window_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,7 +238,7 @@ def test_samples_that_do_not_cover_the_window_are_told(tmp_path: Path, monkeypat
         assert warning == "hardware counters of GPU 0: samples of the last 10 s are missing"
         sampled.counters.abandon()
 
-    run(SharedGpus((FIRST, SECOND)), tmp_path, body)
+    run(gpus_with((FIRST, SECOND)), tmp_path, body)
 
 
 def test_a_disk_that_takes_nothing_ends_the_counters_alone(tmp_path: Path) -> None:
@@ -275,7 +255,7 @@ def test_a_disk_that_takes_nothing_ends_the_counters_alone(tmp_path: Path) -> No
         await sampled.counters.ended()
         assert sampled.codes() == {0: "COUNTERS_FAILED"}
 
-    run(SharedGpus((FIRST, SECOND)), tmp_path, body, check=full)
+    run(gpus_with((FIRST, SECOND)), tmp_path, body, check=full)
 
 
 def test_a_busy_gpu_is_refused_to_each_of_its_targets(tmp_path: Path) -> None:
@@ -290,7 +270,7 @@ def test_a_busy_gpu_is_refused_to_each_of_its_targets(tmp_path: Path) -> None:
         await sampled.counters.ended()
         assert sampled.codes() == {0: "COUNTERS_BUSY"}
 
-    run(SharedGpus((FIRST, SECOND)), tmp_path, body, backend)
+    run(gpus_with((FIRST, SECOND)), tmp_path, body, backend)
 
 
 def test_a_file_has_a_million_samples_or_what_a_target_may_have() -> None:
