@@ -298,7 +298,12 @@ def test_where_a_chip_lacks_the_cheaper_of_two_metrics_the_other_one_is_taken(fa
     assert [metric.name for metric in plan.metrics if metric.label == "Tensor pipe"] == [
         "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed"
     ]
-    assert not plan.left_out
+
+
+def test_instructions_are_left_out_of_the_overview_where_they_would_be_costly(fake: FakePmSampling) -> None:
+    (left_out,) = fake.backend().plan(GPU, WantedCounters(set_name="overview")).left_out
+    assert left_out.name.startswith("TPC.TriageCompute.sm__inst_executed_realtime")
+    assert left_out.why == "GH100 does not have it"
 
 
 def test_where_a_chip_has_both_metrics_the_cheaper_one_is_taken(fake: FakePmSampling) -> None:
