@@ -46,6 +46,7 @@ NCU_METRICS = {
     "Occupancy": "sm__warps_active.avg.pct_of_peak_sustained_active",
     "Instructions": "sm__inst_executed.avg.pct_of_peak_sustained_elapsed",
 }
+NCU_CLOCK = "gpc__cycles_elapsed.avg.per_second"
 NCU, NVCC = "/usr/local/cuda/bin/ncu", "/usr/local/cuda/bin/nvcc"
 KERNELS = """
 #include <cstdio>
@@ -263,7 +264,15 @@ async def two_samplers(client: CounterClient, uuid: str) -> dict[str, Any]:
 
 
 async def paired_steps(
-    client: CounterClient, uuid: str, work: GpuWork, pairs: int, seconds: float, phase: str
+    client: CounterClient,
+    uuid: str,
+    work: GpuWork,
+    phase: str,
+    *,
+    pairs: int,
+    seconds: float,
+    wanted: WantedCounters = WANTED,
+    interval_ns: int = MS,
 ) -> dict[str, Any]:
     """Length of the steps of a program that goes on while it is sampled and not, in turns.
 
@@ -275,7 +284,7 @@ async def paired_steps(
     await work.do(phase, 1)  # what it has to make is made
     work.begin(phase, MOST_S)
     for number in range(2 * pairs + 1):
-        begun = await recording(client, uuid, MS) if number % 2 else None
+        begun = await recording(client, uuid, interval_ns, wanted) if number % 2 else None
         began = time.time_ns()
         with read.turn(bool(number % 2)):
             await asyncio.sleep(seconds)
@@ -338,23 +347,26 @@ def _half_interval(values: Sequence[float]) -> float:
 
 
 async def against_ncu(client: CounterClient, uuid: str, work: GpuWork, seconds: float = 1.2) -> dict[str, Any]:
-    """By phase and label what was sampled, and what ncu says of the same kernel: [sampled, ncu], in per cent."""
+    """By phase and label what was sampled, and what ncu says of the same kernel: [sampled, ncu], in per cent.
+
+    "MHz" are the clocks of both: a GPU that works without a pause has lower ones than where ncu runs a kernel now and
+    then, so that a kernel out of memory executes more per cycle, and one that computes moves less per second.
+    """
     sampled = await phases(client, uuid, work, tuple(NCU_KERNELS), seconds)
     found: dict[str, Any] = {}
     for phase, kernel in NCU_KERNELS.items():
         said = await asyncio.to_thread(_ncu_of_phase, phase, kernel)
-        found[phase] = {
-            label: [round(sampled[phase][label], 1), round(said[metric], 1)]
-            for label, metric in NCU_METRICS.items()
-            if metric in said and label in sampled[phase]
-        }
+        own = sampled[phase]
+        found[phase] = {label: [round(own[label], 1), round(said[metric], 1)] for label, metric in NCU_METRICS.items()}
+        found[phase]["MHz"] = [round(own["GPC clock"] / 1e6), round(said[NCU_CLOCK] / 1e6)]
     return found
 
 
 def _ncu_of_phase(phase: str, kernel: str) -> dict[str, float]:
     """The mean of each metric over three launches of this kernel, after three others."""
     command = [
-        NCU, "--csv", "--metrics", ",".join(NCU_METRICS.values()), "--clock-control", "none", "--cache-control", "none",
+        NCU, "--csv", "--print-units", "base", "--clock-control", "none", "--cache-control", "none",
+        "--metrics", ",".join([*NCU_METRICS.values(), NCU_CLOCK]),
         "--kernel-name", f"regex:{kernel}", "--launch-skip", "3", "--launch-count", "3", "--kill", "yes",
         sys.executable, "-m", "support.counters.gpu_work",
     ]  # fmt: skip

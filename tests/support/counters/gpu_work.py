@@ -15,7 +15,7 @@ import torch
 
 SIZE = 8192
 STEP_LAUNCHES = 20
-WIDTH, LAYERS, BATCH, LENGTH = 1024, 6, 16, 512  # of the transformer that is trained
+WIDTH, LAYERS, BATCH, LENGTH = 1024, 6, 64, 512  # of the transformer that is trained
 
 
 def _repeated(seconds: float, at_once: int, call: Callable[[], Any]) -> dict[str, float]:

@@ -143,6 +143,24 @@ def test_a_gap_of_the_hardware_is_counted_with_its_length(fake: FakePmSampling) 
     assert status.full_stops or found == [3 * MS]
 
 
+def test_a_sample_that_overlaps_by_a_little_since_a_clock_was_adjusted_is_kept(fake: FakePmSampling) -> None:
+    fake.play("adjust=40", "by=336")  # as seen on an H200
+    run = Run(fake.backend())
+    run.until(lambda status: status.written > 60, "there are samples after it")
+    status, rows = run.stop(), rows_of(run)
+    assert status.disordered == 0 and status.gaps <= status.full_stops
+    assert status.full_stops or (np.diff(rows["values"][:, 0]) % 100 == 1).all()
+    lengths = rows["end_ns"] - rows["start_ns"]
+    assert sorted(set(lengths.tolist())) == [MS - 336, MS]
+
+
+def test_a_sample_that_overlaps_by_more_than_half_of_it_is_left_out_and_told(fake: FakePmSampling) -> None:
+    fake.play("adjust=40", f"by={MS * 3 // 4}")
+    run = Run(fake.backend())
+    run.until(lambda status: status.written > 60, "there are samples after it")
+    assert run.stop().disordered == 1
+
+
 def test_samples_that_come_faster_than_they_are_decoded_are_lost_and_told(fake: FakePmSampling) -> None:
     fake.play("lose=1")
     run = Run(fake.backend())
