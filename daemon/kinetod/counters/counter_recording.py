@@ -271,12 +271,12 @@ class CounterRecording:
         self._leaving.append(_Leaving(folder, 0, 0.0, lambda _found: None))
         self._wake.set()
 
-    async def end_gpu(self, uuid: str, error: CounterError) -> None:
-        """Ends one GPU early, for this reason."""
+    def end_gpu(self, uuid: str, error: CounterError) -> None:
+        """Ends one GPU early, for this reason. Does not wait for its end."""
         for each in self._recorded:
             if each.session.gpu.uuid == uuid and each.stopped_for is None:
                 each.stopped_for = error
-                await each.session.stop()
+                each.session.request_stop()
 
     async def stop(self) -> list[RecordedGpu]:
         """Ends it and returns what became of each GPU, the refused ones, too. Raises nothing."""

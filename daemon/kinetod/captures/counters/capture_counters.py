@@ -7,16 +7,18 @@ Theory of operation
     where the target's decoder finds it.
 
     Each target has a `TargetSampling`. When its window is over, `collected` waits a bounded time for the rows up to
-    there and closes its files; `release` closes them at once. With the last one of a GPU its sampling ends. Every
-    LOOK_S the access is checked again: a process of somebody else ends the sampling of its GPU.
+    there and closes its files; `release` closes them at once. With the last one of a GPU its sampling ends.
+
+    Every LOOK_S, and when a window is over, the driver is asked again who is on the GPUs (gpu_access.AccessWatch). A
+    process of somebody else ends the sampling of its GPU, and files that are handed over end at the last look before.
 
     Power, clocks and throttling of the same GPUs, for the same callers, are read beside the counters into files of
     their own (counters/power); whatever is in the way of one of the two leaves the other alone. Capture.counters is
     about the counters.
 
 Rules
-    Counters never make a capture fail and never delay it beyond BEGIN_S and COVER_S. Why there are none, or fewer, is a
-    warning of every target that uses the GPU, and in Capture.counters.
+    Counters never make a capture fail and never delay it beyond BEGIN_S, and DEADLINE_S after a window. Why there are
+    none, or fewer, is a warning of every target that uses the GPU, and in Capture.counters.
 """
 
 import asyncio
@@ -26,21 +28,25 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from kineto_protos.units import format_duration
 from kineto_protos.v1 import profiler_pb2 as pb
-from kineto_trace.spool.counter_samples import MAX_FILE_BYTES, row_type
+from kineto_trace.errors import FileError
+from kineto_trace.spool.counter_samples import MAX_FILE_BYTES, SUFFIX, cut_off, row_type
 from kineto_trace.spool.target_gpus import TargetGpus
 
 from kinetod.base.safe_text import clean
 from kinetod.captures.counters.counter_messages import recorded_counters
 from kinetod.captures.counters.counter_request import MAX_SAMPLES, SamplingRequest
-from kinetod.captures.counters.gpu_access import GpuAccess, UsedGpu, why_strange
+from kinetod.captures.counters.gpu_access import AccessWatch, GpuAccess, UsedGpu, why_strange
 from kinetod.counters.counter_client import CounterClient
 from kinetod.counters.counter_recording import CounterRecording, RecordedGpu, record_counters, refusal
 from kinetod.counters.interface import CounterCode, CounterError
 from kinetod.counters.power.interface import MAX_FILE_BYTES as MAX_POWER_BYTES
+from kinetod.counters.power.interface import POWER_SUFFIX
 from kinetod.counters.power.power_recording import PowerRecording, RecordedPower, record_power
+from kinetod.gpus.context_holders import DEADLINE_S
 from kinetod.gpus.gpu_reader import GpuReader
 from kinetod.permissions.role_policy import Caller
 
@@ -140,6 +146,7 @@ class CaptureCounters:
         self._max_bytes = max_bytes
         self._check = check
         self._on_change = on_change
+        self._watch = AccessWatch(source.access, caller)
         self._targets: list[TargetSampling] = []
         self._gpus: Mapping[str, UsedGpu] = {}
         self._recording: CounterRecording | None = None
@@ -196,6 +203,7 @@ class CaptureCounters:
 
     async def _begin(self) -> None:
         source, targets = self._source, [each for each in self._targets if not each.over]
+        asked_ns = time.time_ns()
         self._gpus = await source.access.used(max_age_s=0.0)  # a process may have come just now
         for target in targets:
             target.contexts = tuple(uuid for uuid, gpu in self._gpus.items() if target.pid in gpu.pids)
@@ -210,10 +218,11 @@ class CaptureCounters:
             for uuid in wanted
             if uuid not in strange
         }
+        self._watch.begin(folders, asked_ns)
         unanswered = CounterError(CounterCode.FAILED, _UNANSWERED)
         self._unanswered = [*refused, *(self._refusal(uuid, unanswered) for uuid in folders)]
         await asyncio.gather(self._begin_counters(folders, refused, targets), self._begin_power(folders))
-        if folders and not all(each.over for each in targets):
+        if folders and self._watch.matters and not all(each.over for each in targets):
             self._looking = asyncio.create_task(self._look(), name=f"GPUs of {self._capture.id}")
 
     async def _begin_counters(
@@ -272,57 +281,80 @@ class CaptureCounters:
         """Ends the sampling of a GPU on which a process of somebody else has come."""
         while True:
             await asyncio.sleep(LOOK_S)
-            recordings = [each for each in (self._recording, self._power) if each is not None]
-            gpus = {uuid for each in recordings for uuid in each.gpus}
-            try:
-                strange = await self._source.access.strange(gpus, self._caller)
-            except Exception:
-                log.exception("whose processes are on the GPUs of capture %s could not be read", self._capture.id)
-                continue
-            for uuid in strange:
-                for each in recordings:
-                    await each.end_gpu(uuid, self._not_permitted(uuid))
+            await self._seen()
+
+    async def _seen(self) -> Mapping[str, UsedGpu]:
+        """Looks who is on the GPUs, and ends what is refused. Returns every GPU that was seen. Raises nothing."""
+        used: Mapping[str, UsedGpu] = {}
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                used = await self._watch.look([each.pid for each in self._targets])
+        except TimeoutError:
+            log.warning("the driver did not say in time who is on the GPUs of capture %s", self._capture.id)
+        except Exception:
+            log.exception("whose processes are on the GPUs of capture %s could not be read", self._capture.id)
+        self._end_refused()
+        return used
+
+    def _end_refused(self) -> None:
+        for uuid, reason in self._watch.refused.items():
+            for each in (self._recording, self._power):
+                if each is not None:
+                    each.end_gpu(uuid, CounterError(CounterCode.NOT_PERMITTED, reason))
 
     # the end
 
     async def leave(self, target: TargetSampling, start_ns: int, end_ns: int) -> list[str]:
         """Ends the files of a target with the rows up to end_ns. Returns what is missing. See TargetSampling."""
-        counters, power, _ = await asyncio.gather(
-            self._leave_counters(target, start_ns, end_ns),
-            self._leave_power(target, start_ns, end_ns),
-            self._note_contexts(target),
+        recording, power = self._recording, self._power
+        counters_left, power_left, _ = await asyncio.gather(
+            recording.leave(target.folder, end_ns, COVER_S) if recording is not None else _nothing(),
+            power.leave(target.folder, end_ns, COVER_S) if power is not None else _nothing(),
+            self._look_at_end(target),
         )
+        await asyncio.to_thread(self._cut_off, target.folder)
         target.left = True
         self._end_if_last()
-        return [*counters, *power]
+        return [
+            *self._missing_counters(target, counters_left, start_ns, end_ns),
+            *self._missing(power_left, start_ns, end_ns, "power and clocks"),
+        ]
 
-    async def _leave_counters(self, target: TargetSampling, start_ns: int, end_ns: int) -> list[str]:
+    async def _look_at_end(self, target: TargetSampling) -> None:
+        """Notes the GPUs on which the process has a context by now: its only GPU has to be its only one to the end."""
+        used = await self._seen()
+        self._watch.refuse(gpu for uuid, gpu in self._gpus.items() if uuid in target.contexts and uuid not in used)
+        self._end_refused()
+        later = (uuid for uuid, gpu in used.items() if target.pid in gpu.pids)
+        target.contexts = tuple(dict.fromkeys((*target.contexts, *later)))
+
+    def _cut_off(self, folder: Path) -> None:
+        """Leaves the rows of GPUs that the caller may not have any more out of the folder's files."""
+        for uuid in self._watch.refused:
+            for suffix in (SUFFIX, POWER_SUFFIX):
+                path = folder / f"{uuid}{suffix}"
+                try:
+                    cut_off(path, self._watch.permitted_ns(uuid))
+                except FileError:  # there is none, it has no row yet, or the disk is full
+                    path.unlink(missing_ok=True)
+
+    def _missing_counters(
+        self, target: TargetSampling, left: Sequence[RecordedGpu], start_ns: int, end_ns: int
+    ) -> list[str]:
         recording = self._recording
         if recording is None:
             return [] if target.notes else [f"{_NONE}the sampling had not begun when the recording ended"]
-        left = await recording.leave(target.folder, end_ns, COVER_S)
         if not left and any(uuid in recording.gpus for uuid in target.contexts):
             return ["hardware counters: the disk did not take all samples"]
         late = [_LATE] if left and self._late and not start_ns else []
         return [*late, *self._missing(left, start_ns, end_ns, "hardware counters")]
 
-    async def _leave_power(self, target: TargetSampling, start_ns: int, end_ns: int) -> list[str]:
-        if self._power is None:
-            return []
-        left = await self._power.leave(target.folder, end_ns, COVER_S)
-        return self._missing(left, start_ns, end_ns, "power and clocks")
-
-    async def _note_contexts(self, target: TargetSampling) -> None:
-        """Adds the GPUs on which the process has a context by now: its only GPU has to be its only one to the end."""
-        used = await self._source.access.used(deadline_s=COVER_S)
-        later = (uuid for uuid, gpu in used.items() if target.pid in gpu.pids)
-        target.contexts = tuple(dict.fromkeys((*target.contexts, *later)))
-
     def _missing(self, left: Sequence[RecordedGpu | RecordedPower], start_ns: int, end_ns: int, what: str) -> list[str]:
         missing = []
         for result in left:
-            uncovered = "" if result.losses.code else _uncovered(result, start_ns, end_ns)
-            texts = [result.losses.reason, uncovered]
+            refused = self._watch.refused.get(result.gpu_uuid, "")
+            uncovered = "" if refused or result.losses.code else _uncovered(result, start_ns, end_ns)
+            texts = [refused or result.losses.reason, uncovered]
             missing += [self._about(result.gpu_uuid, text, what) for text in texts if text]
         return missing
 
@@ -374,6 +406,10 @@ class CaptureCounters:
             self._power.abandon()
         if self._recording is not None and self._stopping is None:
             self._recording.abandon()
+
+
+async def _nothing() -> list[Any]:
+    return []
 
 
 def _no_gpu(pid: int, *, told: bool) -> str:

@@ -189,16 +189,14 @@ class PowerRecording:
     def _result(self, uuid: str, path: Path, code: str, reason: str) -> RecordedPower:
         return _nothing(uuid, code, reason) if uuid in self._unopened else _read_result(uuid, path, code, reason)
 
-    async def end_gpu(self, uuid: str, error: CounterError) -> None:
-        """Ends one GPU early, for this reason."""
+    def end_gpu(self, uuid: str, error: CounterError) -> None:
+        """Ends one GPU early, for this reason. Does not wait for its end."""
         process = self._process
         if process is None or uuid not in self._uuids or uuid in self._stopped_for:
             return
         self._stopped_for[uuid] = error
         assert process.stdin is not None
-        with contextlib.suppress(ConnectionError):
-            process.stdin.write(b"%d\n" % self._uuids.index(uuid))
-            await process.stdin.drain()
+        process.stdin.write(b"%d\n" % self._uuids.index(uuid))
 
     async def stop(self) -> None:
         """Ends it. Raises nothing."""

@@ -48,11 +48,13 @@ gpus_with = partial(SharedGpus, owners=OWNERS)
 class Sampled:
     """A capture of the processes FIRST and SECOND."""
 
-    def __init__(self, gpus: SharedGpus, folder: Path, client: CounterClient, check: Callable[[], None]) -> None:
+    def __init__(
+        self, gpus: SharedGpus, folder: Path, client: CounterClient, check: Callable[[], None], role: Role
+    ) -> None:
         self.capture = pb.Capture(id="a-capture")
         self.changes = 0
         source = CounterSource(client, GpuAccess(cast(Any, gpus), cast(Any, gpus)), cast(Any, gpus))
-        caller = Caller(uid=ME, user="me", roles=frozenset([Role.OWN]), via=Via.UNIX)
+        caller = Caller(uid=ME, user="me", roles=frozenset([role]), via=Via.UNIX)
         self.counters = CaptureCounters(
             source, ASKED, capture=self.capture, caller=caller, max_bytes=1 << 20, check=check, on_change=self._changed
         )
@@ -71,12 +73,13 @@ def run(
     body: Callable[[Sampled], Awaitable[None]],
     backend: MemoryBackend | None = None,
     check: Callable[[], None] = lambda: None,
+    role: Role = Role.OWN,
 ) -> None:
     async def ask() -> None:
         service = SamplerService(backend or MemoryBackend(), may_ask=lambda _: True, holder_of=lambda _: "ncu")
         client = CounterClient(InProcess(service))
         try:
-            await body(Sampled(gpus, folder, client, check))
+            await body(Sampled(gpus, folder, client, check, role))
         finally:
             await client.stop()
 
@@ -154,6 +157,92 @@ def test_a_process_of_somebody_else_ends_the_sampling_of_its_gpu(
         assert await sampled.first.collected(1000, 2000) == []
         await sampled.counters.ended()
         assert sampled.codes() == {0: "", 1: "COUNTERS_NOT_PERMITTED"}
+
+    run(gpus, tmp_path, body)
+
+
+class OneComes(MemoryBackend):
+    """Its samples are of before the capture and of an hour later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows_ns = (1000, time.time_ns() + 3600 * 10**9)
+
+
+def test_a_process_that_came_in_a_short_capture_is_found_at_its_end_and_the_samples_since_then_are_left_out(
+    tmp_path: Path,
+) -> None:
+    gpus = gpus_with((FIRST,), (SECOND,))
+
+    async def body(sampled: Sampled) -> None:
+        await sampled.counters.begin(0)
+        gpus.on = ((FIRST,), (SECOND, STRANGER))
+        (warning,) = await sampled.second.collected(1000, 2000)
+        assert warning.startswith("hardware counters of GPU 1: me ")
+        assert warning.endswith("; samples since the last look at who is on it are left out")
+        assert await sampled.first.collected(1000, 2000) == []
+        assert (rows(sampled.first, 0), rows(sampled.second, 1)) == (2, 1)
+        assert TargetGpus.read(sampled.second.directory).notes == (warning,)
+        await sampled.counters.ended()
+        assert sampled.codes() == {0: "", 1: "COUNTERS_NOT_PERMITTED"}
+        assert f"hardware counters of GPU 1: {sampled.capture.counters[1].reason}" == warning
+
+    run(gpus, tmp_path, body, OneComes())
+
+
+def test_an_administrator_has_the_samples_beside_whom_they_may(tmp_path: Path) -> None:
+    gpus = gpus_with((FIRST,), (SECOND,))
+
+    async def body(sampled: Sampled) -> None:
+        await sampled.counters.begin(0)
+        gpus.on = ((FIRST,), (SECOND, STRANGER))
+        assert await sampled.second.collected(1000, 2000) == []
+        assert rows(sampled.second, 1) == 2
+        sampled.first.release()
+        await sampled.counters.ended()
+
+    run(gpus, tmp_path, body, OneComes(), role=Role.ADMIN)
+
+
+def test_a_process_that_ended_is_no_stranger(tmp_path: Path) -> None:
+    gpus = gpus_with((FIRST,), (SECOND,))
+
+    async def body(sampled: Sampled) -> None:
+        await sampled.counters.begin(0)
+        del gpus.owners[SECOND]  # the driver still shows it
+        gpus.on = ((), (SECOND,))
+        assert await sampled.first.collected(1000, 2000) == await sampled.second.collected(1000, 2000) == []
+        assert (rows(sampled.first, 0), rows(sampled.second, 1)) == (2, 2)
+        await sampled.counters.ended()
+
+    run(gpus, tmp_path, body, OneComes())
+
+
+def test_nobody_has_samples_of_which_the_driver_does_not_tell_who_was_on_the_gpu(tmp_path: Path) -> None:
+    gpus = gpus_with((FIRST, SECOND))
+
+    async def body(sampled: Sampled) -> None:
+        await sampled.counters.begin(0)
+        gpus.late = True
+        (warning,) = await sampled.first.collected(1000, 2000)
+        assert warning.startswith("hardware counters of GPU 0: the driver did not tell who is on GPU 0; ")
+        assert rows(sampled.first, 0) == 1
+        sampled.second.release()
+        await sampled.counters.ended()
+        assert sampled.codes() == {0: "COUNTERS_NOT_PERMITTED"}
+
+    run(gpus, tmp_path, body, OneComes())
+
+
+def test_targets_that_end_together_share_a_look(tmp_path: Path) -> None:
+    gpus = gpus_with((FIRST, SECOND))
+
+    async def body(sampled: Sampled) -> None:
+        await sampled.counters.begin(0)
+        before = gpus.reads
+        await asyncio.gather(*(sampled.counters._seen() for _ in range(20)))
+        assert gpus.reads - before <= 2
+        sampled.counters.abandon()
 
     run(gpus, tmp_path, body)
 
