@@ -57,7 +57,7 @@ AGREED_S = 1.0  # where the first iteration has been agreed with other hosts
 LEAST_LEAD_S = 0.5  # that a planned start needs after the sampling has begun
 EARLY_S = 5.0  # before a planned start
 COVER_S = 2.0  # rows come some 0.1 s after their time
-END_S = 3.0
+END_S = 4.0  # after the last window is over
 LOOK_S = 5.0
 _LATE = "hardware counters: the sampling began late; samples of the beginning may be missing"
 _NONE = "hardware counters: none were sampled; "
@@ -155,8 +155,8 @@ class CaptureCounters:
         self._beginning: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[None] | None = None
-        self._waits = False  # for a planned start
         self._late = False  # the recorders were asked before it had begun
+        self._over_s = float("-inf")  # when the latest window was over
         self._told = False  # Capture.counters is as it stays
 
     def add(self, pid: int, directory: Path) -> TargetSampling:
@@ -172,11 +172,14 @@ class CaptureCounters:
 
     # the beginning
 
-    async def begin(self, start_time_ns: int, *, patience_s: float = BEGIN_S) -> None:
+    async def begin(self, start_time_ns: int, *, patience_s: float = BEGIN_S, asked_anew: bool = False) -> None:
         """Begins to sample and waits for it; not for a start that is far away. Raises nothing.
 
-        start_time_ns: when the recorders collect or warm up, Unix time; 0: at once.
+        start_time_ns: when the recorders collect or warm up, Unix time; 0: at once. asked_anew: kinetod-counters is
+        waited for even if it did not answer when the capture was created.
         """
+        if self._request.silent and not asked_anew:
+            patience_s = 0.0
         ahead_s = (start_time_ns - time.time_ns()) / 1e9 if start_time_ns else 0.0
         wait_s = max(0.0, ahead_s - EARLY_S)
         self._beginning = asyncio.create_task(self._begin_after(wait_s), name=f"counters of {self._capture.id}")
@@ -192,9 +195,7 @@ class CaptureCounters:
             target.notes.append(note)
 
     async def _begin_after(self, wait_s: float) -> None:
-        self._waits = wait_s > 0
         await asyncio.sleep(wait_s)
-        self._waits = False
         try:
             await self._begin()
         except Exception:
@@ -306,6 +307,7 @@ class CaptureCounters:
 
     async def leave(self, target: TargetSampling, start_ns: int, end_ns: int) -> list[str]:
         """Ends the files of a target with the rows up to end_ns. Returns what is missing. See TargetSampling."""
+        self._over_s = time.monotonic()
         recording, power = self._recording, self._power
         counters_left, power_left, _ = await asyncio.gather(
             recording.leave(target.folder, end_ns, COVER_S) if recording is not None else _nothing(),
@@ -360,6 +362,7 @@ class CaptureCounters:
 
     def let_go(self, target: TargetSampling) -> None:
         """Ends the files of a target at once."""
+        self._over_s = time.monotonic()
         if self._recording is not None:
             self._recording.let_go(target.folder)
         self._end_if_last()
@@ -369,10 +372,11 @@ class CaptureCounters:
             self._stopping = asyncio.create_task(self._stop(), name=f"end of the counters of {self._capture.id}")
 
     async def _stop(self) -> None:
-        if self._beginning is not None:
-            if self._waits:
-                self._beginning.cancel()
+        if self._beginning is not None and not self._beginning.done():
+            self._beginning.cancel()  # samples from now on are nobody's
             await asyncio.wait({self._beginning})
+            if self._recording is None:
+                self._show(self._unanswered)
         if self._looking is not None:
             self._looking.cancel()
         await asyncio.gather(self._stop_counters(), self._stop_power())
@@ -392,7 +396,8 @@ class CaptureCounters:
         for target in self._targets:
             target.release()
         if self._stopping is not None:
-            done, _ = await asyncio.wait({self._stopping}, timeout=END_S)
+            left_s = max(0.0, self._over_s + END_S - time.monotonic())
+            done, _ = await asyncio.wait({self._stopping}, timeout=left_s)
             if not done:
                 self._show(self._recording.results() if self._recording is not None else self._unanswered)
         self._told = True

@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -17,7 +18,7 @@ from kinetod.captures.counters.capture_counters import CaptureCounters, CounterS
 from kinetod.captures.counters.counter_request import SamplingRequest
 from kinetod.captures.counters.gpu_access import GpuAccess
 from kinetod.counters.counter_client import CounterClient
-from kinetod.counters.interface import CounterCode, CounterError, WantedCounters
+from kinetod.counters.interface import CounterCode, CounterError, Sampling, WantedCounters
 from kinetod.counters.power.power_recording import PowerRecording
 from kinetod.counters.sampler_server import SamplerService
 from kinetod.permissions.role_policy import Caller, Role, Via
@@ -49,11 +50,14 @@ class Sampled:
     """A capture of the processes FIRST and SECOND."""
 
     def __init__(
-        self, gpus: SharedGpus, folder: Path, client: CounterClient, check: Callable[[], None], role: Role
+        self, gpus: SharedGpus, folder: Path, service: SamplerService, check: Callable[[], None], role: Role
     ) -> None:
         self.capture = pb.Capture(id="a-capture")
         self.changes = 0
-        source = CounterSource(client, GpuAccess(cast(Any, gpus), cast(Any, gpus)), cast(Any, gpus))
+        self.service = service
+        source = CounterSource(
+            CounterClient(InProcess(service)), GpuAccess(cast(Any, gpus), cast(Any, gpus)), cast(Any, gpus)
+        )
         caller = Caller(uid=ME, user="me", roles=frozenset([role]), via=Via.UNIX)
         self.counters = CaptureCounters(
             source, ASKED, capture=self.capture, caller=caller, max_bytes=1 << 20, check=check, on_change=self._changed
@@ -62,6 +66,10 @@ class Sampled:
 
     def _changed(self) -> None:
         self.changes += 1
+
+    def held(self) -> set[str]:
+        """The GPUs that are being sampled, or were and are not free yet."""
+        return set(self.service.held)
 
     def codes(self) -> dict[int, str]:
         return {each.gpu.index: each.reason_code for each in self.capture.counters}
@@ -77,11 +85,10 @@ def run(
 ) -> None:
     async def ask() -> None:
         service = SamplerService(backend or MemoryBackend(), may_ask=lambda _: True, holder_of=lambda _: "ncu")
-        client = CounterClient(InProcess(service))
         try:
-            await body(Sampled(gpus, folder, client, check, role))
+            await body(Sampled(gpus, folder, service, check, role))
         finally:
-            await client.stop()
+            await service.stop()
 
     asyncio.run(ask())
 
@@ -266,7 +273,10 @@ def test_a_target_without_a_gpu_and_a_driver_that_tells_nothing_are_told(tmp_pat
     run(gpus_with(), tmp_path / "none", none)
 
 
-def test_nobody_waits_for_a_driver_that_hangs(tmp_path: Path) -> None:
+def test_nobody_waits_for_a_driver_that_hangs_and_what_it_answers_later_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capture_counters, "END_S", 3600.0)
     backend = MemoryBackend()
     backend.hang = threading.Event()
 
@@ -274,34 +284,77 @@ def test_nobody_waits_for_a_driver_that_hangs(tmp_path: Path) -> None:
         await sampled.counters.begin(0, patience_s=0.05)
         (warning,) = await sampled.first.collected(1000, 2000)
         assert "the sampling had not begun" in warning
+        await sampled.second.collected(1000, 2000)
+        await sampled.counters.ended()
+        assert [(each.reason_code, each.samples) for each in sampled.capture.counters] == [("COUNTERS_FAILED", 0)]
+        assert "did not answer before the recording ended" in sampled.capture.counters[0].reason
+        told = sampled.capture.SerializeToString()
         assert backend.hang is not None
         backend.hang.set()
-        sampled.second.release()
-        await sampled.counters.ended()
-        assert sampled.codes() == {0: ""}  # it began in the end, and was ended
+        await soon(lambda: not sampled.held(), "the GPU is free again")
+        assert sampled.capture.SerializeToString() == told
 
     run(gpus_with((FIRST, SECOND)), tmp_path, body, backend)
 
 
-def test_a_sampling_that_never_answers_is_a_failure_of_its_gpus_and_changes_nothing_later(
+def test_a_gpu_whose_sampling_began_is_freed_when_another_one_hangs_to_the_end(tmp_path: Path) -> None:
+    class SecondHangs(MemoryBackend):
+        def start(self, uuid: str, *arguments: Any) -> Sampling:
+            if uuid == "GPU-1":
+                go.wait()
+            return super().start(uuid, *arguments)
+
+    go = threading.Event()
+
+    async def body(sampled: Sampled) -> None:
+        await sampled.counters.begin(0, patience_s=0.05)
+        await soon(lambda: "GPU-0" in sampled.held(), "one has begun")
+        await sampled.first.collected(1000, 2000)
+        await sampled.second.collected(1000, 2000)
+        await sampled.counters.ended()
+        await soon(lambda: sampled.held() == {"GPU-1"}, "it is free again")
+        go.set()
+        await soon(lambda: not sampled.held(), "both are")
+
+    run(gpus_with((FIRST,), (SECOND,)), tmp_path, body, SecondHangs())
+
+
+def test_a_sampler_that_did_not_answer_before_is_not_waited_for_again_and_not_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(capture_counters, "END_S", 0.05)
+    monkeypatch.setattr(capture_counters, "BEGIN_S", 3600.0)
     backend = MemoryBackend()
     backend.hang = threading.Event()
 
     async def body(sampled: Sampled) -> None:
-        await sampled.counters.begin(0, patience_s=0.05)
+        sampled.counters._request = replace(ASKED, silent=True)
+        await sampled.counters.begin(0, patience_s=3600.0)
+        assert backend.hang is not None
+        backend.hang.set()
+        await soon(lambda: sampled.codes() == {0: ""}, "it was only slow")
+        (warning,) = await sampled.first.collected(0, 2000)
+        assert "the sampling began late" in warning
+        sampled.second.release()
+        await sampled.counters.ended()
+
+    run(gpus_with((FIRST, SECOND)), tmp_path, body, backend)
+
+
+def test_the_end_of_a_sampling_is_waited_for_from_the_end_of_the_window_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capture_counters, "END_S", 3600.0)
+    backend = MemoryBackend()
+    backend.ends = threading.Event()
+
+    async def body(sampled: Sampled) -> None:
+        await sampled.counters.begin(0)
         await sampled.first.collected(1000, 2000)
         await sampled.second.collected(1000, 2000)
+        sampled.counters._over_s -= 3600.0
         await sampled.counters.ended()
-        told = sampled.capture.SerializeToString()
-        assert [(each.reason_code, each.samples) for each in sampled.capture.counters] == [("COUNTERS_FAILED", 0)]
-        assert "did not answer" in sampled.capture.counters[0].reason
-        assert backend.hang is not None and sampled.counters._stopping is not None
-        backend.hang.set()
-        await sampled.counters._stopping
-        assert sampled.capture.SerializeToString() == told
+        assert backend.ends is not None
+        backend.ends.set()
 
     run(gpus_with((FIRST, SECOND)), tmp_path, body, backend)
 
