@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kineto_trace.arrays.id_sets import unique_values
+from kineto_trace.base.quantities import times
 from kineto_trace.decode.hardware_counters import counter_table, samples_per_row
 from kineto_trace.errors import FileError, SpoolError
 from kineto_trace.model.trace import GPU_TABLES, StringTable, Table, Trace
@@ -68,7 +69,8 @@ def counter_rows(
             warnings.append(f"hardware counters of {gpu} are left out: {_why_unknown(devices)}")
             continue
         if samples.disordered:
-            warnings.append(f"hardware counters of device {device}: {samples.disordered} samples had impossible times")
+            disordered = times(samples.disordered, "sample")
+            warnings.append(f"hardware counters of device {device}: {disordered} had impossible times")
         files.append((device, samples))
     table = counter_table(files, strings, *window_ns) if files else None
     if (together := samples_per_row(files, *window_ns)) > 1:
