@@ -99,7 +99,7 @@ def test_damaged_and_disordered_files_are_told_and_do_not_hide_the_others(tmp_pa
     (tmp_path / "raw" / "gpus.json").write_bytes(b"[")
     read = found(tmp_path, HAS_BOTH)
     assert by_device(read) == {1: [0.0]}
-    assert ["gpus.json" in read.warnings[0], "1 samples" in read.warnings[1], "x.counters" in read.warnings[2]] == [
+    assert ["gpus.json" in read.warnings[0], "1 sample had" in read.warnings[1], "x.counters" in read.warnings[2]] == [
         True
     ] * 3
 
