@@ -85,7 +85,7 @@ class TargetSampling:
         self.directory = directory
         self.over = False
         self.left = False  # its files are closed: only then the sampling may end
-        self.contexts: tuple[str, ...] = ()
+        self.contexts: dict[str, str] = {}  # UUIDs of the GPUs that it is on, and their PCI addresses
         self.notes: list[str] = []  # why there are none of some GPUs
         self._owner = owner
 
@@ -93,6 +93,10 @@ class TargetSampling:
     def folder(self) -> Path:
         """Where its files lie."""
         return self.directory / "raw"
+
+    def note_contexts(self, gpus: Mapping[str, UsedGpu]) -> None:
+        """Adds those of these GPUs that it is on."""
+        self.contexts |= {uuid: gpu.pci_bus_id for uuid, gpu in gpus.items() if self.pid in gpu.pids}
 
     async def collected(self, start_ns: int, end_ns: int) -> list[str]:
         """Ends it with the rows up to end_ns, or those that come in time. Returns warnings.
@@ -110,12 +114,15 @@ class TargetSampling:
 
     def _write_notes(self, notes: Sequence[str]) -> None:
         with contextlib.suppress(OSError):  # the warnings of the target have them, too
-            TargetGpus(contexts=self.contexts, notes=tuple(notes)).write(self.directory)
+            self._gpus(notes).write(self.directory)
 
     def begun(self) -> None:
         """Makes the folder and notes the GPUs there, for a decoder that a later daemon starts. Raises OSError."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        TargetGpus(contexts=self.contexts, notes=tuple(self.notes)).write(self.directory)
+        self._gpus(self.notes).write(self.directory)
+
+    def _gpus(self, notes: Sequence[str]) -> TargetGpus:
+        return TargetGpus(contexts=tuple(self.contexts), addresses=self.contexts, notes=tuple(notes))
 
     def release(self) -> None:
         """Ends it at once, whatever is missing."""
@@ -207,7 +214,7 @@ class CaptureCounters:
         asked_ns = time.time_ns()
         self._gpus = await source.access.used(max_age_s=0.0)  # a process may have come just now
         for target in targets:
-            target.contexts = tuple(uuid for uuid, gpu in self._gpus.items() if target.pid in gpu.pids)
+            target.note_contexts(self._gpus)
             if not target.contexts:
                 target.notes.append(_NONE + _no_gpu(target.pid, told=bool(self._gpus)))
         wanted = [uuid for uuid in self._gpus if any(uuid in target.contexts for target in targets)]
@@ -327,8 +334,7 @@ class CaptureCounters:
         used = await self._seen()
         self._watch.refuse(gpu for uuid, gpu in self._gpus.items() if uuid in target.contexts and uuid not in used)
         self._end_refused()
-        later = (uuid for uuid, gpu in used.items() if target.pid in gpu.pids)
-        target.contexts = tuple(dict.fromkeys((*target.contexts, *later)))
+        target.note_contexts(used)
 
     def _cut_off(self, folder: Path) -> None:
         """Leaves the rows of GPUs that the caller may not have any more out of the folder's files."""

@@ -29,6 +29,7 @@ class UsedGpu:
     uuid: str
     index: int
     name: str
+    pci_bus_id: str
     pids: frozenset[int]
 
 
@@ -50,7 +51,9 @@ class GpuAccess:
         if not max_age_s and 0 < snapshot.time_ns < asked_ns:  # an answer to somebody who did not wait for it
             snapshot = await asyncio.to_thread(read)
         return {
-            gpu.uuid: UsedGpu(gpu.uuid, gpu.index, gpu.name, frozenset(each.pid for each in gpu.processes))
+            gpu.uuid: UsedGpu(
+                gpu.uuid, gpu.index, gpu.name, gpu.pci_bus_id, frozenset(each.pid for each in gpu.processes)
+            )
             for gpu in snapshot.gpus
         }
 
