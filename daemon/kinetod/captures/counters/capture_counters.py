@@ -24,6 +24,7 @@ Rules
 import asyncio
 import contextlib
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -88,6 +89,7 @@ class TargetSampling:
         self.contexts: dict[str, str] = {}  # UUIDs of the GPUs that it is on, and their PCI addresses
         self.notes: list[str] = []  # why there are none of some GPUs
         self._owner = owner
+        self._writing = threading.Lock()
 
     @property
     def folder(self) -> Path:
@@ -113,16 +115,25 @@ class TargetSampling:
         return notes
 
     def _write_notes(self, notes: Sequence[str]) -> None:
-        with contextlib.suppress(OSError):  # the warnings of the target have them, too
+        with self._writing, contextlib.suppress(OSError):  # the warnings of the target have them, too
             self._gpus(notes).write(self.directory)
 
     def begun(self) -> None:
-        """Makes the folder and notes the GPUs there, for a decoder that a later daemon starts. Raises OSError."""
+        """Makes the folder and notes the GPUs there, for a later daemon that finds the files. Raises OSError."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._gpus(self.notes).write(self.directory)
 
+    def looked(self) -> None:
+        """Notes until when the counters are the caller's."""
+        with self._writing, contextlib.suppress(OSError):  # then they are until an earlier time
+            if not self.over:
+                self._gpus(self.notes).write(self.directory)
+
     def _gpus(self, notes: Sequence[str]) -> TargetGpus:
-        return TargetGpus(contexts=tuple(self.contexts), addresses=self.contexts, notes=tuple(notes))
+        permitted_ns = {uuid: time_ns for uuid, time_ns in self._owner.permitted_ns.items() if uuid in self.contexts}
+        return TargetGpus(
+            contexts=tuple(self.contexts), addresses=self.contexts, permitted_ns=permitted_ns, notes=tuple(notes)
+        )
 
     def release(self) -> None:
         """Ends it at once, whatever is missing."""
@@ -173,6 +184,11 @@ class CaptureCounters:
         return target
 
     @property
+    def permitted_ns(self) -> Mapping[str, int]:
+        """Unix time up to which the counters of each GPU are the caller's; empty for callers who may have all."""
+        return self._watch.permitted_ns
+
+    @property
     def bytes_written(self) -> int:
         """Of all files."""
         return sum(each.bytes_written for each in (self._recording, self._power) if each is not None)
@@ -220,13 +236,13 @@ class CaptureCounters:
         wanted = [uuid for uuid in self._gpus if any(uuid in target.contexts for target in targets)]
         strange = await source.access.strange(wanted, self._caller) if wanted else set[str]()
         refused = [self._refusal(uuid, self._not_permitted(uuid)) for uuid in wanted if uuid in strange]
+        self._watch.begin((uuid for uuid in wanted if uuid not in strange), asked_ns)
         made = await asyncio.to_thread(_made, targets)
         folders = {
             uuid: [each.folder for each in targets if uuid in each.contexts and each.folder in made]
             for uuid in wanted
             if uuid not in strange
         }
-        self._watch.begin(folders, asked_ns)
         unanswered = CounterError(CounterCode.FAILED, _UNANSWERED)
         self._unanswered = [*refused, *(self._refusal(uuid, unanswered) for uuid in folders)]
         await asyncio.gather(self._begin_counters(folders, refused, targets), self._begin_power(folders))
@@ -290,6 +306,7 @@ class CaptureCounters:
         while True:
             await asyncio.sleep(LOOK_S)
             await self._seen()
+            await asyncio.to_thread(_note_looked, self._targets)
 
     async def _seen(self) -> Mapping[str, UsedGpu]:
         """Looks who is on the GPUs, and ends what is refused. Returns every GPU that was seen. Raises nothing."""
@@ -342,7 +359,7 @@ class CaptureCounters:
             for suffix in (SUFFIX, POWER_SUFFIX):
                 path = folder / f"{uuid}{suffix}"
                 try:
-                    cut_off(path, self._watch.permitted_ns(uuid))
+                    cut_off(path, self._watch.permitted_ns[uuid])
                 except FileError:  # there is none, it has no row yet, or the disk is full
                     path.unlink(missing_ok=True)
 
@@ -440,6 +457,11 @@ def _uncovered(result: RecordedGpu | RecordedPower, start_ns: int, end_ns: int) 
         f"samples of the last {format_duration(early_ns)} are missing" if early_ns > tolerance_ns else "",
     ]
     return "; ".join(filter(None, texts))
+
+
+def _note_looked(targets: Sequence[TargetSampling]) -> None:
+    for target in targets:
+        target.looked()
 
 
 def _made(targets: Sequence[TargetSampling]) -> set[Path]:

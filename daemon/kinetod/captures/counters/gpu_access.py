@@ -19,7 +19,7 @@ from kinetod.gpus.gpu_types import GpuQuestion, Snapshot
 from kinetod.permissions.role_policy import Action, Caller, may, sees_all
 from kinetod.selection.process_registry import Registry
 
-_SINCE = "samples since the last look at who is on it are left out"
+SINCE = "samples since the last look at who is on it are left out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +101,10 @@ class AccessWatch:
         """The GPUs that the caller may not have any more, and why; but what was sampled up to `permitted_ns`."""
         return self._refused
 
-    def permitted_ns(self, uuid: str) -> int:
-        """Unix time of the last look at a GPU on which nobody else was."""
-        return self._permitted_ns[uuid]
+    @property
+    def permitted_ns(self) -> Mapping[str, int]:
+        """Unix time of the last look at each GPU on which nobody else was; empty for callers who may have all."""
+        return self._permitted_ns if self.matters else {}
 
     async def look(self, targets: Collection[int], *, deadline_s: float = DEADLINE_S) -> Mapping[str, UsedGpu]:
         """Looks who is on the GPUs now, and refuses those on which somebody else is.
@@ -126,7 +127,7 @@ class AccessWatch:
         joined = await self._access.joined(seen, self._caller, targets)
         for gpu in seen:
             if gpu.uuid in joined:
-                self._refused[gpu.uuid] = f"{why_strange(self._caller, gpu.index)}; {_SINCE}"
+                self._refused[gpu.uuid] = f"{why_strange(self._caller, gpu.index)}; {SINCE}"
             else:
                 self._permitted_ns[gpu.uuid] = time_ns
 
@@ -134,7 +135,7 @@ class AccessWatch:
         """Refuses those of these GPUs of which nobody could tell who is on them when it mattered."""
         for gpu in gpus:
             if gpu.uuid in self._permitted_ns and self.matters:
-                self._refused.setdefault(gpu.uuid, f"the driver did not tell who is on GPU {gpu.index}; {_SINCE}")
+                self._refused.setdefault(gpu.uuid, f"the driver did not tell who is on GPU {gpu.index}; {SINCE}")
 
 
 def why_strange(caller: Caller, index: int | None) -> str:

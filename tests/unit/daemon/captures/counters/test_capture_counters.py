@@ -241,6 +241,28 @@ def test_nobody_has_samples_of_which_the_driver_does_not_tell_who_was_on_the_gpu
     run(gpus, tmp_path, body, OneComes())
 
 
+@pytest.mark.parametrize("role", [Role.OWN, Role.ADMIN])
+def test_until_when_the_samples_are_the_callers_is_known_to_a_later_daemon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, role: Role
+) -> None:
+    monkeypatch.setattr(capture_counters, "LOOK_S", 0.01)
+
+    async def body(sampled: Sampled) -> None:
+        def permitted_ns() -> int:
+            return TargetGpus.read(sampled.first.directory).permitted_ns.get("GPU-0", 0)
+
+        await sampled.counters.begin(0)
+        if role is Role.ADMIN:
+            assert permitted_ns() == 0
+        else:
+            begun_ns = permitted_ns()
+            assert begun_ns > 0
+            await soon(lambda: permitted_ns() > begun_ns, "it was looked at again")
+        sampled.counters.abandon()
+
+    run(gpus_with((FIRST, SECOND)), tmp_path, body, role=role)
+
+
 def test_targets_that_end_together_share_a_look(tmp_path: Path) -> None:
     gpus = gpus_with((FIRST, SECOND))
 
