@@ -304,6 +304,7 @@ def test_nobody_waits_for_a_driver_that_hangs_and_what_it_answers_later_changes_
 
     async def body(sampled: Sampled) -> None:
         await sampled.counters.begin(0, patience_s=0.05)
+        await soon(sampled.held, "it was asked")
         (warning,) = await sampled.first.collected(1000, 2000)
         assert "the sampling had not begun" in warning
         await sampled.second.collected(1000, 2000)
@@ -330,7 +331,7 @@ def test_a_gpu_whose_sampling_began_is_freed_when_another_one_hangs_to_the_end(t
 
     async def body(sampled: Sampled) -> None:
         await sampled.counters.begin(0, patience_s=0.05)
-        await soon(lambda: "GPU-0" in sampled.held(), "one has begun")
+        await soon(lambda: sampled.held() == {"GPU-0", "GPU-1"}, "both were asked")
         await sampled.first.collected(1000, 2000)
         await sampled.second.collected(1000, 2000)
         await sampled.counters.ended()
