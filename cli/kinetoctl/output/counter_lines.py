@@ -23,11 +23,15 @@ def counter_lines(capture: "pb.Capture") -> Iterator[str]:
 def _figures(each: "pb.RecordedCounters") -> str:
     parts = []
     if each.metrics:
-        parts += [f"{units.count(each.samples)} samples of {', '.join(metric.label for metric in each.metrics)}"]
-        lost = [f"{format_duration(each.lost_ns)} in {units.count(each.gaps)} gaps"] if each.gaps else []
-        lost += [f"{units.count(each.dropped_samples)} samples dropped"] if each.dropped_samples else []
+        parts += [f"{_counted(each.samples, 'sample')} of {', '.join(metric.label for metric in each.metrics)}"]
+        lost = [f"{format_duration(each.lost_ns)} in {_counted(each.gaps, 'gap')}"] if each.gaps else []
+        lost += [f"{_counted(each.dropped_samples, 'sample')} dropped"] if each.dropped_samples else []
         if lost or not each.reason_code:  # what came after an early end is lost, too
             parts.append(f"lost {', '.join(lost) or 'nothing'}")
     if each.reason_code:
         parts.append(f"{each.reason} [{each.reason_code}]")
     return "; ".join(parts)
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{units.count(number)} {noun if number == 1 else noun + 's'}"

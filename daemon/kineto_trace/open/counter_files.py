@@ -3,7 +3,7 @@
 Theory of operation
     A file has the UUID of its GPU, a trace has the indexes of the devices as the process sees them. Which index a GPU
     has is told, in this order, by
-    - the agent, which reports the UUID of each device;
+    - the agent, which reports the UUID of each device, or its PCI address, by which the daemon knows the GPU;
     - the driver: the process had a context on one GPU only, and the trace has work of one device only, or has one
       device only.
     Where neither tells, the counters are left out, and a note says so: it is never guessed.
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kineto_trace.arrays.id_sets import unique_values
+from kineto_trace.base.quantities import times
 from kineto_trace.decode.hardware_counters import counter_table, samples_per_row
 from kineto_trace.errors import FileError, SpoolError
 from kineto_trace.model.trace import GPU_TABLES, StringTable, Table, Trace
@@ -42,7 +43,8 @@ def counter_rows(
     tables: Mapping[str, Table],
     window_ns: tuple[int, int],
 ) -> FoundCounters:
-    """Reads what overlaps the window. devices: the properties of those of the trace, with `id` and maybe `uuid`.
+    """Reads what overlaps the window. devices: the properties of those of the trace, with `id` and maybe `uuid` or
+    `pci_bus_id`.
 
     tables: those of the trace, whose work tells which devices it has.
     """
@@ -64,11 +66,13 @@ def counter_rows(
             continue
         device = _device(samples.header.gpu_uuid, devices, used, gpus)
         if device is None:
-            gpu = f"GPU {samples.header.gpu_index} ({samples.header.gpu_uuid})"
-            warnings.append(f"hardware counters of {gpu} are left out: {_why_unknown(devices)}")
+            head = samples.header
+            why = _why_unknown(head.gpu_uuid, devices, gpus)
+            warnings.append(f"hardware counters of GPU {head.gpu_index} ({head.gpu_uuid}) are left out: {why}")
             continue
         if samples.disordered:
-            warnings.append(f"hardware counters of device {device}: {samples.disordered} samples had impossible times")
+            disordered = times(samples.disordered, "sample")
+            warnings.append(f"hardware counters of device {device}: {disordered} had impossible times")
         files.append((device, samples))
     table = counter_table(files, strings, *window_ns) if files else None
     if (together := samples_per_row(files, *window_ns)) > 1:
@@ -96,14 +100,21 @@ def _device(uuid: str, devices: Sequence[Mapping[str, Any]], used: Collection[in
     named = {each["uuid"]: each["id"] for each in devices if isinstance(each.get("uuid"), str)}
     if named:
         return named.get(uuid)
+    placed, address = _by_address(devices), gpus.addresses.get(uuid)
+    if address and (address in placed or len(placed) == len(devices) > 0):
+        return placed.get(address)
     candidates = set(used) or {each["id"] for each in devices}
     return candidates.pop() if gpus.contexts == (uuid,) and len(candidates) == 1 else None
 
 
-def _why_unknown(devices: Sequence[Mapping[str, Any]]) -> str:
+def _by_address(devices: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    return {each["pci_bus_id"]: each["id"] for each in devices if isinstance(each.get("pci_bus_id"), str)}
+
+
+def _why_unknown(uuid: str, devices: Sequence[Mapping[str, Any]], gpus: TargetGpus) -> str:
     uuids = [each["uuid"] for each in devices if isinstance(each.get("uuid"), str)]
     if any(uuid.startswith(_MIG) for uuid in uuids):
         return "the process uses a MIG instance, which has no counters of its own"
-    if uuids:
+    if uuids or (gpus.addresses.get(uuid) and len(_by_address(devices)) == len(devices) > 0):
         return "it is none of the devices that the process sees"
     return "the trace does not say which of its devices that is, and the process uses several GPUs"

@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from kineto_trace.base.atomic_files import write_atomically
 from kineto_trace.errors import FileError
 
 MAGIC = b"KCSAMP01"
@@ -137,6 +138,20 @@ def last_end_ns(path: Path) -> int:
             return int(row["end_ns"][0])
     except (OSError, ValueError) as exc:
         raise FileError(f"{path} cannot be read: {exc}") from exc
+
+
+def cut_off(path: Path, until_ns: int) -> None:
+    """Leaves what ends later out of a file. What somebody still writes into it is lost. Raises FileError."""
+    try:
+        with path.open("rb") as file:
+            layout = row_type(len(_read_header(path, file).metrics))
+            begin, data = file.tell(), file.read()
+            rows = np.frombuffer(data, dtype=layout, count=len(data) // layout.itemsize)
+            file.seek(0)
+            kept = file.read(begin) + rows[rows["end_ns"] <= until_ns].tobytes()
+        write_atomically(path, kept)
+    except (OSError, ValueError) as exc:
+        raise FileError(f"{path} cannot be cut off: {exc}") from exc
 
 
 def _read_header(path: Path, file: IO[bytes]) -> CounterHeader:

@@ -17,10 +17,14 @@ Uuid = Annotated[str, msgspec.Meta(max_length=64)]
 class TargetGpus(msgspec.Struct, frozen=True, kw_only=True):
     """contexts: UUIDs of the GPUs on which the process had a context, sampled or not.
 
-    notes: what is missing of their counters, for people.
+    addresses: of these on the PCI bus, as the kernel writes them, as far as they are known. permitted_ns: of GPUs that
+    others may begin to use, Unix time up to which the counters are the caller's. notes: what is missing of the
+    counters, for people.
     """
 
     contexts: tuple[Uuid, ...] = ()
+    addresses: dict[Uuid, Uuid] = {}  # msgspec copies it
+    permitted_ns: dict[Uuid, int] = {}
     notes: tuple[str, ...] = ()
 
     def write(self, target_dir: Path) -> None:

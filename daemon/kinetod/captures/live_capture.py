@@ -43,5 +43,7 @@ class Running:
         start_ns = asked.start_time_ns if asked is not None else spec.start_time_ns
         agreed = asked is not None and bool(asked.iterations)  # with other hosts, which go on meanwhile
         await self.counters.begin(
-            max(1, start_ns - spec.warmup_ns) if start_ns else 0, patience_s=AGREED_S if agreed else BEGIN_S
+            max(1, start_ns - spec.warmup_ns) if start_ns else 0,
+            patience_s=AGREED_S if agreed else BEGIN_S,
+            asked_anew=asked is not None,  # kinetod-counters may answer by now
         )

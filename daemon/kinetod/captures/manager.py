@@ -13,6 +13,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import replace
 
 from kineto_protos.alignment import plan
 from kineto_protos.v1 import profiler_pb2 as pb
@@ -31,7 +32,7 @@ from kinetod.base.errors import (
     invalid,
 )
 from kinetod.captures.arming import Arming, not_startable
-from kinetod.captures.counters.counter_request import check_plan
+from kinetod.captures.counters.counter_request import with_plan
 from kinetod.captures.counters.recovered_counters import recover_counters
 from kinetod.captures.kineto_target.kineto_recorder import KinetoRecorder
 from kinetod.captures.kineto_target.kineto_recovery import recover_kineto_target
@@ -140,7 +141,8 @@ class CaptureManager:
                 self._check_count(caller)
                 await self._shares.check(caller, owner_of(caller))
                 if request.counters is not None and self._services.counters is not None:
-                    await check_plan(self._services.counters.client, request.counters)
+                    sampled = await with_plan(self._services.counters.client, request.counters)
+                    request = replace(request, counters=sampled)
                 wanted = self._wanted(spec, request, caller, each_by_itself)
                 targets = await resolve(self._registry, wanted, holds)
                 check_known(request.activity_types, [target.agent for target in targets], self._services.plugins)

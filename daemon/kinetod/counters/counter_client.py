@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 import msgspec
+from kineto_trace.base.quantities import times
 
 from kinetod.base.safe_text import clean
 from kinetod.base.unix_sockets import receive
@@ -132,11 +133,12 @@ class CounterSession:
 def _lost(status: RingStatus) -> Sequence[str]:
     lost = []
     if status.gaps:
-        lost.append(f"samples of {status.lost_ns / 1e6:.1f} ms are missing, in {status.gaps} places")
+        lost.append(f"samples of {status.lost_ns / 1e6:.1f} ms are missing, in {times(status.gaps, 'place')}")
     if status.dropped:
-        lost.append(f"{status.dropped} samples were dropped because they were not stored fast enough")
+        dropped = times(status.dropped, "sample was", "samples were")
+        lost.append(f"{dropped} dropped because they were not stored fast enough")
     if status.disordered:
-        lost.append(f"{status.disordered} samples had impossible times")
+        lost.append(f"{times(status.disordered, 'sample')} had impossible times")
     return lost
 
 

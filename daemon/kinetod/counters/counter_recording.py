@@ -271,12 +271,12 @@ class CounterRecording:
         self._leaving.append(_Leaving(folder, 0, 0.0, lambda _found: None))
         self._wake.set()
 
-    async def end_gpu(self, uuid: str, error: CounterError) -> None:
-        """Ends one GPU early, for this reason."""
+    def end_gpu(self, uuid: str, error: CounterError) -> None:
+        """Ends one GPU early, for this reason. Does not wait for its end."""
         for each in self._recorded:
             if each.session.gpu.uuid == uuid and each.stopped_for is None:
                 each.stopped_for = error
-                await each.session.stop()
+                each.session.request_stop()
 
     async def stop(self) -> list[RecordedGpu]:
         """Ends it and returns what became of each GPU, the refused ones, too. Raises nothing."""
@@ -329,9 +329,13 @@ async def record_counters(
     GPUs that refuse are in `refused`. interval_ns: 0: each GPU's default. max_bytes: of each file. check: asked before
     rows are written; an OSError of it ends the GPU with its text.
     """
-    started = await asyncio.gather(
-        *(client.start(uuid, wanted, interval_ns, most_ns=most_ns) for uuid in folders), return_exceptions=True
-    )
+    starting = [asyncio.create_task(client.start(uuid, wanted, interval_ns, most_ns=most_ns)) for uuid in folders]
+    try:
+        started = await asyncio.gather(*starting, return_exceptions=True)
+    except asyncio.CancelledError:
+        for task in starting:
+            task.add_done_callback(_ended_at_once)
+        raise
     recorded, refused = list[_Recorded](), list[RecordedGpu]()
     for uuid, session in zip(folders, started, strict=True):
         if isinstance(session, CounterSession):
@@ -347,6 +351,13 @@ async def record_counters(
             log.error("the counters of %s failed", uuid, exc_info=session)
             refused.append(refusal(uuid, CounterError(CounterCode.FAILED, f"GPU {uuid}: an internal error")))
     return CounterRecording(recorded, refused, check)
+
+
+def _ended_at_once(task: asyncio.Task[CounterSession]) -> None:
+    """Ends a sampling that began when nobody waited for it any more."""
+    if not task.cancelled() and task.exception() is None:
+        task.result().request_stop()
+        task.result().close()
 
 
 def refusal(uuid: str, error: CounterError, index: int | None = None) -> RecordedGpu:

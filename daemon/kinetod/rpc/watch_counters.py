@@ -4,6 +4,9 @@ Theory of operation
     Whether the caller may have the counters of a GPU (`captures.counters.gpu_access`) is looked at before the sampling,
     and every LOOK_S while it lasts: it ends when a process of somebody else comes.
 
+    A caller who names no GPU watches those that have what is asked for. With their means comes why others are not
+    watched.
+
     Samples stay in the daemon; what is streamed are their means.
 """
 
@@ -47,6 +50,7 @@ TAKE_S = 0.5  # a ring has room for 8 s of 8 metrics at 100 us
 LOOK_S = 5.0
 MAX_WATCHES = 32
 _NAMES = 4096
+_LACKS = CounterCode.INVALID_METRIC
 
 
 class CounterWatcher:
@@ -107,10 +111,10 @@ class CounterWatcher:
             raise invalid("period_ns", f"must be between {LEAST_PERIOD_NS} and {MOST_PERIOD_NS}, got {period_ns}")
         with self._watches.one(caller.key, caller, admin=Role.ADMIN in caller.roles):
             gpus = await self._chosen(request.gpus, caller)
-            watched = await self._started(gpus, asked.wanted, asked.interval_ns)
+            watched, lacking = await self._started(gpus, asked.wanted, asked.interval_ns, all_named=bool(request.gpus))
             try:
                 async for means in self._means(watched, caller, period_ns / 1e9):
-                    yield means
+                    yield pb.CounterMeans(gpus=[*means, *lacking])
             finally:
                 await asyncio.gather(*(each.end() for each in watched))
 
@@ -143,22 +147,30 @@ class CounterWatcher:
                 raise _not_yours(caller, gpu)
 
     async def _started(
-        self, gpus: Sequence[CounterDevice], wanted: WantedCounters, interval_ns: int
-    ) -> "list[_WatchedGpu]":
-        """Raises KinetodError if one of them cannot be sampled; then none is."""
+        self, gpus: Sequence[CounterDevice], wanted: WantedCounters, interval_ns: int, *, all_named: bool
+    ) -> "tuple[list[_WatchedGpu], list[pb.GpuCounters]]":
+        """Returns the GPUs that are sampled, and why others are not, which lack what is wanted and were not named.
+
+        Raises KinetodError if there is none, or another one cannot be sampled; then none is.
+        """
         started = await asyncio.gather(
             *(self._client.start(gpu.uuid, wanted, interval_ns) for gpu in gpus), return_exceptions=True
         )
         watched = [_WatchedGpu(each) for each in started if isinstance(each, CounterSession)]
-        for error in started:
-            if isinstance(error, BaseException):
-                await asyncio.gather(*(each.end() for each in watched))
-                raise _refused(error) if isinstance(error, CounterError) else error
-        return watched
+        lacking = []
+        for gpu, error in zip(gpus, started, strict=True):
+            if not isinstance(error, BaseException):
+                continue
+            if not all_named and watched and isinstance(error, CounterError) and error.code is _LACKS:
+                lacking.append(pb.GpuCounters(gpu=gpu.index, uuid=gpu.uuid, reason_code=_LACKS, reason=error.reason))
+                continue
+            await asyncio.gather(*(each.end() for each in watched))
+            raise _refused(error) if isinstance(error, CounterError) else error
+        return watched, lacking
 
     async def _means(
         self, watched: "Sequence[_WatchedGpu]", caller: Caller, period_s: float
-    ) -> AsyncIterator[pb.CounterMeans]:
+    ) -> AsyncIterator[list[pb.GpuCounters]]:
         looked = time.monotonic()
         due = looked + period_s
         while not all(each.ended for each in watched):
@@ -171,8 +183,8 @@ class CounterWatcher:
                 await self._check([each.session.gpu for each in watched], caller)
             if now >= due:
                 due = max(due + period_s, now)
-                yield pb.CounterMeans(gpus=[each.answer() for each in watched])
-        yield pb.CounterMeans(gpus=[each.answer() for each in watched])
+                yield [each.answer() for each in watched]
+        yield [each.answer() for each in watched]
 
 
 class _WatchedGpu:

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from kineto_trace import open_trace
+from kineto_trace.model.trace import Trace
 from support.counters.gpu_metrics_tables import PlayedAmdgpu
 from support.rocm import fakes as rocm
 from support.rocm.program import rocm_program
@@ -12,6 +13,40 @@ from support.service.daemon import running_daemon
 from support.service.tracing import trace_around
 
 ACTIVITIES = ("--activities", "kernel,cuda_runtime")
+
+
+def means_of(trace: Trace, device: int) -> dict[str, float]:
+    """By label."""
+    rows = trace.table("counter")
+    its = rows["device"] == device
+    return {
+        trace.strings[number]: float(np.nanmean(rows["value"][its & (rows["name"] == number)]))
+        for number in np.unique(rows["name"][its]).tolist()
+    }
+
+
+def test_a_process_on_two_gpus_has_the_counters_of_each_by_its_own_numbers(tmp_path: Path) -> None:
+    played = PlayedAmdgpu(tmp_path / "host", (1, 8), (1, 8))
+    folder = tmp_path / "rocm"
+    rocm.installed(folder)
+    with (
+        played.alive(),
+        running_daemon(environ={"KINETOD_COUNTERS_SOCKET": "", **played.environ()}) as daemon,
+        rocm_program(folder, daemon.client_environ(), version=10305) as program,
+    ):
+        played.host.kfd_process(program.pid, {1: 1 << 20, 2: 1 << 20}, {})
+
+        def launched() -> bool:
+            for _ in range(20):
+                program.order("launch 100")
+            return True
+
+        target, told = trace_around(daemon, program.pid, tmp_path / "out", launched, *ACTIVITIES, "--counters")
+        assert told and not [text for text in target["warnings"] if "are left out" in text]
+        (path,) = (daemon.state_dir / "captures").glob(f"*/targets/{program.pid}-*")
+        trace = open_trace(path)
+        busy = [means_of(trace, device)["GPU busy"] for device in (0, 1)]
+        assert busy == [11.0, 10.0]  # rocprofiler has the host's GPU 1 first
 
 
 def test_a_trace_has_the_counters_of_the_gpu_that_its_process_is_on(tmp_path: Path) -> None:
@@ -35,10 +70,6 @@ def test_a_trace_has_the_counters_of_the_gpu_that_its_process_is_on(tmp_path: Pa
         (path,) = (daemon.state_dir / "captures").glob(f"*/targets/{program.pid}-*")
         trace = open_trace(path)
         assert "counter" in trace.tables, target["warnings"]
-        rows = trace.table("counter")
-        means = {
-            trace.strings[number]: float(np.nanmean(rows["value"][rows["name"] == number]))
-            for number in np.unique(rows["name"]).tolist()
-        }
+        means = means_of(trace, 0)
         assert (means["GPU busy"], means["DRAM"]) == (11.0, 21.0)  # of the host's GPU 1
         assert means["Power, mean"] == pytest.approx(100, rel=0.02)

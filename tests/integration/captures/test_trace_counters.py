@@ -17,9 +17,9 @@ from support.service.cli import Result, run_process
 from support.service.daemon import watch_to_end
 
 LOST = re.compile(
-    r"hardware counters of GPU \d+: (samples of [\d.]+ ms are missing, in \d+ places"
-    r"|\d+ samples were dropped because they were not stored fast enough)"
-    r"|power and clocks of GPU \d+: readings of [\d.]+ ms are missing, in \d+ places"
+    r"hardware counters of GPU \d+: (samples of [\d.]+ ms are missing, in \d+ places?"
+    r"|\d+ samples? (was|were) dropped because they were not stored fast enough)"
+    r"|power and clocks of GPU \d+: readings of [\d.]+ ms are missing, in \d+ places?"
 )
 TWO_PASSES = "sm__cycles_active.avg,sm__inst_executed_pipe_tensor.sum.per_second"
 

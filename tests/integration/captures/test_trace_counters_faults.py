@@ -58,6 +58,24 @@ def _is_alive(host: SampledHost) -> bool:
         return False
 
 
+def test_a_trace_beside_a_kinetod_counters_that_hangs_says_so_and_the_next_one_is_as_usual(host: SampledHost) -> None:
+    program = host.train(0)
+    assert watch_to_end(host.daemon.stub(), host.create(program.pid, duration_ns=200_000_000).id).counters[0].samples
+    sampler = host.sampler_pid()
+    os.kill(sampler, signal.SIGSTOP)
+    try:
+        ended = watch_to_end(host.daemon.stub(), host.create(program.pid, duration_ns=200_000_000).id)
+    finally:
+        os.kill(sampler, signal.SIGCONT)
+    (target,), (sampled,) = ended.targets, ended.counters
+    assert (target.verdict, target.summary.activities["kernel"] > 0) == (pb.VERDICT_DONE, True)
+    assert (sampled.reason_code, sampled.samples) == ("COUNTERS_FAILED", 0)
+    assert sampled.reason == "kinetod-counters did not answer before the recording ended"
+    assert "the sampling had not begun when the recording ended" in target.warnings[0]
+    again = watch_to_end(host.daemon.stub(), host.create(program.pid, duration_ns=200_000_000).id)
+    assert again.counters[0].reason_code == "" and samples(host, again, program.pid)
+
+
 def test_what_a_killed_daemon_has_sampled_is_in_the_recovered_trace(host: SampledHost) -> None:
     program = host.train(1)
     capture = host.create(program.pid)

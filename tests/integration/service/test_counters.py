@@ -74,6 +74,10 @@ def test_gpus_of_two_vendors_are_listed_and_watched_together(fake: FakePmSamplin
         gpus = {gpu["uuid"]: gpu for gpu in watched.json()["gpus"]}
         assert gpus[played.uuids[0]]["means"][0] == pytest.approx(10)
         assert played.uuids[1] not in gpus
+        by_name = ["counters", "watch", "--once", "gr__cycles_active.avg.pct_of_peak_sustained_elapsed"]
+        mixed = run_process(by_name, daemon.client_environ())
+        assert mixed.code == 0 and [line.split()[0] for line in mixed.stdout.splitlines()] == ["GPU", "0", "1"]
+        assert "GPU 2 is not watched: " in mixed.stderr
         fast = ["counters", "watch", "--once", "--gpu", "2", "--counter-interval", "100us"]
         refused = run_process(fast, daemon.client_environ())
         assert refused.code != 0 and "use 10 ms or more" in refused.stderr

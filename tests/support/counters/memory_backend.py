@@ -16,13 +16,17 @@ from kinetod.counters.sample_rings import STOPPED, RingWriter
 
 
 class _MemorySampling:
-    def __init__(self, plan: CounterPlan, ring: RingWriter, ends: threading.Event | None) -> None:
+    def __init__(
+        self, plan: CounterPlan, ring: RingWriter, rows_ns: tuple[int, ...], ends: threading.Event | None
+    ) -> None:
         self.plan = plan
         self._ring = ring
+        self._rows_ns = rows_ns
         self._ends = ends
 
     def run(self) -> None:
-        self._ring.put(1000, 2000, np.array([7.0], dtype=np.float32))
+        for begin_ns in self._rows_ns:
+            self._ring.put(begin_ns, begin_ns + 1000, np.array([7.0], dtype=np.float32))
         while not self._ring.wait(3600):
             pass
         if self._ends is not None:
@@ -35,7 +39,7 @@ class _MemorySampling:
 
 class MemoryBackend:
     """Implements CounterBackend with two GPUs. error: what `start` raises; hang: what `start` waits for before;
-    ends: what the end of a sampling waits for.
+    ends: what the end of a sampling waits for; rows_ns: when the samples begin.
     """
 
     name = "memory"
@@ -46,6 +50,7 @@ class MemoryBackend:
         self.error: CounterError | None = None
         self.hang: threading.Event | None = None
         self.ends: threading.Event | None = None
+        self.rows_ns: tuple[int, ...] = (1000,)
 
     def open(self) -> None:
         pass
@@ -71,4 +76,4 @@ class MemoryBackend:
             self.hang.wait()
         if self.error is not None:
             raise self.error
-        return _MemorySampling(self.plan(uuid, wanted), make_ring(1), self.ends)
+        return _MemorySampling(self.plan(uuid, wanted), make_ring(1), self.rows_ns, self.ends)

@@ -15,7 +15,8 @@ from kinetod.counters.power.interface import POWER_SUFFIX
 
 from support.counters.fake_pm_sampling import FakePmSampling
 from support.machine.gpus import FakeGpus
-from support.machine.native import FAKES, fake_cupti
+from support.machine.native import FAKES, fake_cuda, fake_cupti
+from support.service.calls_as import plain_python
 from support.service.cli import kinetoctl, wait_for_agent
 from support.service.daemon import Daemon, running_daemon, watch_to_end
 from support.waiting import until
@@ -44,17 +45,19 @@ class SampledHost:
         """The process has a context on these GPUs."""
         self.say(*(f"process {gpu} {pid} 100 50" for gpu in gpus))
 
-    def train(self, *gpus: int, **environ: str) -> "subprocess.Popen[str]":
-        """A program on these GPUs, the first of which it sees as its device 0, after its first step."""
+    def train(self, *gpus: int, uid: int | None = None, **environ: str) -> "subprocess.Popen[str]":
+        """A program on these GPUs, the first of which it sees as its device 0, after its first step. uid: whose."""
         variables = {
             **self.daemon.client_environ(),
             "KINETO_CUPTI_LIBRARY": str(fake_cupti()),
             "FAKE_CUDA_VISIBLE": "".join(map(str, gpus)),
             **environ,
         }
+        fake_cuda()  # it may not be built by another user
+        python = [sys.executable] if uid is None else plain_python(uid)
         process = self._programs.enter_context(
             subprocess.Popen(
-                kinetoctl("--quiet", "run", "--", sys.executable, str(FAKES / "fake_cuda_app.py")),
+                kinetoctl("--quiet", "run", "--", *python, str(FAKES / "fake_cuda_app.py")),
                 env=variables,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -67,6 +70,16 @@ class SampledHost:
         wait_for_agent(self.daemon, process.pid)
         self.is_on(process.pid, *gpus)
         return process
+
+    def unsay(self, begin: str) -> None:
+        """Takes back what begins like this."""
+        self._lines = [line for line in self._lines if not line.startswith(begin)]
+        self.say()
+
+    def leave(self, pid: int, *gpus: int) -> None:
+        """The process has no context on these GPUs any more."""
+        for gpu in gpus:
+            self.unsay(f"process {gpu} {pid} ")
 
     def end_programs(self) -> None:
         """Ends those that `train`, and frees the GPUs."""

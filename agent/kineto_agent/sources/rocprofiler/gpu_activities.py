@@ -10,7 +10,8 @@ Theory of operation
 """
 
 import os
-from typing import Any, Dict, FrozenSet, List, Mapping
+from collections import Counter
+from typing import Any, Dict, FrozenSet, List, Mapping, Tuple
 
 from kineto_agent.protocol.records import ROCPROFILER_FORMAT
 from kineto_agent.sources.interface import SourceError, SourceRequest
@@ -98,20 +99,41 @@ class RocprofilerSource:
 
 
 def devices_of(facts: Mapping[str, Any]) -> List[Dict[str, Any]]:
-    """The GPUs as Kineto's deviceProperties, in the order of their ordinals; only what is known."""
+    """The GPUs as Kineto's deviceProperties, in the order of their ordinals; only what is known.
+
+    pci_bus_id is the whole GPU's address, as the kernel writes it.
+    """
     found = []
-    for agent in facts.get("agents", ()):
-        if agent.get("gpu"):
-            known = {
-                "id": agent["ordinal"],
-                "name": agent["name"],
-                "totalGlobalMem": agent["memory_bytes"],
-                "maxThreadsPerBlock": agent["workgroup_most"],
-                "maxThreadsPerMultiprocessor": agent["waves_per_unit"] * agent["wavefront"],
-                "warpSize": agent["wavefront"],
-                "sharedMemPerBlock": agent["lds_kb"] << 10,
-                "numSms": agent["compute_units"],
-                "arch": agent["arch"],
-            }
-            found.append({key: value for key, value in known.items() if value or key == "id"})
+    gpus = [agent for agent in facts.get("agents", ()) if agent.get("gpu")]
+    places = Counter(map(_place, gpus))
+    for agent in gpus:
+        known = {
+            "id": agent["ordinal"],
+            "pci_bus_id": _address(agent) if places[_place(agent)] == 1 else "",
+            "name": agent["name"],
+            "totalGlobalMem": agent["memory_bytes"],
+            "maxThreadsPerBlock": agent["workgroup_most"],
+            "maxThreadsPerMultiprocessor": agent["waves_per_unit"] * agent["wavefront"],
+            "warpSize": agent["wavefront"],
+            "sharedMemPerBlock": agent["lds_kb"] << 10,
+            "numSms": agent["compute_units"],
+            "arch": agent["arch"],
+        }
+        found.append({key: value for key, value in known.items() if value or key == "id"})
     return sorted(found, key=lambda device: device["id"])
+
+
+def _place(agent: Mapping[str, Any]) -> Tuple[int, int]:
+    """Domain, and bus and device, which the partitions of a GPU share."""
+    return agent["domain"], (agent["location"] & 0xFFFF) >> 3
+
+
+def _address(agent: Mapping[str, Any]) -> str:
+    """Empty for a partition of a GPU: the kernel's driver writes its number above the address, later ones into it.
+
+    Source: kfd_topology_add_device() of the Linux kernel.
+    """
+    location = agent["location"]
+    if location >> 16:
+        return ""
+    return "%04x:%02x:%02x.%d" % (agent["domain"], location >> 8, location >> 3 & 0x1F, location & 7)

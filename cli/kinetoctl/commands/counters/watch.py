@@ -48,8 +48,8 @@ def command(
     """Show means of hardware counters of GPUs until Ctrl-C.
 
     METRICS are the vendor's names with a submetric, all to be measured in one pass, instead of a set. Without --gpu:
-    all GPUs that the caller may watch. The figures tell of all processes on a GPU. Nobody else, such as ncu or DCGM
-    before Hopper, can have a GPU's counters meanwhile.
+    all GPUs that the caller may watch and that have what is asked for. The figures tell of all processes on a GPU.
+    Nobody else, such as ncu or DCGM before Hopper, can have a GPU's counters meanwhile.
 
     In a pipe, or with -o json or yaml, samples are printed one after the other, in JSON one per line.
     """
@@ -62,8 +62,10 @@ def command(
         gpus=gpus, set=set_name or "", metrics=metrics, interval_ns=counter_interval, period_ns=interval
     )
     with Client(settings.address, timeout_s=settings.timeout_s) as client:
+        told: set[str] = set()
         for means in kept_open(lambda: client.watch_counters(request)):
             _show(means, settings.output, color=settings.color, once=once)
+            _tell_unwatched(means, told)
             _check(means)
             if once:
                 break
@@ -114,8 +116,16 @@ def _figure(value: float, unit: str) -> str:
     return f"{value:.1f}"
 
 
+def _tell_unwatched(means: "pb.CounterMeans", told: set[str]) -> None:
+    """Tells once of each GPU that lacks what is asked for. told: the UUIDs of those that were told."""
+    for gpu in means.gpus:
+        if not gpu.metrics and gpu.uuid not in told:
+            told.add(gpu.uuid)
+            say(one_line(f"GPU {gpu.gpu} is not watched: {gpu.reason}"), err=True)
+
+
 def _check(means: "pb.CounterMeans") -> None:
     """Raises Refused if a GPU is not sampled any more."""
     for gpu in means.gpus:
-        if gpu.reason_code:
+        if gpu.metrics and gpu.reason_code:
             raise Refused(one_line(f"GPU {gpu.gpu}: {gpu.reason}"), reason_code=one_line(gpu.reason_code))

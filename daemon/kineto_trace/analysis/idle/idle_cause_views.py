@@ -10,6 +10,7 @@ from kineto_trace.analysis.idle.idle_gaps import CAUSES, IdleCause, IdleGaps, id
 from kineto_trace.analysis.idle.idle_pieces import IDLE_CAUSES, idle_pieces
 from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.row_groups import group
+from kineto_trace.base.quantities import times
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import NOTHING, calls, gpu, steps
 from kineto_trace.structure.call_stacks import NO_STACK, call_stacks
@@ -127,7 +128,7 @@ def idle_gaps_view(context: Context, *, limit: int = 100, cause: IdleCause | Non
             seen = ", ".join(CAUSES[number] for number in unique_values(found.cause).tolist())
             notes.append(f"no gap has the cause {cause}: those of this trace are {seen}")
     if len(order) and limit <= 0:
-        notes.append(f"{len(order)} gaps are not shown, since limit is {limit}")
+        notes.append(f"{times(len(order), 'gap is', 'gaps are')} not shown, since limit is {limit}")
     order = order[: max(limit, 0)]
     doing = _doing(context, order)
     strings, activity, called = context.trace.strings, context.get(gpu), context.get(calls)

@@ -7,40 +7,47 @@ Theory of operation
     where the target's decoder finds it.
 
     Each target has a `TargetSampling`. When its window is over, `collected` waits a bounded time for the rows up to
-    there and closes its files; `release` closes them at once. With the last one of a GPU its sampling ends. Every
-    LOOK_S the access is checked again: a process of somebody else ends the sampling of its GPU.
+    there and closes its files; `release` closes them at once. With the last one of a GPU its sampling ends.
+
+    Every LOOK_S, and when a window is over, the driver is asked again who is on the GPUs (gpu_access.AccessWatch). A
+    process of somebody else ends the sampling of its GPU, and files that are handed over end at the last look before.
 
     Power, clocks and throttling of the same GPUs, for the same callers, are read beside the counters into files of
     their own (counters/power); whatever is in the way of one of the two leaves the other alone. Capture.counters is
     about the counters.
 
 Rules
-    Counters never make a capture fail and never delay it beyond BEGIN_S and COVER_S. Why there are none, or fewer, is a
-    warning of every target that uses the GPU, and in Capture.counters.
+    Counters never make a capture fail and never delay it beyond BEGIN_S, and DEADLINE_S after a window. Why there are
+    none, or fewer, is a warning of every target that uses the GPU, and in Capture.counters.
 """
 
 import asyncio
 import contextlib
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from kineto_protos.units import format_duration
 from kineto_protos.v1 import profiler_pb2 as pb
-from kineto_trace.spool.counter_samples import MAX_FILE_BYTES, row_type
+from kineto_trace.errors import FileError
+from kineto_trace.spool.counter_samples import MAX_FILE_BYTES, SUFFIX, cut_off, row_type
 from kineto_trace.spool.target_gpus import TargetGpus
 
 from kinetod.base.safe_text import clean
 from kinetod.captures.counters.counter_messages import recorded_counters
 from kinetod.captures.counters.counter_request import MAX_SAMPLES, SamplingRequest
-from kinetod.captures.counters.gpu_access import GpuAccess, UsedGpu, why_strange
+from kinetod.captures.counters.gpu_access import AccessWatch, GpuAccess, UsedGpu, why_strange
 from kinetod.counters.counter_client import CounterClient
 from kinetod.counters.counter_recording import CounterRecording, RecordedGpu, record_counters, refusal
 from kinetod.counters.interface import CounterCode, CounterError
 from kinetod.counters.power.interface import MAX_FILE_BYTES as MAX_POWER_BYTES
+from kinetod.counters.power.interface import POWER_SUFFIX
 from kinetod.counters.power.power_recording import PowerRecording, RecordedPower, record_power
+from kinetod.gpus.context_holders import DEADLINE_S
 from kinetod.gpus.gpu_reader import GpuReader
 from kinetod.permissions.role_policy import Caller
 
@@ -51,7 +58,7 @@ AGREED_S = 1.0  # where the first iteration has been agreed with other hosts
 LEAST_LEAD_S = 0.5  # that a planned start needs after the sampling has begun
 EARLY_S = 5.0  # before a planned start
 COVER_S = 2.0  # rows come some 0.1 s after their time
-END_S = 3.0
+END_S = 4.0  # after the last window is over
 LOOK_S = 5.0
 _LATE = "hardware counters: the sampling began late; samples of the beginning may be missing"
 _NONE = "hardware counters: none were sampled; "
@@ -79,14 +86,19 @@ class TargetSampling:
         self.directory = directory
         self.over = False
         self.left = False  # its files are closed: only then the sampling may end
-        self.contexts: tuple[str, ...] = ()
+        self.contexts: dict[str, str] = {}  # UUIDs of the GPUs that it is on, and their PCI addresses
         self.notes: list[str] = []  # why there are none of some GPUs
         self._owner = owner
+        self._writing = threading.Lock()
 
     @property
     def folder(self) -> Path:
         """Where its files lie."""
         return self.directory / "raw"
+
+    def note_contexts(self, gpus: Mapping[str, UsedGpu]) -> None:
+        """Adds those of these GPUs that it is on."""
+        self.contexts |= {uuid: gpu.pci_bus_id for uuid, gpu in gpus.items() if self.pid in gpu.pids}
 
     async def collected(self, start_ns: int, end_ns: int) -> list[str]:
         """Ends it with the rows up to end_ns, or those that come in time. Returns warnings.
@@ -103,13 +115,25 @@ class TargetSampling:
         return notes
 
     def _write_notes(self, notes: Sequence[str]) -> None:
-        with contextlib.suppress(OSError):  # the warnings of the target have them, too
-            TargetGpus(contexts=self.contexts, notes=tuple(notes)).write(self.directory)
+        with self._writing, contextlib.suppress(OSError):  # the warnings of the target have them, too
+            self._gpus(notes).write(self.directory)
 
     def begun(self) -> None:
-        """Makes the folder and notes the GPUs there, for a decoder that a later daemon starts. Raises OSError."""
+        """Makes the folder and notes the GPUs there, for a later daemon that finds the files. Raises OSError."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        TargetGpus(contexts=self.contexts, notes=tuple(self.notes)).write(self.directory)
+        self._gpus(self.notes).write(self.directory)
+
+    def looked(self) -> None:
+        """Notes until when the counters are the caller's."""
+        with self._writing, contextlib.suppress(OSError):  # then they are until an earlier time
+            if not self.over:
+                self._gpus(self.notes).write(self.directory)
+
+    def _gpus(self, notes: Sequence[str]) -> TargetGpus:
+        permitted_ns = {uuid: time_ns for uuid, time_ns in self._owner.permitted_ns.items() if uuid in self.contexts}
+        return TargetGpus(
+            contexts=tuple(self.contexts), addresses=self.contexts, permitted_ns=permitted_ns, notes=tuple(notes)
+        )
 
     def release(self) -> None:
         """Ends it at once, whatever is missing."""
@@ -140,6 +164,7 @@ class CaptureCounters:
         self._max_bytes = max_bytes
         self._check = check
         self._on_change = on_change
+        self._watch = AccessWatch(source.access, caller)
         self._targets: list[TargetSampling] = []
         self._gpus: Mapping[str, UsedGpu] = {}
         self._recording: CounterRecording | None = None
@@ -148,8 +173,8 @@ class CaptureCounters:
         self._beginning: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[None] | None = None
-        self._waits = False  # for a planned start
         self._late = False  # the recorders were asked before it had begun
+        self._over_s = float("-inf")  # when the latest window was over
         self._told = False  # Capture.counters is as it stays
 
     def add(self, pid: int, directory: Path) -> TargetSampling:
@@ -159,17 +184,25 @@ class CaptureCounters:
         return target
 
     @property
+    def permitted_ns(self) -> Mapping[str, int]:
+        """Unix time up to which the counters of each GPU are the caller's; empty for callers who may have all."""
+        return self._watch.permitted_ns
+
+    @property
     def bytes_written(self) -> int:
         """Of all files."""
         return sum(each.bytes_written for each in (self._recording, self._power) if each is not None)
 
     # the beginning
 
-    async def begin(self, start_time_ns: int, *, patience_s: float = BEGIN_S) -> None:
+    async def begin(self, start_time_ns: int, *, patience_s: float = BEGIN_S, asked_anew: bool = False) -> None:
         """Begins to sample and waits for it; not for a start that is far away. Raises nothing.
 
-        start_time_ns: when the recorders collect or warm up, Unix time; 0: at once.
+        start_time_ns: when the recorders collect or warm up, Unix time; 0: at once. asked_anew: kinetod-counters is
+        waited for even if it did not answer when the capture was created.
         """
+        if self._request.silent and not asked_anew:
+            patience_s = 0.0
         ahead_s = (start_time_ns - time.time_ns()) / 1e9 if start_time_ns else 0.0
         wait_s = max(0.0, ahead_s - EARLY_S)
         self._beginning = asyncio.create_task(self._begin_after(wait_s), name=f"counters of {self._capture.id}")
@@ -185,9 +218,7 @@ class CaptureCounters:
             target.notes.append(note)
 
     async def _begin_after(self, wait_s: float) -> None:
-        self._waits = wait_s > 0
         await asyncio.sleep(wait_s)
-        self._waits = False
         try:
             await self._begin()
         except Exception:
@@ -196,14 +227,16 @@ class CaptureCounters:
 
     async def _begin(self) -> None:
         source, targets = self._source, [each for each in self._targets if not each.over]
+        asked_ns = time.time_ns()
         self._gpus = await source.access.used(max_age_s=0.0)  # a process may have come just now
         for target in targets:
-            target.contexts = tuple(uuid for uuid, gpu in self._gpus.items() if target.pid in gpu.pids)
+            target.note_contexts(self._gpus)
             if not target.contexts:
                 target.notes.append(_NONE + _no_gpu(target.pid, told=bool(self._gpus)))
         wanted = [uuid for uuid in self._gpus if any(uuid in target.contexts for target in targets)]
         strange = await source.access.strange(wanted, self._caller) if wanted else set[str]()
         refused = [self._refusal(uuid, self._not_permitted(uuid)) for uuid in wanted if uuid in strange]
+        self._watch.begin((uuid for uuid in wanted if uuid not in strange), asked_ns)
         made = await asyncio.to_thread(_made, targets)
         folders = {
             uuid: [each.folder for each in targets if uuid in each.contexts and each.folder in made]
@@ -213,7 +246,7 @@ class CaptureCounters:
         unanswered = CounterError(CounterCode.FAILED, _UNANSWERED)
         self._unanswered = [*refused, *(self._refusal(uuid, unanswered) for uuid in folders)]
         await asyncio.gather(self._begin_counters(folders, refused, targets), self._begin_power(folders))
-        if folders and not all(each.over for each in targets):
+        if folders and self._watch.matters and not all(each.over for each in targets):
             self._looking = asyncio.create_task(self._look(), name=f"GPUs of {self._capture.id}")
 
     async def _begin_counters(
@@ -272,62 +305,87 @@ class CaptureCounters:
         """Ends the sampling of a GPU on which a process of somebody else has come."""
         while True:
             await asyncio.sleep(LOOK_S)
-            recordings = [each for each in (self._recording, self._power) if each is not None]
-            gpus = {uuid for each in recordings for uuid in each.gpus}
-            try:
-                strange = await self._source.access.strange(gpus, self._caller)
-            except Exception:
-                log.exception("whose processes are on the GPUs of capture %s could not be read", self._capture.id)
-                continue
-            for uuid in strange:
-                for each in recordings:
-                    await each.end_gpu(uuid, self._not_permitted(uuid))
+            await self._seen()
+            await asyncio.to_thread(_note_looked, self._targets)
+
+    async def _seen(self) -> Mapping[str, UsedGpu]:
+        """Looks who is on the GPUs, and ends what is refused. Returns every GPU that was seen. Raises nothing."""
+        used: Mapping[str, UsedGpu] = {}
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                used = await self._watch.look([each.pid for each in self._targets])
+        except TimeoutError:
+            log.warning("the driver did not say in time who is on the GPUs of capture %s", self._capture.id)
+        except Exception:
+            log.exception("whose processes are on the GPUs of capture %s could not be read", self._capture.id)
+        self._end_refused()
+        return used
+
+    def _end_refused(self) -> None:
+        for uuid, reason in self._watch.refused.items():
+            for each in (self._recording, self._power):
+                if each is not None:
+                    each.end_gpu(uuid, CounterError(CounterCode.NOT_PERMITTED, reason))
 
     # the end
 
     async def leave(self, target: TargetSampling, start_ns: int, end_ns: int) -> list[str]:
         """Ends the files of a target with the rows up to end_ns. Returns what is missing. See TargetSampling."""
-        counters, power, _ = await asyncio.gather(
-            self._leave_counters(target, start_ns, end_ns),
-            self._leave_power(target, start_ns, end_ns),
-            self._note_contexts(target),
+        self._over_s = time.monotonic()
+        recording, power = self._recording, self._power
+        counters_left, power_left, _ = await asyncio.gather(
+            recording.leave(target.folder, end_ns, COVER_S) if recording is not None else _nothing(),
+            power.leave(target.folder, end_ns, COVER_S) if power is not None else _nothing(),
+            self._look_at_end(target),
         )
+        await asyncio.to_thread(self._cut_off, target.folder)
         target.left = True
         self._end_if_last()
-        return [*counters, *power]
+        return [
+            *self._missing_counters(target, counters_left, start_ns, end_ns),
+            *self._missing(power_left, start_ns, end_ns, "power and clocks"),
+        ]
 
-    async def _leave_counters(self, target: TargetSampling, start_ns: int, end_ns: int) -> list[str]:
+    async def _look_at_end(self, target: TargetSampling) -> None:
+        """Notes the GPUs on which the process has a context by now: its only GPU has to be its only one to the end."""
+        used = await self._seen()
+        self._watch.refuse(gpu for uuid, gpu in self._gpus.items() if uuid in target.contexts and uuid not in used)
+        self._end_refused()
+        target.note_contexts(used)
+
+    def _cut_off(self, folder: Path) -> None:
+        """Leaves the rows of GPUs that the caller may not have any more out of the folder's files."""
+        for uuid in self._watch.refused:
+            for suffix in (SUFFIX, POWER_SUFFIX):
+                path = folder / f"{uuid}{suffix}"
+                try:
+                    cut_off(path, self._watch.permitted_ns[uuid])
+                except FileError:  # there is none, it has no row yet, or the disk is full
+                    path.unlink(missing_ok=True)
+
+    def _missing_counters(
+        self, target: TargetSampling, left: Sequence[RecordedGpu], start_ns: int, end_ns: int
+    ) -> list[str]:
         recording = self._recording
         if recording is None:
             return [] if target.notes else [f"{_NONE}the sampling had not begun when the recording ended"]
-        left = await recording.leave(target.folder, end_ns, COVER_S)
         if not left and any(uuid in recording.gpus for uuid in target.contexts):
             return ["hardware counters: the disk did not take all samples"]
         late = [_LATE] if left and self._late and not start_ns else []
         return [*late, *self._missing(left, start_ns, end_ns, "hardware counters")]
 
-    async def _leave_power(self, target: TargetSampling, start_ns: int, end_ns: int) -> list[str]:
-        if self._power is None:
-            return []
-        left = await self._power.leave(target.folder, end_ns, COVER_S)
-        return self._missing(left, start_ns, end_ns, "power and clocks")
-
-    async def _note_contexts(self, target: TargetSampling) -> None:
-        """Adds the GPUs on which the process has a context by now: its only GPU has to be its only one to the end."""
-        used = await self._source.access.used(deadline_s=COVER_S)
-        later = (uuid for uuid, gpu in used.items() if target.pid in gpu.pids)
-        target.contexts = tuple(dict.fromkeys((*target.contexts, *later)))
-
     def _missing(self, left: Sequence[RecordedGpu | RecordedPower], start_ns: int, end_ns: int, what: str) -> list[str]:
         missing = []
         for result in left:
-            uncovered = "" if result.losses.code else _uncovered(result, start_ns, end_ns)
-            texts = [result.losses.reason, uncovered]
+            refused = self._watch.refused.get(result.gpu_uuid, "")
+            uncovered = "" if refused or result.losses.code else _uncovered(result, start_ns, end_ns)
+            texts = [refused or result.losses.reason, uncovered]
             missing += [self._about(result.gpu_uuid, text, what) for text in texts if text]
         return missing
 
     def let_go(self, target: TargetSampling) -> None:
         """Ends the files of a target at once."""
+        self._over_s = time.monotonic()
         if self._recording is not None:
             self._recording.let_go(target.folder)
         self._end_if_last()
@@ -337,10 +395,11 @@ class CaptureCounters:
             self._stopping = asyncio.create_task(self._stop(), name=f"end of the counters of {self._capture.id}")
 
     async def _stop(self) -> None:
-        if self._beginning is not None:
-            if self._waits:
-                self._beginning.cancel()
+        if self._beginning is not None and not self._beginning.done():
+            self._beginning.cancel()  # samples from now on are nobody's
             await asyncio.wait({self._beginning})
+            if self._recording is None:
+                self._show(self._unanswered)
         if self._looking is not None:
             self._looking.cancel()
         await asyncio.gather(self._stop_counters(), self._stop_power())
@@ -360,7 +419,8 @@ class CaptureCounters:
         for target in self._targets:
             target.release()
         if self._stopping is not None:
-            done, _ = await asyncio.wait({self._stopping}, timeout=END_S)
+            left_s = max(0.0, self._over_s + END_S - time.monotonic())
+            done, _ = await asyncio.wait({self._stopping}, timeout=left_s)
             if not done:
                 self._show(self._recording.results() if self._recording is not None else self._unanswered)
         self._told = True
@@ -374,6 +434,10 @@ class CaptureCounters:
             self._power.abandon()
         if self._recording is not None and self._stopping is None:
             self._recording.abandon()
+
+
+async def _nothing() -> list[Any]:
+    return []
 
 
 def _no_gpu(pid: int, *, told: bool) -> str:
@@ -393,6 +457,11 @@ def _uncovered(result: RecordedGpu | RecordedPower, start_ns: int, end_ns: int) 
         f"samples of the last {format_duration(early_ns)} are missing" if early_ns > tolerance_ns else "",
     ]
     return "; ".join(filter(None, texts))
+
+
+def _note_looked(targets: Sequence[TargetSampling]) -> None:
+    for target in targets:
+        target.looked()
 
 
 def _made(targets: Sequence[TargetSampling]) -> set[Path]:

@@ -1,9 +1,9 @@
-"""Checks which counters a caller asks for, field by field. Pure but for `check_plan`, which asks kinetod-counters."""
+"""Checks which counters a caller asks for, field by field. Pure but for `with_plan`, which asks kinetod-counters."""
 
 import asyncio
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kineto_protos.units import format_duration
 from kineto_protos.v1 import profiler_pb2 as pb
@@ -27,10 +27,11 @@ _MAX_NAME_CHARS = 128
 
 @dataclass(frozen=True, slots=True)
 class SamplingRequest:
-    """What to sample. interval_ns: 0: each GPU's default."""
+    """What to sample. interval_ns: 0: each GPU's default. silent: kinetod-counters did not answer within PLAN_S."""
 
     wanted: WantedCounters
     interval_ns: int
+    silent: bool = False
 
 
 def checked_sampling(set_name: str, metrics: Sequence[str], interval_ns: int, path: str = "") -> SamplingRequest:
@@ -68,24 +69,33 @@ def checked_counters(spec: pb.CaptureSpec) -> SamplingRequest | None:
     return request
 
 
-async def check_plan(client: CounterClient, request: SamplingRequest) -> None:
-    """Refuses what no GPU of this host can measure in one pass. Raises InvalidRequest.
+async def with_plan(client: CounterClient, request: SamplingRequest) -> SamplingRequest:
+    """The request, with whether kinetod-counters answers.
 
-    Whatever else is in the way of counters is no reason to refuse a capture, which goes on without them.
+    Raises InvalidRequest for what no GPU of this host can measure in one pass. Whatever else is in the way of counters
+    is no reason to refuse a capture, which goes on without them.
     """
-    with contextlib.suppress(CounterError, TimeoutError):
+    try:
         async with asyncio.timeout(PLAN_S):
-            found = (await client.gpus()).gpus
-            refused: CounterError | None = None
-            for gpu in {each.chip: each for each in found if not each.problem}.values():
-                try:
-                    await client.plan(gpu.uuid, request.wanted)
-                except CounterError as exc:
-                    if exc.code is not CounterCode.INVALID_METRIC:
-                        return
-                    refused = exc
-                else:
-                    return
-            if refused is not None:
-                field = "spec.counters.metrics" if request.wanted.metrics else "spec.counters.set"
-                raise InvalidRequest(Reason.COUNTERS_INVALID_METRIC, f"{field}: {refused.reason}", field=field)
+            with contextlib.suppress(CounterError):
+                await _check_plan(client, request)
+    except TimeoutError:
+        return replace(request, silent=True)
+    return request
+
+
+async def _check_plan(client: CounterClient, request: SamplingRequest) -> None:
+    """Raises InvalidRequest, CounterError."""
+    refused: CounterError | None = None
+    for gpu in {each.chip: each for each in (await client.gpus()).gpus if not each.problem}.values():
+        try:
+            await client.plan(gpu.uuid, request.wanted)
+        except CounterError as exc:
+            if exc.code is not CounterCode.INVALID_METRIC:
+                raise
+            refused = exc
+        else:
+            return
+    if refused is not None:
+        field = "spec.counters.metrics" if request.wanted.metrics else "spec.counters.set"
+        raise InvalidRequest(Reason.COUNTERS_INVALID_METRIC, f"{field}: {refused.reason}", field=field)

@@ -3,17 +3,23 @@
 A GPU's counters tell of all its processes, and whoever samples them keeps others from it. So a caller must have the
 right to trace every process that is on it; a GPU on which nobody is, or of which nobody tells who is, is for those who
 may trace everything.
+
+A sampling that goes on is looked at again (`AccessWatch`), since others may begin to use its GPU at any time. Between
+two looks nobody sees who comes and goes. So what was sampled is the caller's up to the last look that saw nobody else.
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from kinetod.gpus.context_holders import DEADLINE_S
 from kinetod.gpus.gpu_reader import MAX_AGE_S, GpuReader
-from kinetod.gpus.gpu_types import GpuQuestion
+from kinetod.gpus.gpu_types import GpuQuestion, Snapshot
 from kinetod.permissions.role_policy import Action, Caller, may, sees_all
 from kinetod.selection.process_registry import Registry
+
+SINCE = "samples since the last look at who is on it are left out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +29,7 @@ class UsedGpu:
     uuid: str
     index: int
     name: str
+    pci_bus_id: str
     pids: frozenset[int]
 
 
@@ -35,11 +42,18 @@ class GpuAccess:
 
     async def used(self, *, max_age_s: float = MAX_AGE_S, deadline_s: float = DEADLINE_S) -> Mapping[str, UsedGpu]:
         """Every GPU that the driver knows, as of at most max_age_s ago; none if the driver does not answer in time."""
-        snapshot = await asyncio.to_thread(
-            lambda: self._gpus.read(max_age_s=max_age_s, deadline_s=deadline_s, question=GpuQuestion.PROCESSES)
-        )
+
+        def read() -> Snapshot:
+            return self._gpus.read(max_age_s=max_age_s, deadline_s=deadline_s, question=GpuQuestion.PROCESSES)
+
+        asked_ns = time.time_ns()
+        snapshot = await asyncio.to_thread(read)
+        if not max_age_s and 0 < snapshot.time_ns < asked_ns:  # an answer to somebody who did not wait for it
+            snapshot = await asyncio.to_thread(read)
         return {
-            gpu.uuid: UsedGpu(gpu.uuid, gpu.index, gpu.name, frozenset(each.pid for each in gpu.processes))
+            gpu.uuid: UsedGpu(
+                gpu.uuid, gpu.index, gpu.name, gpu.pci_bus_id, frozenset(each.pid for each in gpu.processes)
+            )
             for gpu in snapshot.gpus
         }
 
@@ -49,9 +63,79 @@ class GpuAccess:
             return set()
         used = await self.used()
         on = {uuid: used[uuid].pids if uuid in used else frozenset[int]() for uuid in uuids}
-        found = await self._registry.candidates({pid for pids in on.values() for pid in pids})
-        mine = {each.key.pid for each in found if may(caller, Action.SAMPLE_COUNTERS, each.thing())}
+        _, mine = await self._whose(on.values(), caller)
         return {uuid for uuid, pids in on.items() if not pids or pids - mine}
+
+    async def joined(self, used: Iterable[UsedGpu], caller: Caller, before: Collection[int]) -> set[str]:
+        """Those of these GPUs on which a process is that the caller may not trace. One of `before` may have ended."""
+        on = {gpu.uuid: gpu.pids for gpu in used}
+        there, mine = await self._whose(on.values(), caller)
+        known = mine | (set(before) - there)
+        return {uuid for uuid, pids in on.items() if pids - known}
+
+    async def _whose(self, on: Iterable[frozenset[int]], caller: Caller) -> tuple[set[int], set[int]]:
+        """Those of these processes that exist, and those of them that the caller may trace."""
+        found = await self._registry.candidates({pid for pids in on for pid in pids})
+        mine = {each.key.pid for each in found if may(caller, Action.SAMPLE_COUNTERS, each.thing())}
+        return {each.key.pid for each in found}, mine
+
+
+class AccessWatch:
+    """Whether a caller may still have the counters of the GPUs that are being sampled."""
+
+    def __init__(self, access: GpuAccess, caller: Caller) -> None:
+        self.matters = not sees_all(caller, Action.SAMPLE_COUNTERS)  # whether anything can be refused
+        self._access = access
+        self._caller = caller
+        self._permitted_ns: dict[str, int] = {}
+        self._refused: dict[str, str] = {}
+        self._lock = asyncio.Lock()
+        self._latest: tuple[float, Mapping[str, UsedGpu]] = (float("-inf"), {})
+
+    def begin(self, uuids: Iterable[str], time_ns: int) -> None:
+        """The caller may have these. time_ns: Unix time at which the driver was asked who is on them."""
+        self._permitted_ns = dict.fromkeys(uuids, time_ns)
+
+    @property
+    def refused(self) -> Mapping[str, str]:
+        """The GPUs that the caller may not have any more, and why; but what was sampled up to `permitted_ns`."""
+        return self._refused
+
+    @property
+    def permitted_ns(self) -> Mapping[str, int]:
+        """Unix time of the last look at each GPU on which nobody else was; empty for callers who may have all."""
+        return self._permitted_ns if self.matters else {}
+
+    async def look(self, targets: Collection[int], *, deadline_s: float = DEADLINE_S) -> Mapping[str, UsedGpu]:
+        """Looks who is on the GPUs now, and refuses those on which somebody else is.
+
+        Whoever comes while another one looks waits for the next look, which serves all of them. targets: pids that may
+        have ended. Returns what `GpuAccess.used` does.
+        """
+        came = time.monotonic()
+        async with self._lock:
+            if self._latest[0] < came:
+                began, began_ns = time.monotonic(), time.time_ns()
+                used = await self._access.used(max_age_s=0.0, deadline_s=deadline_s)
+                if self.matters:
+                    await self._judge(used, targets, began_ns)
+                self._latest = began, used
+            return self._latest[1]
+
+    async def _judge(self, used: Mapping[str, UsedGpu], targets: Collection[int], time_ns: int) -> None:
+        seen = [used[uuid] for uuid in self._permitted_ns if uuid in used and uuid not in self._refused]
+        joined = await self._access.joined(seen, self._caller, targets)
+        for gpu in seen:
+            if gpu.uuid in joined:
+                self._refused[gpu.uuid] = f"{why_strange(self._caller, gpu.index)}; {SINCE}"
+            else:
+                self._permitted_ns[gpu.uuid] = time_ns
+
+    def refuse(self, gpus: Iterable[UsedGpu]) -> None:
+        """Refuses those of these GPUs of which nobody could tell who is on them when it mattered."""
+        for gpu in gpus:
+            if gpu.uuid in self._permitted_ns and self.matters:
+                self._refused.setdefault(gpu.uuid, f"the driver did not tell who is on GPU {gpu.index}; {SINCE}")
 
 
 def why_strange(caller: Caller, index: int | None) -> str:

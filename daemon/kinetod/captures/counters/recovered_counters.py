@@ -1,13 +1,18 @@
-"""The hardware counters of a capture that a killed daemon left behind: what is in its files, and that it ends there."""
+"""The hardware counters of a capture that a killed daemon left behind: what is in its files, and that it ends there.
+
+What was sampled since the last look at who is on the GPU is left out, as gpu_access has it.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
 
 from kineto_protos.v1 import profiler_pb2 as pb
-from kineto_trace.errors import FileError
-from kineto_trace.spool.counter_samples import SUFFIX, CounterSamples, read_counter_samples
+from kineto_trace.errors import FileError, SpoolError
+from kineto_trace.spool.counter_samples import SUFFIX, CounterSamples, cut_off, read_counter_samples
+from kineto_trace.spool.target_gpus import TargetGpus
 
 from kinetod.base.safe_text import clean
+from kinetod.captures.counters.gpu_access import SINCE
 from kinetod.counters.interface import CounterCode
 from kinetod.counters.power.interface import SET_NAME
 
@@ -20,25 +25,37 @@ def recover_counters(capture: pb.Capture, directory_of: Callable[[pb.Target], Pa
     for target in capture.targets:
         if target.verdict != pb.VERDICT_UNSPECIFIED:
             continue
-        for path in sorted((directory_of(target) / "raw").glob(f"*{SUFFIX}")):
+        directory = directory_of(target)
+        for path in sorted((directory / "raw").glob(f"*{SUFFIX}")):
             try:
-                samples = read_counter_samples(path)
-            except FileError as exc:
+                samples, why = _permitted(path, TargetGpus.read(directory))
+            except (FileError, SpoolError) as exc:
+                path.unlink(missing_ok=True)
                 target.warnings.append(clean(f"hardware counters: {exc}", 500))
                 continue
             header = samples.header
             is_power = header.set == SET_NAME
             what = "power and clocks" if is_power else "hardware counters"
-            target.warnings.append(f"{what} of GPU {header.gpu_index}: {_WHY}")
+            target.warnings.append(f"{what} of GPU {header.gpu_index}: {why}")
             if is_power:
                 continue
             before = found.get(header.gpu_uuid)
             if before is None or before.samples < len(samples.start_ns):
-                found[header.gpu_uuid] = _recorded(samples)
+                found[header.gpu_uuid] = _recorded(samples, why)
     capture.counters.extend(sorted(found.values(), key=lambda each: (each.gpu.index, each.gpu.uuid)))
 
 
-def _recorded(samples: CounterSamples) -> pb.RecordedCounters:
+def _permitted(path: Path, gpus: TargetGpus) -> tuple[CounterSamples, str]:
+    """Cuts off what the caller may not have. Returns the rest, and why it ends there. Raises FileError."""
+    samples = read_counter_samples(path)
+    until_ns = gpus.permitted_ns.get(samples.header.gpu_uuid)
+    if until_ns is None or not (samples.end_ns > until_ns).any():
+        return samples, _WHY
+    cut_off(path, until_ns)
+    return read_counter_samples(path), f"{_WHY}; {SINCE}"
+
+
+def _recorded(samples: CounterSamples, why: str) -> pb.RecordedCounters:
     header = samples.header
     return pb.RecordedCounters(
         gpu=pb.Gpu(index=header.gpu_index, uuid=clean(header.gpu_uuid, 64)),
@@ -48,7 +65,7 @@ def _recorded(samples: CounterSamples) -> pb.RecordedCounters:
         ],
         samples=len(samples.start_ns),
         reason_code=CounterCode.FAILED,
-        reason=_WHY,
+        reason=why,
         start_ns=int(samples.start_ns[0]) if len(samples.start_ns) else 0,
         end_ns=int(samples.end_ns[-1]) if len(samples.end_ns) else 0,
     )

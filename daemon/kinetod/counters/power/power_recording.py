@@ -24,6 +24,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+from kineto_trace.base.quantities import times
 from kineto_trace.errors import FileError
 from kineto_trace.spool.counter_samples import last_end_ns, read_counter_samples
 
@@ -189,16 +190,14 @@ class PowerRecording:
     def _result(self, uuid: str, path: Path, code: str, reason: str) -> RecordedPower:
         return _nothing(uuid, code, reason) if uuid in self._unopened else _read_result(uuid, path, code, reason)
 
-    async def end_gpu(self, uuid: str, error: CounterError) -> None:
-        """Ends one GPU early, for this reason."""
+    def end_gpu(self, uuid: str, error: CounterError) -> None:
+        """Ends one GPU early, for this reason. Does not wait for its end."""
         process = self._process
         if process is None or uuid not in self._uuids or uuid in self._stopped_for:
             return
         self._stopped_for[uuid] = error
         assert process.stdin is not None
-        with contextlib.suppress(ConnectionError):
-            process.stdin.write(b"%d\n" % self._uuids.index(uuid))
-            await process.stdin.drain()
+        process.stdin.write(b"%d\n" % self._uuids.index(uuid))
 
     async def stop(self) -> None:
         """Ends it. Raises nothing."""
@@ -300,7 +299,7 @@ def _read_result(uuid: str, path: Path, code: str, reason: str) -> RecordedPower
         return _nothing(uuid, code or CounterCode.FAILED, reason or str(exc))
     between = samples.start_ns[1:] - samples.end_ns[:-1]
     gaps, lost_ns = int(np.count_nonzero(between)), int(between.sum())
-    missing = f"readings of {lost_ns / 1e6:.1f} ms are missing, in {gaps} places" if gaps else ""
+    missing = f"readings of {lost_ns / 1e6:.1f} ms are missing, in {times(gaps, 'place')}" if gaps else ""
     rows = len(samples.start_ns)
     return RecordedPower(
         gpu_uuid=uuid,

@@ -123,6 +123,16 @@ def test_a_sampling_that_ends_by_itself_is_an_error(run: Run, server: FakeServer
     assert (result.code, "GPU 0: kinetod-counters has ended" in result.stderr) == (5, True)
 
 
+def test_a_gpu_without_the_metrics_is_told_once_and_the_others_are_watched(run: Run, server: FakeServer) -> None:
+    lacks = pb.GpuCounters(gpu=1, uuid="GPU-b", reason_code="COUNTERS_INVALID_METRIC", reason="MI300 has no DRAM")
+    server.profiler.counter_means = [pb.CounterMeans(gpus=[*means().gpus, lacks])] * 2
+    result = run("watch")
+    assert (result.code, result.stderr) == (0, "GPU 1 is not watched: MI300 has no DRAM\n")
+    assert [row[0] for row in words(result)] == ["GPU", "0", "0"] * 2
+    document = json.loads(run("watch", "--once", "-o", "json").stdout)
+    assert [gpu["reason_code"] for gpu in document["gpus"]] == ["", "COUNTERS_INVALID_METRIC"]
+
+
 def test_a_gpu_that_somebody_else_measures_is_told_with_its_code(run: Run, server: FakeServer) -> None:
     busy = "GPU GPU-a: Nsight Compute (process 7) has its counters"
     server.profiler.counter_means = [Abort(grpc.StatusCode.FAILED_PRECONDITION, busy, "COUNTERS_BUSY")]

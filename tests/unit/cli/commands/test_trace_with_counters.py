@@ -80,7 +80,7 @@ def test_each_gpu_has_a_line_with_what_was_sampled_lost_and_refused() -> None:
     early.metrics.add(name="dram__throughput", label="DRAM", unit="%")
     lines = [line.replace("\N{NARROW NO-BREAK SPACE}", " ") for line in counter_lines(capture)]
     assert lines == [
-        "counters of GPU 0 (H200): 1,000 samples of DRAM; lost 3 ms in 1 gaps",
+        "counters of GPU 0 (H200): 1,000 samples of DRAM; lost 3 ms in 1 gap",
         "counters of GPU 0 without nvlrx__bytes: GH100 has no such metric",
         "counters of GPU 1: ncu (process 7) has its counters [COUNTERS_BUSY]",
         "counters of GPU 2: 7 samples of DRAM; it was killed [COUNTERS_FAILED]",

@@ -13,7 +13,7 @@ from kinetod.captures.counters.capture_counters import CounterSource
 from kinetod.captures.counters.gpu_access import GpuAccess
 from kinetod.config.settings import Config, Settings
 from kinetod.counters.counter_client import CounterClient
-from kinetod.counters.interface import CounterCode, CounterError
+from kinetod.counters.interface import CounterCode, CounterError, Sampling
 from kinetod.counters.sampler_server import SamplerService
 from kinetod.permissions.role_policy import Caller, Role, Via
 from kinetod.rpc import watch_counters
@@ -165,6 +165,34 @@ def test_every_refusal_of_the_sampler_has_its_reason(code: CounterCode) -> None:
         await soon(lambda: not connections.service.held, "nothing is held")
 
     run(gpus_with(), body, backend)
+
+
+class OneLacks(MemoryBackend):
+    """GPU 1 does not have what is asked for."""
+
+    def start(self, uuid: str, *arguments: Any) -> Sampling:
+        if uuid == "GPU-1":
+            raise CounterError(CounterCode.INVALID_METRIC, "MEM has no such metric")
+        return super().start(uuid, *arguments)
+
+
+def test_who_names_no_gpu_watches_those_that_have_the_metrics_and_hears_of_the_others() -> None:
+    async def body(watcher: CounterWatcher, _: InProcess) -> None:
+        has, lacks = (await first(watcher, request(), user(Role.ADMIN))).gpus
+        assert (has.gpu, list(has.means), has.reason_code) == (0, [7.0], "")
+        assert (lacks.gpu, lacks.uuid, len(lacks.metrics)) == (1, "GPU-1", 0)
+        assert (lacks.reason_code, lacks.reason) == ("COUNTERS_INVALID_METRIC", "MEM has no such metric")
+
+    run(gpus_with(), body, OneLacks())
+
+
+def test_a_named_gpu_without_the_metrics_is_an_error_and_frees_the_others() -> None:
+    async def body(watcher: CounterWatcher, connections: InProcess) -> None:
+        with pytest.raises(InvalidRequest, match="MEM has no such metric"):
+            await first(watcher, request(0, 1), user(Role.ADMIN))
+        await soon(lambda: not connections.service.held, "nothing is held")
+
+    run(gpus_with(), body, OneLacks())
 
 
 def test_the_list_has_gpus_sets_and_on_request_metrics() -> None:

@@ -66,7 +66,7 @@ NO_FINDING = "no finding would save 0.5 % of the time of the steps or more"
         ("idle_gaps", NOTHING, {"cause": "memory"}, [NO_GPU]),
         ("idle_gaps", GPU, {"cause": "memory"}, [NEVER_IDLE]),
         ("idle_gaps", HALF, {"cause": "memory"}, ["no gap has the cause memory: those of this trace are host"]),
-        ("idle_gaps", HALF, {"limit": 0}, ["1 gaps are not shown, since limit is 0"]),
+        ("idle_gaps", HALF, {"limit": 0}, ["1 gap is not shown, since limit is 0"]),
         (
             "findings",
             {**GPU, "cpu_op": [OPERATOR]},

@@ -85,6 +85,27 @@ def test_where_neither_tells_the_counters_are_left_out_and_a_warning_says_so(
     assert (by_device(read), warning.partition(": ")[0]) == ({}, "hardware counters of GPU 3 (GPU-3) are left out")
 
 
+ADDRESSES = {"GPU-0": "0000:c0:00.0", "GPU-1": "0000:c1:00.0"}
+PLACED: list[dict[str, Any]] = [{"id": 0, "pci_bus_id": "0000:c1:00.0"}, {"id": 1, "pci_bus_id": "0000:c0:00.0"}]
+
+
+def test_a_file_is_of_the_device_at_its_gpus_place_on_the_pci_bus(tmp_path: Path) -> None:
+    for number in range(2):
+        sampled(tmp_path, number, [(100, 110)])
+    TargetGpus(contexts=tuple(ADDRESSES), addresses=ADDRESSES).write(tmp_path)
+    read = found(tmp_path, PLACED, used=(0, 1))
+    assert (by_device(read), read.warnings) == ({0: [1.0], 1: [0.0]}, ())
+
+
+def test_a_gpu_at_another_place_and_partitions_without_one_are_told(tmp_path: Path) -> None:
+    sampled(tmp_path, 0, [(100, 110)])
+    TargetGpus(contexts=tuple(ADDRESSES), addresses=ADDRESSES).write(tmp_path)
+    (elsewhere,) = found(tmp_path, PLACED[:1], used=(0,)).warnings
+    assert elsewhere.endswith("it is none of the devices that the process sees")
+    (partitions,) = found(tmp_path, [PLACED[0], {"id": 1}, {"id": 2}], used=(0, 1, 2)).warnings
+    assert "does not say which of its devices that is" in partitions
+
+
 def test_a_gpu_that_the_process_does_not_see_and_a_mig_instance_are_told(tmp_path: Path) -> None:
     sampled(tmp_path, 3, [(100, 110)])
     (unseen,) = found(tmp_path, HAS_BOTH).warnings
@@ -99,7 +120,7 @@ def test_damaged_and_disordered_files_are_told_and_do_not_hide_the_others(tmp_pa
     (tmp_path / "raw" / "gpus.json").write_bytes(b"[")
     read = found(tmp_path, HAS_BOTH)
     assert by_device(read) == {1: [0.0]}
-    assert ["gpus.json" in read.warnings[0], "1 samples" in read.warnings[1], "x.counters" in read.warnings[2]] == [
+    assert ["gpus.json" in read.warnings[0], "1 sample had" in read.warnings[1], "x.counters" in read.warnings[2]] == [
         True
     ] * 3
 

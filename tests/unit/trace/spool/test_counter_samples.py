@@ -15,6 +15,7 @@ from kineto_trace.spool.counter_samples import (
     MAGIC,
     CounterHeader,
     SampledMetric,
+    cut_off,
     last_end_ns,
     read_counter_samples,
     row_type,
@@ -141,6 +142,19 @@ def test_the_end_of_the_last_whole_row_is_read_alone(tmp_path: Path) -> None:
     os.truncate(path, path.stat().st_size - 1)  # somebody is writing the second row
     assert last_end_ns(path) == 20
     assert last_end_ns(written(path, [])) == 0
+
+
+def test_a_file_that_is_cut_off_has_what_ended_until_then_and_its_header(tmp_path: Path) -> None:
+    path = written(tmp_path / "file", [(10, 20), (20, 30), (30, 40)])
+    before = read_counter_samples(path)
+    cut_off(path, 30)
+    found = read_counter_samples(path)
+    assert (found.header, found.end_ns.tolist()) == (before.header, [20, 30])
+    assert np.array_equal(found.values, before.values[:2], equal_nan=True)
+    cut_off(path, 19)
+    assert len(read_counter_samples(path).end_ns) == 0
+    with pytest.raises(FileError, match="cannot be cut off"):
+        cut_off(tmp_path / "none", 30)
 
 
 def test_a_file_without_a_header_has_no_last_row(tmp_path: Path) -> None:

@@ -38,7 +38,8 @@ def test_the_metadata_has_versions_and_devices(tmp_path: Path) -> None:
     assert metadata["rocprofiler_library"] == str(tmp_path / "librocprofiler-sdk.so.1")
     assert [agent["ordinal"] for agent in metadata["agents"] if agent["gpu"]] == [0, 1]
     assert metadata["devices"][1] == {
-        "id": 1, "name": "AMD Instinct MI300X", "totalGlobalMem": 206141652992, "maxThreadsPerMultiprocessor": 2048,
+        "id": 1, "pci_bus_id": "0000:c0:00.0", "name": "AMD Instinct MI300X", "totalGlobalMem": 206141652992,
+        "maxThreadsPerMultiprocessor": 2048,
         "warpSize": 64, "sharedMemPerBlock": 65536, "numSms": 304, "arch": "gfx942",
     }  # fmt: skip
 

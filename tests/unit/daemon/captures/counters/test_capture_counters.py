@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -17,7 +18,7 @@ from kinetod.captures.counters.capture_counters import CaptureCounters, CounterS
 from kinetod.captures.counters.counter_request import SamplingRequest
 from kinetod.captures.counters.gpu_access import GpuAccess
 from kinetod.counters.counter_client import CounterClient
-from kinetod.counters.interface import CounterCode, CounterError, WantedCounters
+from kinetod.counters.interface import CounterCode, CounterError, Sampling, WantedCounters
 from kinetod.counters.power.power_recording import PowerRecording
 from kinetod.counters.sampler_server import SamplerService
 from kinetod.permissions.role_policy import Caller, Role, Via
@@ -48,11 +49,16 @@ gpus_with = partial(SharedGpus, owners=OWNERS)
 class Sampled:
     """A capture of the processes FIRST and SECOND."""
 
-    def __init__(self, gpus: SharedGpus, folder: Path, client: CounterClient, check: Callable[[], None]) -> None:
+    def __init__(
+        self, gpus: SharedGpus, folder: Path, service: SamplerService, check: Callable[[], None], role: Role
+    ) -> None:
         self.capture = pb.Capture(id="a-capture")
         self.changes = 0
-        source = CounterSource(client, GpuAccess(cast(Any, gpus), cast(Any, gpus)), cast(Any, gpus))
-        caller = Caller(uid=ME, user="me", roles=frozenset([Role.OWN]), via=Via.UNIX)
+        self.service = service
+        source = CounterSource(
+            CounterClient(InProcess(service)), GpuAccess(cast(Any, gpus), cast(Any, gpus)), cast(Any, gpus)
+        )
+        caller = Caller(uid=ME, user="me", roles=frozenset([role]), via=Via.UNIX)
         self.counters = CaptureCounters(
             source, ASKED, capture=self.capture, caller=caller, max_bytes=1 << 20, check=check, on_change=self._changed
         )
@@ -60,6 +66,10 @@ class Sampled:
 
     def _changed(self) -> None:
         self.changes += 1
+
+    def held(self) -> set[str]:
+        """The GPUs that are being sampled, or were and are not free yet."""
+        return set(self.service.held)
 
     def codes(self) -> dict[int, str]:
         return {each.gpu.index: each.reason_code for each in self.capture.counters}
@@ -71,14 +81,14 @@ def run(
     body: Callable[[Sampled], Awaitable[None]],
     backend: MemoryBackend | None = None,
     check: Callable[[], None] = lambda: None,
+    role: Role = Role.OWN,
 ) -> None:
     async def ask() -> None:
         service = SamplerService(backend or MemoryBackend(), may_ask=lambda _: True, holder_of=lambda _: "ncu")
-        client = CounterClient(InProcess(service))
         try:
-            await body(Sampled(gpus, folder, client, check))
+            await body(Sampled(gpus, folder, service, check, role))
         finally:
-            await client.stop()
+            await service.stop()
 
     asyncio.run(ask())
 
@@ -158,6 +168,114 @@ def test_a_process_of_somebody_else_ends_the_sampling_of_its_gpu(
     run(gpus, tmp_path, body)
 
 
+class OneComes(MemoryBackend):
+    """Its samples are of before the capture and of an hour later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows_ns = (1000, time.time_ns() + 3600 * 10**9)
+
+
+def test_a_process_that_came_in_a_short_capture_is_found_at_its_end_and_the_samples_since_then_are_left_out(
+    tmp_path: Path,
+) -> None:
+    gpus = gpus_with((FIRST,), (SECOND,))
+
+    async def body(sampled: Sampled) -> None:
+        await sampled.counters.begin(0)
+        gpus.on = ((FIRST,), (SECOND, STRANGER))
+        (warning,) = await sampled.second.collected(1000, 2000)
+        assert warning.startswith("hardware counters of GPU 1: me ")
+        assert warning.endswith("; samples since the last look at who is on it are left out")
+        assert await sampled.first.collected(1000, 2000) == []
+        assert (rows(sampled.first, 0), rows(sampled.second, 1)) == (2, 1)
+        assert TargetGpus.read(sampled.second.directory).notes == (warning,)
+        await sampled.counters.ended()
+        assert sampled.codes() == {0: "", 1: "COUNTERS_NOT_PERMITTED"}
+        assert f"hardware counters of GPU 1: {sampled.capture.counters[1].reason}" == warning
+
+    run(gpus, tmp_path, body, OneComes())
+
+
+def test_an_administrator_has_the_samples_beside_whom_they_may(tmp_path: Path) -> None:
+    gpus = gpus_with((FIRST,), (SECOND,))
+
+    async def body(sampled: Sampled) -> None:
+        await sampled.counters.begin(0)
+        gpus.on = ((FIRST,), (SECOND, STRANGER))
+        assert await sampled.second.collected(1000, 2000) == []
+        assert rows(sampled.second, 1) == 2
+        sampled.first.release()
+        await sampled.counters.ended()
+
+    run(gpus, tmp_path, body, OneComes(), role=Role.ADMIN)
+
+
+def test_a_process_that_ended_is_no_stranger(tmp_path: Path) -> None:
+    gpus = gpus_with((FIRST,), (SECOND,))
+
+    async def body(sampled: Sampled) -> None:
+        await sampled.counters.begin(0)
+        del gpus.owners[SECOND]  # the driver still shows it
+        gpus.on = ((), (SECOND,))
+        assert await sampled.first.collected(1000, 2000) == await sampled.second.collected(1000, 2000) == []
+        assert (rows(sampled.first, 0), rows(sampled.second, 1)) == (2, 2)
+        await sampled.counters.ended()
+
+    run(gpus, tmp_path, body, OneComes())
+
+
+def test_nobody_has_samples_of_which_the_driver_does_not_tell_who_was_on_the_gpu(tmp_path: Path) -> None:
+    gpus = gpus_with((FIRST, SECOND))
+
+    async def body(sampled: Sampled) -> None:
+        await sampled.counters.begin(0)
+        gpus.late = True
+        (warning,) = await sampled.first.collected(1000, 2000)
+        assert warning.startswith("hardware counters of GPU 0: the driver did not tell who is on GPU 0; ")
+        assert rows(sampled.first, 0) == 1
+        sampled.second.release()
+        await sampled.counters.ended()
+        assert sampled.codes() == {0: "COUNTERS_NOT_PERMITTED"}
+
+    run(gpus, tmp_path, body, OneComes())
+
+
+@pytest.mark.parametrize("role", [Role.OWN, Role.ADMIN])
+def test_until_when_the_samples_are_the_callers_is_known_to_a_later_daemon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, role: Role
+) -> None:
+    monkeypatch.setattr(capture_counters, "LOOK_S", 0.01)
+
+    async def body(sampled: Sampled) -> None:
+        def permitted_ns() -> int:
+            return TargetGpus.read(sampled.first.directory).permitted_ns.get("GPU-0", 0)
+
+        await sampled.counters.begin(0)
+        if role is Role.ADMIN:
+            assert permitted_ns() == 0
+        else:
+            begun_ns = permitted_ns()
+            assert begun_ns > 0
+            await soon(lambda: permitted_ns() > begun_ns, "it was looked at again")
+        sampled.counters.abandon()
+
+    run(gpus_with((FIRST, SECOND)), tmp_path, body, role=role)
+
+
+def test_targets_that_end_together_share_a_look(tmp_path: Path) -> None:
+    gpus = gpus_with((FIRST, SECOND))
+
+    async def body(sampled: Sampled) -> None:
+        await sampled.counters.begin(0)
+        before = gpus.reads
+        await asyncio.gather(*(sampled.counters._seen() for _ in range(20)))
+        assert gpus.reads - before <= 2
+        sampled.counters.abandon()
+
+    run(gpus, tmp_path, body)
+
+
 def test_a_target_without_a_gpu_and_a_driver_that_tells_nothing_are_told(tmp_path: Path) -> None:
     async def one(sampled: Sampled) -> None:
         await sampled.counters.begin(0)
@@ -177,42 +295,89 @@ def test_a_target_without_a_gpu_and_a_driver_that_tells_nothing_are_told(tmp_pat
     run(gpus_with(), tmp_path / "none", none)
 
 
-def test_nobody_waits_for_a_driver_that_hangs(tmp_path: Path) -> None:
+def test_nobody_waits_for_a_driver_that_hangs_and_what_it_answers_later_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capture_counters, "END_S", 3600.0)
     backend = MemoryBackend()
     backend.hang = threading.Event()
 
     async def body(sampled: Sampled) -> None:
         await sampled.counters.begin(0, patience_s=0.05)
+        await soon(sampled.held, "it was asked")
         (warning,) = await sampled.first.collected(1000, 2000)
         assert "the sampling had not begun" in warning
+        await sampled.second.collected(1000, 2000)
+        await sampled.counters.ended()
+        assert [(each.reason_code, each.samples) for each in sampled.capture.counters] == [("COUNTERS_FAILED", 0)]
+        assert "did not answer before the recording ended" in sampled.capture.counters[0].reason
+        told = sampled.capture.SerializeToString()
         assert backend.hang is not None
         backend.hang.set()
-        sampled.second.release()
-        await sampled.counters.ended()
-        assert sampled.codes() == {0: ""}  # it began in the end, and was ended
+        await soon(lambda: not sampled.held(), "the GPU is free again")
+        assert sampled.capture.SerializeToString() == told
 
     run(gpus_with((FIRST, SECOND)), tmp_path, body, backend)
 
 
-def test_a_sampling_that_never_answers_is_a_failure_of_its_gpus_and_changes_nothing_later(
+def test_a_gpu_whose_sampling_began_is_freed_when_another_one_hangs_to_the_end(tmp_path: Path) -> None:
+    class SecondHangs(MemoryBackend):
+        def start(self, uuid: str, *arguments: Any) -> Sampling:
+            if uuid == "GPU-1":
+                go.wait()
+            return super().start(uuid, *arguments)
+
+    go = threading.Event()
+
+    async def body(sampled: Sampled) -> None:
+        await sampled.counters.begin(0, patience_s=0.05)
+        await soon(lambda: sampled.held() == {"GPU-0", "GPU-1"}, "both were asked")
+        await sampled.first.collected(1000, 2000)
+        await sampled.second.collected(1000, 2000)
+        await sampled.counters.ended()
+        await soon(lambda: sampled.held() == {"GPU-1"}, "it is free again")
+        go.set()
+        await soon(lambda: not sampled.held(), "both are")
+
+    run(gpus_with((FIRST,), (SECOND,)), tmp_path, body, SecondHangs())
+
+
+def test_a_sampler_that_did_not_answer_before_is_not_waited_for_again_and_not_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(capture_counters, "END_S", 0.05)
+    monkeypatch.setattr(capture_counters, "BEGIN_S", 3600.0)
     backend = MemoryBackend()
     backend.hang = threading.Event()
 
     async def body(sampled: Sampled) -> None:
-        await sampled.counters.begin(0, patience_s=0.05)
+        sampled.counters._request = replace(ASKED, silent=True)
+        await sampled.counters.begin(0, patience_s=3600.0)
+        assert backend.hang is not None
+        backend.hang.set()
+        await soon(lambda: sampled.codes() == {0: ""}, "it was only slow")
+        (warning,) = await sampled.first.collected(0, 2000)
+        assert "the sampling began late" in warning
+        sampled.second.release()
+        await sampled.counters.ended()
+
+    run(gpus_with((FIRST, SECOND)), tmp_path, body, backend)
+
+
+def test_the_end_of_a_sampling_is_waited_for_from_the_end_of_the_window_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capture_counters, "END_S", 3600.0)
+    backend = MemoryBackend()
+    backend.ends = threading.Event()
+
+    async def body(sampled: Sampled) -> None:
+        await sampled.counters.begin(0)
         await sampled.first.collected(1000, 2000)
         await sampled.second.collected(1000, 2000)
+        sampled.counters._over_s -= 3600.0
         await sampled.counters.ended()
-        told = sampled.capture.SerializeToString()
-        assert [(each.reason_code, each.samples) for each in sampled.capture.counters] == [("COUNTERS_FAILED", 0)]
-        assert "did not answer" in sampled.capture.counters[0].reason
-        assert backend.hang is not None and sampled.counters._stopping is not None
-        backend.hang.set()
-        await sampled.counters._stopping
-        assert sampled.capture.SerializeToString() == told
+        assert backend.ends is not None
+        backend.ends.set()
 
     run(gpus_with((FIRST, SECOND)), tmp_path, body, backend)
 

@@ -118,7 +118,7 @@ def test_missing_reports_are_a_counted_loss(sampler: IntelSampler, plan: str) ->
     found = sampler.ask(sample)
     assert (found.status.gaps, found.status.lost_ns) == (1, 4 * MS)
     assert len(found.holes()) == 1
-    assert "are missing, in 1 places" in found.losses.reason
+    assert "are missing, in 1 place" in found.losses.reason
 
 
 def test_a_report_of_a_switch_between_contexts_is_a_sample_of_its_own(sampler: IntelSampler) -> None:

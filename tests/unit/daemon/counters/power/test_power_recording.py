@@ -307,9 +307,9 @@ def test_each_folder_of_a_gpu_has_the_rows_up_to_its_end(reader: GpuReader, tmp_
 def test_a_gpu_that_is_ended_early_has_the_reason_and_the_other_goes_on(reader: GpuReader, tmp_path: Path) -> None:
     async def body(recording: PowerRecording) -> None:
         await until_more_rows(tmp_path)
-        await recording.end_gpu(GPUS[0], CounterError(CounterCode.NOT_PERMITTED, "somebody else is on it"))
-        await recording.end_gpu(GPUS[0], CounterError(CounterCode.NOT_PERMITTED, "said twice"))
-        await recording.end_gpu("GPU-none", CounterError(CounterCode.NOT_PERMITTED, "unknown"))
+        recording.end_gpu(GPUS[0], CounterError(CounterCode.NOT_PERMITTED, "somebody else is on it"))
+        recording.end_gpu(GPUS[0], CounterError(CounterCode.NOT_PERMITTED, "said twice"))
+        recording.end_gpu("GPU-none", CounterError(CounterCode.NOT_PERMITTED, "unknown"))
         await until_more_rows(tmp_path, GPUS[1:], 10)
 
     results = recorded(reader, tmp_path, body)
