@@ -11,7 +11,12 @@ from kineto_trace.formats.perfetto.perfetto_writer import write_perfetto
 from kineto_trace.formats.shared.text_sinks import TextSink
 from kineto_trace.model.trace import Table, Trace
 
-NAN = float("nan")
+NAN, INFINITE = float("nan"), float("inf")
+ODD_VALUES = (NAN, INFINITE, -INFINITE, -1.0, -0.0, 1e308, -1e308, 3.4e38, 1e-45, 5e-324)
+# Texts that JSON, a terminal, Unicode or our own files mind.
+ODD_TEXTS = ("", '"', "\\", "\0", "\x1f\x7f", "a\nb", "\ud800", "\udfff", "\u2028", "a,b", "</script>", "DRAM %", "(x)",
+             "hardware_counter", "hardware_counter_gap", "%,x,hardware_counter", "x" * 100_000)  # fmt: skip
+LAST_NS, LAST_DEVICE = 2**63 - 1, 2**32 - 1
 
 
 def sample(start: int, end: int, value: float, **more: Any) -> dict[str, Any]:

@@ -1,10 +1,10 @@
 """The samples of each hardware counter of each GPU, in order and without what cannot be.
 
 Theory of operation
-    Values are those of the whole GPU over the time of their sample. What is no value is left out and counted: NaN and
-    infinity, percentages below 0 or more than 5 points above 100 (the edges of a sample may make it 100.3, which counts
-    as 100), other values below 0, except for temperatures. So are samples without duration, and those that begin before
-    the one before them has ended.
+    Values are those of the whole GPU over the time of their sample. What is no value is left out and counted: NaN,
+    infinity and what is beyond a float32, percentages below 0 or more than 5 points above 100 (the edges of a sample
+    may make it 100.3, which counts as 100), other values below 0, except for temperatures. So are samples without
+    duration, and those that begin before the one before them has ended.
 """
 
 from collections.abc import Iterator
@@ -20,6 +20,7 @@ from kineto_trace.model.context import Context
 
 PERCENT, CELSIUS = "%", "°C"
 ABOVE = 105.0  # %: what is more is no percentage
+_LARGEST = float(np.finfo(np.float32).max)  # samples are as precise as a float32
 NO_COUNTERS = "no counters were recorded: kinetoctl trace --counters"
 
 GPU_BUSY, SM_BUSY, TENSOR, DRAM, OCCUPANCY = "GPU busy", "SM busy", "Tensor pipe", "DRAM", "Occupancy"
@@ -107,7 +108,7 @@ def _text(strings: Any, number: int) -> str:
 
 
 def _possible(value: Floats, unit: str) -> Flags:
-    found: Flags = np.isfinite(value)
+    found: Flags = np.abs(value) <= _LARGEST
     if unit != CELSIUS:
         found &= value >= 0
     return found & (value <= ABOVE) if unit == PERCENT else found

@@ -191,6 +191,7 @@ def counter_summary(context: Context) -> Answer:
         values["counter"].append(series.name)
         values["unit"].append(series.unit or None)
         values["samples"].append(len(value))
+        weights = weights / 2.0 ** np.frexp(weights.sum())[1]  # below 1, so that sums of large values do not overflow
         values["mean"].append(float(np.average(value, weights=weights if weights.any() else None)))
         values["min"].append(float(value.min()))
         values["max"].append(float(value.max()))

@@ -118,6 +118,15 @@ def test_a_sample_before_the_window_counts_from_its_beginning(tmp_path: Path) ->
     assert found["mean"] == pytest.approx(30)
 
 
+def test_the_mean_of_the_largest_values_does_not_overflow(tmp_path: Path) -> None:
+    events = [{"ph": "C", "name": "large", "pid": 0, "ts": at, "args": {"value": 1e308}} for at in (1, 2_000_000, 3e9)]
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": [*events, {"ph": "X", "name": "op", "cat": "cpu_op", "pid": 0, "tid": 1,
+                                                           "ts": 1, "dur": 4e9}]}))  # fmt: skip
+    (found,) = counter_summary(Context(open_trace(path))).rows()
+    assert found["mean"] == pytest.approx(1e308)
+
+
 def test_hardware_counters_hold_for_their_samples_and_are_unknown_between_them() -> None:
     strings, start = StringTable(), START_NS + np.array([0, 100, 500])
     column = {"label": "DRAM", "device": 1, "start": start, "duration": np.full(3, 100), "value": [10.0, 30, 50]}
