@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.analysis.counters.sampled_counters import NO_COUNTERS as NO_HARDWARE
-from kineto_trace.analysis.counters.sampled_counters import PERCENT, SampledCounter, sampled_counters
+from kineto_trace.analysis.counters.sampled_counters import PERCENT, SampledCounter, left_out_note, sampled_counters
 from kineto_trace.analysis.host_time.thread_views import counters_of
 from kineto_trace.errors import ViewError
 from kineto_trace.formats.chrome.counter_rows import gap_rows
@@ -35,6 +35,7 @@ NO_COUNTERS = (
     "the trace has no counters: kinetod records those of the kernel with every trace, those of the allocator with "
     "kinetoctl trace --memory, and those of the hardware with --counters"
 )
+NO_PERCENTAGES = "no counter of the trace is a percentage; the view counters has all of them"
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -160,7 +161,7 @@ def counters(context: Context, *, max_points: int = 0) -> Answer:
         values["time_ns"] += series.time[rows].tolist()
         values["time_us"] += since[rows].tolist()
         values["value"] += series.value[rows].tolist()
-    return Answer(values)
+    return Answer(values, left_out_note(context))
 
 
 @view(
@@ -196,7 +197,7 @@ def counter_summary(context: Context) -> Answer:
         values["min"].append(float(value.min()))
         values["max"].append(float(value.max()))
         values["last"].append(float(value[-1]))
-    return Answer(values)
+    return Answer(values, left_out_note(context))
 
 
 @view(
@@ -226,4 +227,7 @@ def counter_curves(context: Context, *, max_points: int = 1000) -> Answer:
         values["counter"] += [track.label] * len(rows)
         values["time_ns"] += series.time[rows].tolist()
         values["value_pct"] += series.value[rows].tolist()
-    return Answer(values)
+    told = left_out_note(context)
+    if context.get(sampled_counters) and not told and not values["device"]:
+        told = [NO_PERCENTAGES]
+    return Answer(values, told)
