@@ -70,6 +70,35 @@ def test_each_member_of_a_files_counter_is_one_without_a_unit(tmp_path: Path) ->
     ]  # fmt: skip
 
 
+def test_members_of_a_files_counter_that_have_a_column_are_counters_as_others_are(tmp_path: Path) -> None:
+    events = [
+        {"ph": "C", "name": "Memory", "pid": 5, "ts": 10, "args": {"bytes": 40, "size": 0, "free": 2}},
+        {"ph": "C", "name": "Memory", "pid": 5, "ts": 20, "args": {"bytes": 41.5, "free": 10**400}},
+    ]
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    rows = counters(Context(open_trace(path))).rows()
+    assert [(row["counter"], row["value"]) for row in rows] == [
+        ("Memory: free", 2), ("Memory: bytes", 40), ("Memory: bytes", 41.5), ("Memory: size", 0),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("pids", [(0, 1), ("GPU 0", "GPU 1")])
+def test_counters_of_one_name_in_several_processes_are_as_many(tmp_path: Path, pids: tuple[object, object]) -> None:
+    events = [
+        {"ph": "C", "name": "utilization", "pid": pid, "ts": at, "args": {"%": 50 + 40 * number}}
+        for at in (10, 20)
+        for number, pid in enumerate(pids)
+    ]
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    rows = counter_summary(Context(open_trace(path))).rows()
+    shown = [pid if isinstance(pid, str) else f"process {pid}" for pid in pids]
+    assert [(row["counter"], row["samples"], row["mean"]) for row in rows] == [
+        (f"{shown[0]}: utilization: %", 2, 50), (f"{shown[1]}: utilization: %", 2, 90),
+    ]  # fmt: skip
+
+
 def test_long_series_can_be_thinned() -> None:
     rows = [
         {"start": at, "name": "[memory]", "bytes": 1, "address": at, "device_type": 1, "device": 0,
