@@ -147,12 +147,20 @@ def _check(name: str, max_points: int) -> None:
 
 
 def _shown(series: CounterValues, since_ns: int, max_points: int) -> Ints:
-    """Returns the places that show the shape of the curve best; all of them if they are few, or if max_points is 0."""
+    """Returns the places that show the shape of the curve best; all of them if they are few, or if max_points is 0.
+
+    Stretches of unknown value stay if they are as long as the time between two points; of many the longest.
+    """
     if not max_points or len(series.time) <= max_points:
         return np.arange(len(series.time))
-    known = np.flatnonzero(np.isfinite(series.value))
+    is_known = np.isfinite(series.value)
+    known = np.flatnonzero(is_known)
+    length = np.where(is_known, 0, np.append(np.diff(series.time), 0))
+    gaps = np.argsort(-length, kind="stable")[: max_points // 8]
+    gaps = gaps[length[gaps] * max_points >= max(int(series.time[-1] - series.time[0]), 1)]
     points = np.stack([(series.time[known] - since_ns) / 1000, series.value[known]], axis=1)
-    return known[largest_triangles(points, max_points)]
+    shape = known[largest_triangles(points, max_points - 2 * len(gaps))]
+    return np.flatnonzero(np.bincount(np.concatenate([shape, gaps, gaps + 1])))
 
 
 @view(

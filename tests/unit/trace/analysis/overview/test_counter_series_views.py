@@ -171,6 +171,27 @@ def test_hardware_counters_hold_for_their_samples_and_are_unknown_between_them()
     assert len(counters(context, max_points=3)) == 3
 
 
+def test_a_long_gap_between_samples_stays_unknown_where_curves_are_thinned() -> None:
+    strings, start = StringTable(), START_NS + 100 * np.append(np.arange(500), 700 + np.arange(500))
+    start = start + (np.arange(1000) % 10 == 9)  # a gap of 1 ns at every tenth sample, which nobody could see
+    column = {
+        "label": "DRAM",
+        "device": 0,
+        "start": start,
+        "duration": np.full(1000, 100),
+        "value": np.arange(1000.0) % 90,
+    }
+    tables = {"counter": counter_table([column], strings)}
+    context = Context(trace(NOTHING, strings=tuple(strings.strings), tables=tables, length_ns=120_000))
+    for view in (counters, counter_curves):
+        rows = view(context, max_points=100).rows()
+        assert 90 <= len(rows) <= 100
+        key = "value" if view is counters else "value_pct"
+        unknown = [at for at, row in enumerate(rows) if row[key] is None]
+        assert [rows[at]["time_ns"] - START_NS for at in unknown] == [50_001]
+        assert rows[unknown[0] + 1]["time_ns"] - START_NS == 70_000
+
+
 def test_curves_have_the_percentages_alone_thinned_to_what_shows_their_shape() -> None:
     strings, start = StringTable(), START_NS + 100 * np.arange(50)
     column = {"device": 1, "start": start, "duration": np.full(50, 100), "value": np.arange(50.0)}
