@@ -145,6 +145,9 @@ static int take_sample(struct kn_session *session, size_t index, kn_failure *fai
         session->last_end = info.end;
         return 0;
     }
+    if (info.start < session->last_end && session->last_end - info.start < session->request.interval_ns / 2) {
+        info.start = session->last_end; /* the clock that converts the GPU's times was adjusted in between */
+    }
     if (info.end <= info.start || info.start < session->last_end) {
         atomic_fetch_add_explicit(&session->writer->ring->disordered, 1, memory_order_relaxed);
         return 0;

@@ -9,6 +9,7 @@
 //   hang=CALL           that function does not return
 //   full=N              the Nth decoding stops with COUNTER_DATA_FULL and loses what did not fit
 //   gap=N               after N samples, three are missing
+//   adjust=N, by=NS     from sample N on, all times are so much earlier: the clock that converts them was adjusted
 //   lose=1              the hardware loses the older half of what waits at every decoding
 //   triage=1            there are metrics TPC.TriageCompute.sm__…
 //   busy=PATH           a lock file: the first process that configures a GPU has its counters, others get HARDWARE_BUSY
@@ -400,10 +401,11 @@ EXPORT int cuptiPmSamplingStart(void *parameters) {
     return 0;
 }
 
-// The gap of the plan: samples whose number is `gap` or more are three intervals later.
+// The gap and the adjustment of the plan: from these samples on, all are three intervals later, or so much earlier.
 static uint64_t start_of(const struct object *object, uint64_t sample) {
-    uint64_t gap = number("gap", 0);
-    return object->first_ns + (sample + (gap != 0 && sample >= gap ? 3 : 0)) * object->interval;
+    uint64_t gap = number("gap", 0), adjust = number("adjust", 0);
+    return object->first_ns + (sample + (gap != 0 && sample >= gap ? 3 : 0)) * object->interval -
+           (adjust != 0 && sample >= adjust ? number("by", 0) : 0);
 }
 
 EXPORT int cuptiPmSamplingDecodeData(void *parameters) {

@@ -129,4 +129,4 @@ def test_power_and_clocks_follow_the_work(tmp_path: Path) -> None:
     instant, counted = (float(np.mean(values(busy, label)[later])) for label in ("Power", "Power, mean"))
     assert counted == pytest.approx(instant, rel=0.15)
     assert values(busy, "Power")[later].max() <= 1.1 * mean(busy, "Power limit")
-    assert values(busy, "SM clock").max() <= mean(busy, "SM clock maximum")
+    assert values(busy, "SM clock").max() <= values(busy, "SM clock maximum").max()

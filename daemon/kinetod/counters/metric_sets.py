@@ -5,7 +5,8 @@ left out there. Of several with the same label, the first one that fits is taken
 
 `dramc__…` counts something else than the use of the memory: 0.9 % during a copy that takes 87 % of it. The counters of
 the multiprocessors come in groups. `TPC.TriageCompute.…` are of the group of `sm__cycles_active`; beside a counter of
-another group, libcupti 13.0 takes 400 µs to decode a sample, in place of 50.
+another group, libcupti 13.0 takes 400 µs to decode a sample, in place of 50: so the overview goes without instructions
+on chips that have no such counter of them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,12 +33,16 @@ _TENSOR = (
 )
 _DRAM = _percent("dram__throughput", "DRAM")
 _OCCUPANCY = _percent("sm__warps_active", "Occupancy", ".avg.pct_of_peak_sustained_active")
+_INSTRUCTIONS = (
+    _percent("TPC.TriageCompute.sm__inst_executed_realtime", "Instructions"),
+    _percent("sm__inst_issued", "Instructions"),
+)
 _PCIE = (_bytes("pcie__read_bytes", "PCIe read"), _bytes("pcie__write_bytes", "PCIe write"))
 _CLOCK = CounterMetric(name="gpc__cycles_elapsed.avg.per_second", label="GPC clock", unit="Hz")
 
 OVERVIEW = "overview"
 SETS: Mapping[str, Sequence[CounterMetric]] = {
-    OVERVIEW: (_GPU, _SM, *_TENSOR, _DRAM, _OCCUPANCY, *_PCIE, _CLOCK),
+    OVERVIEW: (_GPU, _SM, *_TENSOR, _DRAM, _OCCUPANCY, _INSTRUCTIONS[0], *_PCIE, _CLOCK),
     "memory": (
         _DRAM,
         _percent("dram__read_throughput", "DRAM read"),
@@ -52,8 +57,7 @@ SETS: Mapping[str, Sequence[CounterMetric]] = {
         *_TENSOR,
         _SM,
         _OCCUPANCY,
-        _percent("TPC.TriageCompute.sm__inst_executed_realtime", "Instructions"),
-        _percent("sm__inst_issued", "Instructions"),
+        *_INSTRUCTIONS,
         _percent("TPC.TriageCompute.sm__inst_executed_pipe_fma_realtime", "FMA pipe"),
         _percent("sm__pipe_fma_cycles_active", "FMA pipe"),
         _DRAM,

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import csv
 import json
 import os
 import signal
@@ -9,7 +10,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +23,30 @@ from kinetod.counters.counter_client import CounterClient
 from kinetod.counters.counter_recording import CounterRecording, RecordedGpu, record_counters
 from kinetod.counters.interface import CounterError, WantedCounters
 from kinetod.counters.metric_sets import OVERVIEW, SETS
+from kinetod.counters.power.interface import POWER, SM_CLOCK
+from kinetod.counters.power.nvml_power import NvmlPower, open_nvml
 from kinetod.counters.sampler_connections import CountersChild
 
 from support.machine.native import ROOT
 
 MS = 1_000_000
 WANTED = WantedCounters(set_name=OVERVIEW)
+MOST_S = 600.0  # of steps
 MARGIN_NS = 50 * MS  # at both ends of a phase
+NCU_KERNELS = {  # of each phase, the name of its kernel
+    "matmul": "gemm|nvjet|cutlass",
+    "add": "vectorized_elementwise",
+    "softmax": "softmax",
+    "attention": "flash|fmha|attention",
+}
+NCU_METRICS = {
+    "SM busy": "sm__cycles_active.avg.pct_of_peak_sustained_elapsed",
+    "Tensor pipe": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed",
+    "DRAM": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
+    "Occupancy": "sm__warps_active.avg.pct_of_peak_sustained_active",
+    "Instructions": "sm__inst_executed.avg.pct_of_peak_sustained_elapsed",
+}
+NCU_CLOCK = "gpc__cycles_elapsed.avg.per_second"
 NCU, NVCC = "/usr/local/cuda/bin/ncu", "/usr/local/cuda/bin/nvcc"
 KERNELS = """
 #include <cstdio>
@@ -126,10 +146,16 @@ async def inventory(client: CounterClient, uuid: str) -> dict[str, Any]:
     return found
 
 
-async def phases(client: CounterClient, uuid: str, work: GpuWork, seconds: float = 1.2) -> dict[str, Any]:
+async def phases(
+    client: CounterClient,
+    uuid: str,
+    work: GpuWork,
+    names: Sequence[str] = ("matmul", "copy", "sleep"),
+    seconds: float = 1.2,
+) -> dict[str, Any]:
     """Means of the overview by phase, and the losses."""
     begun = await recording(client, uuid, MS)
-    times = {name: await work.do(name, seconds) for name in ("matmul", "copy", "sleep")}
+    times = {name: await work.do(name, seconds) for name in names}
     result = await stopped(begun)
     (path,) = result.files
     samples = read_counter_samples(path)
@@ -237,16 +263,119 @@ async def two_samplers(client: CounterClient, uuid: str) -> dict[str, Any]:
     return {"second": told, "losses": _losses(await stopped(begun))}
 
 
-async def paired_steps(client: CounterClient, uuid: str, work: GpuWork, pairs: int, seconds: float) -> dict[str, Any]:
-    """Length of training-like steps with sampling over without: the mean of the ratios, and half its 95 % interval."""
-    ratios = []
-    for number in range(pairs):
-        lengths = {}
-        for sampled in (number % 2 == 0, number % 2 != 0):
-            begun = await recording(client, uuid, MS) if sampled else None
-            lengths[sampled] = (await work.do("steps", seconds))["step_ms"]
-            if begun is not None:
-                await stopped(begun)
-        ratios.append(lengths[True] / lengths[False])
-    half = 2.26 * statistics.stdev(ratios) / len(ratios) ** 0.5 if pairs > 1 else float("nan")
-    return {"ratio": statistics.mean(ratios), "half_interval": half, "pairs": pairs}
+async def paired_steps(
+    client: CounterClient,
+    uuid: str,
+    work: GpuWork,
+    phase: str,
+    *,
+    pairs: int,
+    seconds: float,
+    wanted: WantedCounters = WANTED,
+    interval_ns: int = MS,
+) -> dict[str, Any]:
+    """Length of the steps of a program that goes on while it is sampled and not, in turns.
+
+    ratio: the mean over the turns with sampling of their mean step over that of the turns before and after them, with
+    half its 95 % interval. longest_ms: the longest step of all without sampling, with it, and while it begins or ends.
+    watt, mhz: means without and with.
+    """
+    turns, read = [], PowerReader(uuid)
+    await work.do(phase, 1)  # what it has to make is made
+    work.begin(phase, MOST_S)
+    for number in range(2 * pairs + 1):
+        begun = await recording(client, uuid, interval_ns, wanted) if number % 2 else None
+        began = time.time_ns()
+        with read.turn(bool(number % 2)):
+            await asyncio.sleep(seconds)
+        turns.append((began, time.time_ns()))
+        if begun is not None:
+            await stopped(begun)
+    work.begin("end", 0)
+    ends = np.array((await work.end())["ends_ns"])
+    await work.end()
+    lengths = np.diff(ends) / 1e6
+    place = np.full(len(lengths), -1)
+    for number, (began, ended) in enumerate(turns):
+        place[(ends[:-1] >= began) & (ends[1:] <= ended)] = number
+    means = [float(lengths[place == number].mean()) for number in range(len(turns))]
+    ratios = [2 * means[at] / (means[at - 1] + means[at + 1]) for at in range(1, len(means), 2)]
+    groups = place < 0, (place >= 0) & (place % 2 == 0), (place >= 0) & (place % 2 == 1)
+    between, without, with_ = (float(lengths[chosen].max(initial=0)) for chosen in groups)
+    return {
+        "ratio": statistics.mean(ratios), "half_interval": _half_interval(ratios), "pairs": pairs,
+        "step_ms": statistics.mean(means[::2]), "longest_ms": [without, with_, between], **read.means(),
+    }  # fmt: skip
+
+
+class PowerReader:
+    """Power and clock of a GPU in turns without and with sampling."""
+
+    def __init__(self, uuid: str) -> None:
+        self._source = NvmlPower(open_nvml(), uuid)
+        self._found: tuple[list[tuple[float, float]], ...] = ([], [])
+
+    @contextlib.contextmanager
+    def turn(self, sampled: bool) -> Iterator[None]:
+        done = threading.Event()
+        labels = [metric.label for metric in self._source.metrics]
+
+        def read() -> None:
+            while not done.wait(0.1):
+                values = dict(zip(labels, self._source.read(), strict=True))
+                self._found[sampled].append((values[POWER] or 0.0, (values[SM_CLOCK] or 0.0) / 1e6))
+
+        thread = threading.Thread(target=read)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
+    def means(self) -> dict[str, list[float]]:
+        watt, mhz = zip(*(np.mean(each, axis=0).tolist() for each in self._found), strict=True)
+        return {"watt": [round(each, 1) for each in watt], "mhz": [round(each, 1) for each in mhz]}
+
+
+def _half_interval(values: Sequence[float]) -> float:
+    """Half the 95 % interval of their mean. Student's factor for n values is within 1 % of this from ten on."""
+    if len(values) < 2:
+        return float("nan")
+    factor = 1.96 + 2.6 / (len(values) - 1)
+    return float(factor * statistics.stdev(values) / len(values) ** 0.5)
+
+
+async def against_ncu(client: CounterClient, uuid: str, work: GpuWork, seconds: float = 1.2) -> dict[str, Any]:
+    """By phase and label what was sampled, and what ncu says of the same kernel: [sampled, ncu], in per cent.
+
+    "MHz" are the clocks of both: a GPU that works without a pause has lower ones than where ncu runs a kernel now and
+    then, so that a kernel out of memory executes more per cycle, and one that computes moves less per second.
+    """
+    sampled = await phases(client, uuid, work, tuple(NCU_KERNELS), seconds)
+    found: dict[str, Any] = {}
+    for phase, kernel in NCU_KERNELS.items():
+        said = await asyncio.to_thread(_ncu_of_phase, phase, kernel)
+        own = sampled[phase]
+        found[phase] = {label: [round(own[label], 1), round(said[metric], 1)] for label, metric in NCU_METRICS.items()}
+        found[phase]["MHz"] = [round(own["GPC clock"] / 1e6), round(said[NCU_CLOCK] / 1e6)]
+    return found
+
+
+def _ncu_of_phase(phase: str, kernel: str) -> dict[str, float]:
+    """The mean of each metric over three launches of this kernel, after three others."""
+    command = [
+        NCU, "--csv", "--print-units", "base", "--clock-control", "none", "--cache-control", "none",
+        "--metrics", ",".join([*NCU_METRICS.values(), NCU_CLOCK]),
+        "--kernel-name", f"regex:{kernel}", "--launch-skip", "3", "--launch-count", "3", "--kill", "yes",
+        sys.executable, "-m", "support.counters.gpu_work",
+    ]  # fmt: skip
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run(command, input=f"{phase} 2\n", capture_output=True, text=True, check=False, env=environ)
+    lines = [line for line in done.stdout.splitlines() if line.startswith('"')]
+    values: dict[str, list[float]] = {}
+    for row in csv.DictReader(lines):
+        values.setdefault(row["Metric Name"], []).append(float(row["Metric Value"].replace(",", "")))
+    if not values:
+        raise AssertionError(f"ncu measured no kernel {kernel!r}: {done.stdout[-500:]} {done.stderr[-500:]}")
+    return {name: statistics.mean(each) for name, each in values.items()}

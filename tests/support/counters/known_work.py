@@ -39,7 +39,8 @@ CASES = (
     KnownCase(name="stream add", bytes=3.0 * 128 * MI),
     KnownCase(name="stream triad", bytes=3.0 * 128 * MI),
     *(product(*sizes) for sizes in PRODUCTS),
-    KnownCase(name="softmax", bytes=2.0 * 4 * 8192 * 8192),
+    KnownCase(name="softmax", bytes=2.0 * 4 * 65536 * 1024),
+    KnownCase(name="softmax of long rows", bytes=2.0 * 4 * 8192 * 8192),
     KnownCase(name="gather", bytes=2.0 * 4 * 1024 * 65536),
     LATENCY,
 )
@@ -54,7 +55,7 @@ def work() -> dict[str, Callable[[], Any]]:
 
     source, sink = tensor(64 * MI), tensor(64 * MI)
     a, b, c = tensor(32 * MI), tensor(32 * MI), tensor(32 * MI)
-    rows = tensor(8192, 8192)
+    rows, long_rows = tensor(65536, 1024), tensor(8192, 8192)
     table, index = tensor(262144, 1024), torch.randint(0, 262144, (65536,), device="cuda")
     found = tensor(65536, 1024)
     one_row = tensor(1, 4096)
@@ -63,6 +64,7 @@ def work() -> dict[str, Callable[[], Any]]:
         "stream add": lambda: torch.add(a, b, out=c),
         "stream triad": lambda: torch.add(a, b, alpha=3.0, out=c),
         "softmax": lambda: torch.softmax(rows, dim=1),
+        "softmax of long rows": lambda: torch.softmax(long_rows, dim=1),
         "gather": lambda: torch.index_select(table, 0, index, out=found),
         # One block, whose steps wait for each other.
         LATENCY.name: lambda: torch.cumsum(one_row, dim=1),

@@ -58,7 +58,7 @@ class DrmPower:
             reason = f"the GPU at {pci_bus_id}: {gpu.driver} has no files of its power, clocks or temperature"
             raise CounterError(CounterCode.UNAVAILABLE, reason)
 
-    def read(self) -> Sequence[float | None]:
+    def read(self, whole: bool = True) -> Sequence[float | None]:  # none of them is costly
         """The metrics' values now. Raises CounterError if the GPU is gone."""
         values = [scaled(path, factor) for _, path, factor in self._files]
         values += [_flag(paths) for paths in self._flags.values()]

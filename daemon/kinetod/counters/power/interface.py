@@ -14,6 +14,10 @@ Theory of operation
     later one, but for counters (energy), which tell what was in between exactly. A row that is longer than the period
     says so by its times; nothing is written of a longer time than MOST_ROW_NS: rows do not abut there, which is counted
     as a loss.
+
+    Some figures cost a driver milliseconds (of an H200 with driver 580 the energy counter 4 and the highest clock 1 to
+    2, all others microseconds). These are read WHOLE_EVERY readings, and what they say is that of all rows since then:
+    rows are written so many at a time.
 """
 
 from collections.abc import Sequence
@@ -27,6 +31,7 @@ from kinetod.counters.interface import MOST_DURATION_NS
 PERIOD_NS = 50_000_000  # NVIDIA's drivers measure power anew every 20 to 100 ms
 MOST_ROW_NS = 1_000_000_000  # a busy host delays readings; nothing is known of a longer time without one
 MAX_FILE_BYTES = 64 << 20  # of one GPU: 15 hours
+WHOLE_EVERY = 10  # readings
 SET_NAME = "power"
 POWER_SUFFIX = f".power{SUFFIX}"  # of a file
 POWER, MEAN_POWER, POWER_LIMIT = "Power", "Power, mean", "Power limit"
@@ -38,13 +43,14 @@ BY_POWER, BY_HEAT, BY_HARDWARE = "Throttled by power", "Throttled by heat", "Thr
 class PowerMetric(msgspec.Struct, frozen=True, kw_only=True):
     """A figure of a GPU. name: the vendor's. label: one of the words above.
 
-    counter: its readings only grow, and a row has its growth per second.
+    counter: its readings only grow, and a row has its growth per second. costly: it is not part of every reading.
     """
 
     name: str
     label: str
     unit: str
     counter: bool = False
+    costly: bool = False
 
 
 class PowerSource(Protocol):
@@ -56,8 +62,11 @@ class PowerSource(Protocol):
     chip: str
     metrics: tuple[PowerMetric, ...]  # those that this GPU has
 
-    def read(self) -> Sequence[float | None]:
-        """The metrics' values now; None for one that is not to be had. Raises CounterError if the GPU is gone."""
+    def read(self, whole: bool) -> Sequence[float | None]:
+        """The metrics' values now; None for one that is not to be had, and unless whole for those that are costly.
+
+        Raises CounterError if the GPU is gone.
+        """
 
 
 class PowerTarget(msgspec.Struct, frozen=True, kw_only=True):

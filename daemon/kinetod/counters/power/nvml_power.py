@@ -100,7 +100,9 @@ class NvmlPower:
         return [
             power,
             (
-                PowerMetric(name="nvmlDeviceGetTotalEnergyConsumption", label=MEAN_POWER, unit="W", counter=True),
+                PowerMetric(
+                    name="nvmlDeviceGetTotalEnergyConsumption", label=MEAN_POWER, unit="W", counter=True, costly=True
+                ),
                 milli(nvml.nvmlDeviceGetTotalEnergyConsumption),
             ),
             (
@@ -112,7 +114,7 @@ class NvmlPower:
                 clock(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM),
             ),
             (
-                PowerMetric(name="nvmlDeviceGetMaxClockInfo", label=MOST_SM_CLOCK, unit="Hz"),
+                PowerMetric(name="nvmlDeviceGetMaxClockInfo", label=MOST_SM_CLOCK, unit="Hz", costly=True),
                 clock(nvml.nvmlDeviceGetMaxClockInfo, nvml.NVML_CLOCK_SM),
             ),
             (
@@ -125,9 +127,9 @@ class NvmlPower:
             ),
         ]
 
-    def read(self) -> Sequence[float | None]:
-        """The metrics' values now. Raises CounterError if the GPU is gone."""
-        values = [self._checked(reading) for _, reading in self._readings]
+    def read(self, whole: bool = True) -> Sequence[float | None]:
+        """The metrics' values now, unless whole without the costly ones. Raises CounterError if the GPU is gone."""
+        values = [self._checked(reading) if whole or not metric.costly else None for metric, reading in self._readings]
         if self._reason_call:
             reasons = self._reasons(self._reason_call)
             values += [None if reasons is None else float(bool(reasons & bits)) for bits in _REASONS.values()]

@@ -27,7 +27,16 @@ from kineto_trace.spool.counter_samples import CounterHeader, SampledMetric, row
 from kinetod.base.safe_text import clean
 from kinetod.counters.interface import CounterCode, CounterError
 from kinetod.counters.power.drm_power import DrmPower
-from kinetod.counters.power.interface import MOST_ROW_NS, SET_NAME, PowerNews, PowerRequest, PowerSource, PowerTarget
+from kinetod.counters.power.interface import (
+    MOST_ROW_NS,
+    SET_NAME,
+    WHOLE_EVERY,
+    PowerMetric,
+    PowerNews,
+    PowerRequest,
+    PowerSource,
+    PowerTarget,
+)
 from kinetod.counters.power.nvml_power import NvmlPower, open_nvml
 from kinetod.gpus.nvml_calls import NvmlCalls
 
@@ -40,31 +49,53 @@ _SMOOTHING = 0.1
 class PowerRows:
     """Makes rows out of one GPU's readings. Pure."""
 
-    def __init__(self, counters: Sequence[bool]) -> None:
-        """counters: whether each metric is one."""
-        self._counters = tuple(counters)
-        self._layout = row_type(len(self._counters))
-        self._before: tuple[int, Sequence[float | None]] | None = None
+    def __init__(self, metrics: Sequence[PowerMetric]) -> None:
+        self._layout = row_type(len(metrics))
+        self._counters = [at for at, metric in enumerate(metrics) if metric.counter]
+        self._costly = [at for at, metric in enumerate(metrics) if metric.costly]
+        self._waiting: list[np.ndarray] = []  # of one row each, since the last whole reading
+        self._before_ns = 0  # the last reading, 0: none
+        self._known: dict[int, tuple[int, float | None]] = {}  # of each counter its last reading
 
-    def row(self, time_ns: int, values: Sequence[float | None], period_ns: int) -> "np.ndarray | None":
-        """The row that ends with this reading. None for the first one, and for one whose time is not later.
+    def add(self, time_ns: int, values: Sequence[float | None], period_ns: int, *, whole: bool) -> None:
+        """One more reading, whose row ends with it.
 
-        After more than MOST_ROW_NS it only goes back by one period, and counters have no value.
+        There is none for the first reading, and for one whose time is not later. After more than MOST_ROW_NS a row
+        only goes back by one period, and counters have no value. Rows since the last whole reading get what is costly
+        of this one, if it is whole.
         """
-        before, self._before = self._before, (time_ns, values)
-        if before is None or time_ns <= before[0]:
-            return None
-        since_ns, known = before
-        if time_ns - since_ns > MOST_ROW_NS:
-            since_ns, known = time_ns - period_ns, [None] * len(values)
-        row = np.zeros(1, dtype=self._layout)
-        row["start_ns"], row["end_ns"] = since_ns, time_ns
-        seconds = (time_ns - since_ns) / 1e9
-        row["values"] = [
-            _growth(then, now, seconds) if counter else _number(now)
-            for counter, then, now in zip(self._counters, known, values, strict=True)
-        ]
-        return row
+        since_ns, self._before_ns = self._before_ns, time_ns
+        if since_ns and time_ns - since_ns > MOST_ROW_NS:
+            since_ns = time_ns - period_ns
+            self._known.clear()
+        made = bool(since_ns) and time_ns > since_ns
+        if made:
+            row = np.zeros(1, dtype=self._layout)
+            row["start_ns"], row["end_ns"] = since_ns, time_ns
+            row["values"] = [_number(value) for value in values]
+            self._waiting.append(row)
+        for at in self._counters:
+            if whole or at not in self._costly:
+                then_ns, then = self._known.get(at, (time_ns, None))
+                self._known[at] = (time_ns, values[at])
+                if made or at in self._costly:
+                    self._fill(at, _growth(then, values[at], (time_ns - then_ns) / 1e9))
+        if whole:
+            for at in set(self._costly).difference(self._counters):
+                self._fill(at, _number(values[at]))
+
+    def _fill(self, at: int, value: float) -> None:
+        rows = self._waiting if at in self._costly else self._waiting[-1:]
+        for row in rows:
+            row["values"][0, at] = value
+
+    def take(self) -> "np.ndarray":
+        """The rows that nobody has taken yet, to be called after a whole reading."""
+        taken, self._waiting = self._waiting, []
+        rows = np.zeros(len(taken), dtype=self._layout)  # np.concatenate would leave out the layout's padding
+        for at, row in enumerate(taken):
+            rows[at] = row[0]
+        return rows
 
 
 class ReadingPace:
@@ -96,6 +127,7 @@ class GpuRecorder(threading.Thread):
         self._target = target
         self._request = request
         self._tell = tell
+        self._left = request.max_bytes
         self._stopped = threading.Event()
 
     def stop(self) -> None:
@@ -122,25 +154,32 @@ class GpuRecorder(threading.Thread):
             self._read_on(source, files)
 
     def _read_on(self, source: PowerSource, files: Sequence[IO[bytes]]) -> None:
-        rows = PowerRows([metric.counter for metric in source.metrics])
-        pace = ReadingPace(self._request.period_ns)
-        left, size = self._request.max_bytes, row_type(len(source.metrics)).itemsize
-        began = time.monotonic()
-        rows.row(time.time_ns(), source.read(), pace.period_ns)
+        rows, pace = PowerRows(source.metrics), ReadingPace(self._request.period_ns)
+        began, number = time.monotonic(), 0
+        rows.add(time.time_ns(), source.read(whole=True), pace.period_ns, whole=True)
         self._tell("", "")  # the first row begins before that is heard
         stopped = False
-        while not stopped:  # the last reading is that of the end
-            stopped = self._stopped.wait(max(0.0, began + pace.period_ns / 1e9 - time.monotonic()))
-            began, cpu_ns = time.monotonic(), time.thread_time_ns()
-            row = rows.row(time.time_ns(), source.read(), pace.period_ns)
-            if row is not None:
-                left -= size
-                if left < 0:
-                    raise CounterError(CounterCode.FAILED, "the power readings end early: their file is full")
-                for file in files:
-                    write_rows(file, row)
-                    file.flush()
-            pace.add(time.thread_time_ns() - cpu_ns)
+        try:
+            while not stopped:  # the last reading is that of the end
+                stopped = self._stopped.wait(max(0.0, began + pace.period_ns / 1e9 - time.monotonic()))
+                began, cpu_ns, number = time.monotonic(), time.thread_time_ns(), number + 1
+                whole = stopped or number % WHOLE_EVERY == 0
+                rows.add(time.time_ns(), source.read(whole), pace.period_ns, whole=whole)
+                if whole:
+                    self._write(rows.take(), files)
+                pace.add(time.thread_time_ns() - cpu_ns)
+        except CounterError:
+            self._write(rows.take(), files)
+            raise
+
+    def _write(self, rows: "np.ndarray", files: Sequence[IO[bytes]]) -> None:
+        fitting = rows[: self._left // rows.dtype.itemsize]
+        self._left -= fitting.nbytes
+        for file in files:
+            write_rows(file, fitting)
+            file.flush()
+        if len(fitting) < len(rows):
+            raise CounterError(CounterCode.FAILED, "the power readings end early: their file is full")
 
 
 class PowerSources:
@@ -179,7 +218,7 @@ def _number(value: float | None) -> float:
 
 def _growth(then: float | None, now: float | None, seconds: float) -> float:
     """Growth per second; NaN if one of them is missing, or the counter began anew."""
-    return math.nan if then is None or now is None or now < then else (now - then) / seconds
+    return math.nan if then is None or now is None or now < then or seconds <= 0 else (now - then) / seconds
 
 
 def _header(source: PowerSource, target: PowerTarget, period_ns: int) -> CounterHeader:

@@ -143,6 +143,24 @@ def test_a_gap_of_the_hardware_is_counted_with_its_length(fake: FakePmSampling) 
     assert status.full_stops or found == [3 * MS]
 
 
+def test_a_sample_that_overlaps_by_a_little_since_a_clock_was_adjusted_is_kept(fake: FakePmSampling) -> None:
+    fake.play("adjust=40", "by=336")  # as seen on an H200
+    run = Run(fake.backend())
+    run.until(lambda status: status.written > 60, "there are samples after it")
+    status, rows = run.stop(), rows_of(run)
+    assert status.disordered == 0 and status.gaps <= status.full_stops
+    assert status.full_stops or (np.diff(rows["values"][:, 0]) % 100 == 1).all()
+    lengths = rows["end_ns"] - rows["start_ns"]
+    assert sorted(set(lengths.tolist())) == [MS - 336, MS]
+
+
+def test_a_sample_that_overlaps_by_more_than_half_of_it_is_left_out_and_told(fake: FakePmSampling) -> None:
+    fake.play("adjust=40", f"by={MS * 3 // 4}")
+    run = Run(fake.backend())
+    run.until(lambda status: status.written > 60, "there are samples after it")
+    assert run.stop().disordered == 1
+
+
 def test_samples_that_come_faster_than_they_are_decoded_are_lost_and_told(fake: FakePmSampling) -> None:
     fake.play("lose=1")
     run = Run(fake.backend())
@@ -298,7 +316,12 @@ def test_where_a_chip_lacks_the_cheaper_of_two_metrics_the_other_one_is_taken(fa
     assert [metric.name for metric in plan.metrics if metric.label == "Tensor pipe"] == [
         "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed"
     ]
-    assert not plan.left_out
+
+
+def test_instructions_are_left_out_of_the_overview_where_they_would_be_costly(fake: FakePmSampling) -> None:
+    (left_out,) = fake.backend().plan(GPU, WantedCounters(set_name="overview")).left_out
+    assert left_out.name.startswith("TPC.TriageCompute.sm__inst_executed_realtime")
+    assert left_out.why == "GH100 does not have it"
 
 
 def test_where_a_chip_has_both_metrics_the_cheaper_one_is_taken(fake: FakePmSampling) -> None:

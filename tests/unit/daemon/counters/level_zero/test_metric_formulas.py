@@ -64,6 +64,7 @@ def test_what_another_group_has_is_left_out_with_its_name_and_what_none_has_with
     assert left_out == {
         "GpuBusy": "it is in ComputeBasic, and one group is measured at a time",
         "DRAM": "Intel's groups have no metric of this meaning",
+        "Instructions": "Intel's groups have no metric of this meaning",
         "PCIe read": "Intel's groups have no metric of this meaning",
         "PCIe write": "Intel's groups have no metric of this meaning",
     }

@@ -4,60 +4,94 @@ import math
 
 import numpy as np
 import pytest
+from kinetod.counters.power.interface import PowerMetric
 from kinetod.counters.power.power_process import MOST_PERIOD_NS, PowerRows, ReadingPace
 
 PERIOD = 50
 S = 1_000_000_000
 
 
-def made(rows: PowerRows, time_ns: int, *values: float | None) -> tuple[int, int, list[float]] | None:
-    row = rows.row(time_ns, values, PERIOD)
-    return None if row is None else (int(row["start_ns"][0]), int(row["end_ns"][0]), row["values"][0].tolist())
+GAUGE, COUNTER = PowerMetric(name="g", label="g", unit=""), PowerMetric(name="c", label="c", unit="", counter=True)
+RARE_GAUGE = PowerMetric(name="G", label="G", unit="", costly=True)
+RARE_COUNTER = PowerMetric(name="C", label="C", unit="", counter=True, costly=True)
+Made = list[tuple[int, int, list[float]]]
+
+
+def taken(rows: PowerRows) -> Made:
+    return [(int(row["start_ns"]), int(row["end_ns"]), row["values"].tolist()) for row in rows.take()]
+
+
+def made(rows: PowerRows, time_ns: int, *values: float | None) -> Made:
+    """Of a whole reading."""
+    rows.add(time_ns, values, PERIOD, whole=True)
+    return taken(rows)
 
 
 def test_a_row_goes_from_one_reading_to_the_next_with_the_values_of_the_later_one() -> None:
-    rows = PowerRows([False, False])
-    assert made(rows, 100, 1, 2) is None
-    assert made(rows, 150, 3, 4) == (100, 150, [3, 4])
-    assert made(rows, 210, 5, 6) == (150, 210, [5, 6])
+    rows = PowerRows([GAUGE, GAUGE])
+    assert made(rows, 100, 1, 2) == []
+    assert made(rows, 150, 3, 4) == [(100, 150, [3, 4])]
+    assert made(rows, 210, 5, 6) == [(150, 210, [5, 6])]
 
 
 def test_a_counter_becomes_its_growth_per_second() -> None:
-    rows = PowerRows([True])
-    assert made(rows, S, 10) is None
-    assert made(rows, S + S // 2, 14) == (S, S + S // 2, [8])
+    rows = PowerRows([COUNTER])
+    assert made(rows, S, 10) == []
+    assert made(rows, S + S // 2, 14) == [(S, S + S // 2, [8])]
+
+
+def test_costly_figures_of_a_whole_reading_are_those_of_all_rows_since_the_last_one() -> None:
+    rows = PowerRows([GAUGE, COUNTER, RARE_GAUGE, RARE_COUNTER])
+    assert made(rows, S, 1, 0, 7, 100) == []
+    rows.add(S + 100, [2, 0, None, None], PERIOD, whole=False)
+    rows.add(S + 200, [3, 1, None, None], PERIOD, whole=False)
+    assert made(rows, S + 400, 4, 1, 8, 108) == [
+        (S, S + 100, [2, 0, 8, 2e7]),
+        (S + 100, S + 200, [3, 1e7, 8, 2e7]),
+        (S + 200, S + 400, [4, 0, 8, 2e7]),
+    ]
+
+
+def test_rows_without_a_whole_reading_after_them_have_no_costly_figures() -> None:
+    rows = PowerRows([GAUGE, RARE_COUNTER])
+    made(rows, S, 1, 100)
+    rows.add(S + 100, [2, None], PERIOD, whole=False)
+    ((_, _, found),) = taken(rows)
+    assert found[0] == 2 and math.isnan(found[1])
 
 
 @pytest.mark.parametrize(("then", "now"), [(10, 9), (None, 9), (10, None)])
 def test_a_counter_that_began_anew_or_is_missing_has_no_value(then: float | None, now: float | None) -> None:
-    rows = PowerRows([True])
+    rows = PowerRows([COUNTER])
     made(rows, 100, then)
-    found = made(rows, 150, now)
-    assert found is not None and math.isnan(found[2][0])
+    ((_, _, found),) = made(rows, 150, now)
+    assert math.isnan(found[0])
 
 
 def test_a_value_that_is_not_to_be_had_is_none() -> None:
-    rows = PowerRows([False])
+    rows = PowerRows([GAUGE])
     made(rows, 100, 1)
-    found = made(rows, 150, None)
-    assert found is not None and math.isnan(found[2][0])
+    ((_, _, found),) = made(rows, 150, None)
+    assert math.isnan(found[0])
 
 
-def test_after_a_long_time_without_a_reading_only_the_last_period_is_told() -> None:
-    rows = PowerRows([False, True])
+@pytest.mark.parametrize("counter", [COUNTER, RARE_COUNTER])
+def test_after_a_long_time_without_a_reading_only_the_last_period_is_told(counter: PowerMetric) -> None:
+    rows = PowerRows([GAUGE, counter])
     made(rows, S, 1, 10)
-    assert made(rows, 2 * S, 2, 10) == (S, 2 * S, [2, 0])  # the longest row
-    found = made(rows, 3 * S + 1, 3, 20)
-    assert found is not None and found[:2] == (3 * S + 1 - PERIOD, 3 * S + 1)
-    assert found[2][0] == 3 and math.isnan(found[2][1])
+    assert made(rows, 2 * S, 2, 10) == [(S, 2 * S, [2, 0])]  # the longest row
+    ((start, end, found),) = made(rows, 3 * S + 1, 3, 20)
+    assert (start, end) == (3 * S + 1 - PERIOD, 3 * S + 1)
+    assert found[0] == 3 and math.isnan(found[1])
 
 
-def test_a_clock_that_was_set_back_gives_no_row_that_overlaps() -> None:
-    rows = PowerRows([False])
-    made(rows, 100, 1)
-    assert made(rows, 100, 2) is None
-    assert made(rows, 40, 3) is None
-    assert made(rows, 90, 4) == (40, 90, [4])
+@pytest.mark.parametrize("counter", [COUNTER, RARE_COUNTER])
+def test_a_clock_that_was_set_back_gives_no_row_that_overlaps(counter: PowerMetric) -> None:
+    rows = PowerRows([GAUGE, counter])
+    made(rows, 100, 1, 0)
+    assert made(rows, 100, 2, 0) == []
+    assert made(rows, 40, 3, 0) == []
+    assert made(rows, 90, 4, 0) == [(40, 90, [4, 0])]
 
 
 def test_readings_that_cost_little_keep_the_period() -> None:
@@ -78,9 +112,7 @@ def test_readings_that_cost_much_are_rarer_but_not_rarer_than_twice_a_second() -
 
 
 def test_padding_of_rows_is_zero() -> None:
-    row = PowerRows([False]).row(1, [1.0], PERIOD)
-    assert row is None
-    rows = PowerRows([False])
-    rows.row(1, [1.0], PERIOD)
-    row = rows.row(2, [1.0], PERIOD)
-    assert row is not None and np.frombuffer(row.tobytes(), dtype=np.uint8)[20:].sum() == 0
+    rows = PowerRows([GAUGE])
+    made(rows, 1, 1.0)
+    rows.add(2, [1.0], PERIOD, whole=True)
+    assert np.frombuffer(rows.take().tobytes(), dtype=np.uint8)[20:].sum() == 0
