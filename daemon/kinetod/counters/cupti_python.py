@@ -1,8 +1,8 @@
 """The backend that users may choose instead: sampling by the package cupti-python, which they install themselves.
 
 Its licence is NVIDIA's own, so it is neither a dependency nor part of any package of ours; it is imported when somebody
-asks, in kinetod-counters only. What GPUs and metrics there are is asked as the backend `cupti` does,
-of the libcupti that the package has loaded.
+asks, in kinetod-counters only. What GPUs and metrics there are is asked as the backend `cupti` does, of the same
+libcupti: the package loads one only when it is first used, and then that of its name which the process has.
 
 Its Collector takes CUPTI's profiler down for the whole process when it is disabled. So one GPU is sampled at a time,
 and the process ends after its first sampling; the next question starts another one.
@@ -15,10 +15,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from kineto_agent.system.mappings import mapped_files
 
 from kinetod.counters.cupti.cupti_backend import CuptiBackend
 from kinetod.counters.cupti.cupti_results import HARDWARE_BUSY, rights_problem
+from kinetod.counters.cupti.library_search import find_libraries
 from kinetod.counters.cupti.native_sampling import CUPTI, HARDWARE_BUFFER_BYTES, POLL_NS
 from kinetod.counters.interface import CounterCode, CounterError, CounterPlan, WantedCounters
 from kinetod.counters.sample_rings import ERROR, STOPPED, TOO_LONG, Failure, RingWriter
@@ -83,11 +83,11 @@ class CuptiPythonBackend(CuptiBackend):
     serves_once = True
 
     def __init__(self, library: str = "", **options: Any) -> None:
-        super().__init__(library, **{"find": lambda: mapped_files("libcupti.so"), **options})
+        super().__init__(library, **{"find": find_libraries, **options})
         self._used = threading.Lock()
 
     def open(self) -> None:
-        """Imports the package, and takes the libcupti that it has loaded unless another one is named."""
+        """Imports the package, and loads the libcupti that it will use."""
         _collectors()
         super().open()
 

@@ -1,4 +1,4 @@
-"""`python -m support.counters.collective_work RANK RANKS PORT`: one rank of a job that all-reduces. Needs torch with NCCL.
+"""`python -m support.counters.collective_work RANK RANKS PORT`: one rank of a job that all-reduces. Needs NCCL.
 
 Rank N works on GPU N until its standard input ends. It prints a line once it has begun.
 """

@@ -1,8 +1,10 @@
 """The backend that samples with cupti-python, whose package is played here."""
 
 import os
+import shutil
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 from kinetod.counters.cupti_python import CuptiPythonBackend, CuptiPythonSampling
@@ -27,6 +29,18 @@ def collectors(monkeypatch: pytest.MonkeyPatch) -> FakeCollectors:
 @pytest.fixture
 def backend(fake: FakePmSampling) -> CuptiPythonBackend:
     return CuptiPythonBackend(str(fake.library), cuda=str(fake.driver))
+
+
+def test_the_libcupti_of_the_wheel_is_loaded_before_the_package_needs_one(
+    fake: FakePmSampling, collectors: FakeCollectors, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = tmp_path / "nvidia/cu13/lib/libcupti.so.13"
+    library.parent.mkdir(parents=True)
+    shutil.copy(fake.library, library)
+    monkeypatch.syspath_prepend(tmp_path)
+    backend = CuptiPythonBackend(cuda=str(fake.driver))
+    assert [gpu.uuid for gpu in backend.devices()] == [UUID.format(0), UUID.format(1)]
+    assert collectors.calls == []
 
 
 class Run:
