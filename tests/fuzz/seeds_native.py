@@ -5,6 +5,7 @@ import random
 import struct
 from collections.abc import Callable, Iterator
 
+from support.counters.trace_samples import as_chrome, as_perfetto, hostile_samples
 from support.trace_files.h200 import recording
 from support.trace_files.perfetto_traces.samples import SMALL, foreign, written
 from support.trace_files.traces import trace
@@ -33,6 +34,7 @@ def chrome() -> Iterator[bytes]:
     yield b"[" + event + b"]\x00"
     strange = b'{"ph":"i","ts":NaN,"args":{"grid":[1,2,3],"Ev Idx":1e999}},{"ph":"s","id":1}'
     yield b'{"traceEvents":[' + strange + b'],"a":"\\u12"}\x01'
+    yield as_chrome(trace({"counter": hostile_samples()}))[: 2 * PIECE_BYTES] + b"\x02"
 
 
 def codec() -> Iterator[bytes]:
@@ -61,6 +63,7 @@ def perfetto() -> Iterator[bytes]:
     """Our own file and one as others write it; the last two bytes are the pieces."""
     yield foreign()[: 2 * PIECE_BYTES] + b"\x01\x02"
     yield written(trace(SMALL))[: 2 * PIECE_BYTES] + b"\x03\x04"
+    yield as_perfetto(trace({"counter": hostile_samples()}))[: 2 * PIECE_BYTES] + b"\x05\x06"
 
 
 def call_site() -> Iterator[bytes]:

@@ -1026,12 +1026,12 @@ class Views:
     ) -> Result:
         """Hardware counters by kernel: what each one makes of the GPU's units and memory, those with the most time first.
 
-        Samples are of the whole GPU. Where it ran alone for three samples or longer the value is the mean of those that lie
-        in it. Otherwise a sample is taken as the mean of what ran in it, by its share of the time, and least squares over
-        all samples give the values, 0 to 100 for percentages; idle time has one of its own. A value is stated only with
-        enough evidence: 50 samples' length alone, a share of the samples that differs from that of anything else, a 95 %
-        interval of at most plus or minus 10 points, and a residual of at most 8 points (of what is no percentage, per cent
-        of its largest sample).
+        Samples are of the whole GPU. Where it ran alone for three samples or longer the value is the mean, by time, of
+        those that lie in it. Otherwise a sample is taken as the mean of what ran in it, by its share of the time, and least
+        squares over all samples give the values, 0 to 100 for percentages; idle time has one of its own. A value is stated
+        only with enough evidence: 50 samples' length alone, a share of the samples that differs from that of anything else,
+        a 95 % interval of at most plus or minus 10 points, and a residual of at most 8 points (of what is no percentage,
+        per cent of its largest sample).
 
         Options:
         - counter: only counters whose name contains this text, in any case.

@@ -81,12 +81,13 @@ def table_columns(shown: Document, without: Collection[str] = ()) -> list[TableC
     Of a tree, one column has the kind "branch"; its place says what the depth and the path do.
     """
     found = []
+    apart = len({str(row["unit"]) for row in shown["rows"] if "unit" in row}) > 1
     branch, *repeated = TREES[shown["view"]] if tree_levels(shown) else [""]
     without = {*without, *repeated}
     for column, title in zip(shown["columns"], titles(shown["columns"]), strict=True):
         values = [row[column["name"]] for row in shown["rows"]]
         if column["name"] not in without and any(value is not None and value != [] for value in values):
-            made = _column(ResultColumn(**column), title, values)
+            made = _column(ResultColumn(**column), title, values, apart=apart)
             found.append(replace(made, kind="branch") if made.name == branch else made)
     return found
 
@@ -96,9 +97,12 @@ def unit_text(column: Mapping[str, Any]) -> str:
     return unit(ResultColumn(**column))
 
 
-def _column(column: ResultColumn, title: str, values: Sequence[Any]) -> TableColumn:
+def _column(column: ResultColumn, title: str, values: Sequence[Any], *, apart: bool) -> TableColumn:
+    """apart: the rows have units of their own, so that figures without one are not comparable with each other."""
     numeric = column.type in ("int", "float") and all(_is_number(value) for value in values if value is not None)
     told, texts = _numbers(column, values) if numeric else ("", _texts(column, values))
+    if numeric and apart and column.type == "float" and not column.unit:
+        texts = [_significant(value) for value in values]
     kind = "number" if numeric else "prose" if column.name in PROSE else _kind(texts)
     return TableColumn(
         name=column.name,
@@ -147,6 +151,13 @@ def _numbers(column: ResultColumn, values: Sequence[Any]) -> tuple[str, list[str
         return told, [_whole(value) for value in values]
     decimals = 1 if column.unit == "%" else _decimals(largest * factor)
     return told, ["" if value is None else _decimal(float(value) * factor, decimals) for value in values]
+
+
+def _significant(value: float | None) -> str:
+    """The value alone: four digits, and all before the point."""
+    if value is None or not isfinite(value):
+        return "" if value is None else str(value)
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def _decimals(largest: float) -> int:

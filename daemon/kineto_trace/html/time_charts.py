@@ -4,7 +4,7 @@ A value holds from its time until the next one. Times are those since the record
 unit that fits the largest. A chart says for scripts which times (us) are at its ends, and where its field is.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
@@ -21,11 +21,16 @@ MARK = 14
 
 @dataclass(frozen=True, slots=True)
 class ChartLine:
-    """One line. times: us since the recording began, ascending; values: as many."""
+    """One line. times: us since the recording began, ascending; values: as many; None: unknown until the next one."""
 
     name: str
     times: Sequence[float]
-    values: Sequence[float]
+    values: Sequence[float | None]
+
+    @property
+    def known(self) -> list[float]:
+        """Returns the values that are known."""
+        return [value for value in self.values if value is not None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,16 +62,17 @@ class _Frame:
 
 def curves(series: Sequence[ChartLine], unit: str, marks: Marks = Marks()) -> Markup:
     """Draws lines. Empty if no curve has two moments."""
-    shown = [each for each in series if len(each.times) > 1 and all(map(isfinite, each.values))]
+    shown = [each for each in series if len(each.times) > 1 and each.known and all(map(isfinite, each.known))]
     if not shown or max(each.times[-1] for each in shown) <= min(each.times[0] for each in shown):
         return Markup("")
-    frame = _frame([each.times for each in shown], [value for each in shown for value in each.values])
+    frame = _frame([each.times for each in shown], [value for each in shown for value in each.known])
     parts = [] if marks.span is None else [_span(frame, *marks.span)]
     parts += [
         Markup('<polyline points="{}" class="line series-{}"><title>{}</title></polyline>').format(
-            " ".join(_stairs(frame, each.times, each.values)), number % SERIES, each.name
+            " ".join(points), number % SERIES, each.name
         )
         for number, each in enumerate(shown)
+        for points in _runs(frame, each)
     ]
     parts += [_mark(frame, time, text, line) for line, (time, text) in enumerate(marks.moments) if frame.has(time)]
     return legend([Series(each.name, each.values) for each in shown]) + _chart(frame, parts, shown, unit)
@@ -95,6 +101,22 @@ def areas(times: Sequence[float], series: Sequence[Series], unit: str) -> Markup
 def _frame(times: Sequence[Sequence[float]], values: Sequence[float]) -> _Frame:
     low, high = min(0.0, *values), max(0.0, *values)
     return _Frame(min(each[0] for each in times), max(each[-1] for each in times), low, high if high > low else low + 1)
+
+
+def _runs(frame: _Frame, line: ChartLine) -> Iterator[list[str]]:
+    """Yields the points of each stretch of time in which the value is known."""
+    times: list[float] = []
+    values: list[float] = []
+    for time, value in zip(line.times, line.values, strict=True):
+        times.append(time)
+        if value is not None:
+            values.append(value)
+            continue
+        if values:
+            yield _stairs(frame, times, [*values, values[-1]])
+        times, values = [], []
+    if values:
+        yield _stairs(frame, times, values)
 
 
 def _stairs(frame: _Frame, times: Sequence[float], values: Sequence[float]) -> list[str]:

@@ -94,12 +94,16 @@ def _curve(result: ResultData, shape: Curve, _: int) -> Markup:
     factor, unit = scale(result, shape.values)
     top = 100.0 if column_of(result, shape.values[0]).unit == "%" else 0.0
     values = {title_of(result, name): numbers(result, name) * factor for name in shape.values}
-    charts = Markup("")
-    for label, rows in list(groups(result, shape.per).items())[:MAX_CHARTS]:
+    charts, places = Markup(""), groups(result, shape.per)
+    for label, rows in list(places.items())[:MAX_CHARTS]:
         order = rows[np.argsort(times[rows], kind="stable")][:: max(1, len(rows) // MAX_POINTS)]
         series = [Series(name, _known(every[order])) for name, every in values.items()]
         drawn = lines(times[order].tolist(), series, unit=unit, time_unit="ms", top=top)
         charts += Markup('<p class="chart-title">{}</p>').format(label) + drawn if drawn else ""
+    if len(places) > MAX_CHARTS:
+        charts += Markup(
+            '<p class="note">These are the first {} of {} charts. The view {} has the values of all.</p>'
+        ).format(MAX_CHARTS, len(places), result.view)
     return charts
 
 

@@ -23,6 +23,8 @@ from kineto_trace.open.trace_discovery import Source
 from kineto_trace.open.trace_opener import open_trace
 
 PROCESS_ROWS = ("process_name", "process_labels", "process_sort_index")
+EARLIEST_NS = -(2**62)  # of what can still be moved to where no time is below 0
+_NS_PER_YEAR = 365 * 86400 * 10**9
 _MAX_NAMED = 1 << 16  # metadata rows that are read at most
 
 Id = int | str  # a pid or tid as the file has it
@@ -93,6 +95,12 @@ def look_at(source: Source, *, collectives: bool) -> RankTraceFacts:
     tables = [table for table in trace.tables.values() if len(table)]
     if not tables:
         raise FileError(f"{source.path} has no events")
+    earliest = min(int(table["start"].min()) for table in tables)
+    if earliest < EARLIEST_NS:
+        raise FileError(
+            f"{source.path} has an event {-earliest // _NS_PER_YEAR} years before 1970, which no merged file can hold: "
+            "remove it, or merge the other ranks without this one (--rank)"
+        )
     rank = source.rank
     if source.rank_from in ("name", "order") and trace.target.rank is not None:
         rank = trace.target.rank
@@ -103,7 +111,7 @@ def look_at(source: Source, *, collectives: bool) -> RankTraceFacts:
         host=trace.target.host,
         processes=processes,
         tids=_tids(trace, tables, {process.pid for process in processes if process.is_gpu}),
-        earliest_ns=min(int(table["start"].min()) for table in tables),
+        earliest_ns=earliest,
         window_ns=(trace.window_start_ns, trace.window_end_ns),
         base_ns=trace_header.base_ns(head, []),
         events=sum(len(table) for table in tables),

@@ -26,7 +26,7 @@ def arrow_table(result: ResultData) -> pa.Table:
         if column.unit == "ns" and table.schema.field(place).type == pa.int64():
             field = table.schema.field(place).with_type(MOMENT)
             table = table.set_column(place, field, table.column(place).cast(MOMENT))
-    about = {"view": result.view, "notes": json.dumps(list(result.notes), ensure_ascii=False)}
+    about = {"view": result.view, "notes": json.dumps(list(result.notes))}
     return table.replace_schema_metadata({**(table.schema.metadata or {}), **about})
 
 

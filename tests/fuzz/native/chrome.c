@@ -23,11 +23,17 @@ static const kc_chrome_arg ARGS[] = {
     ARG("stream", KC_T_SIGNED_U32, 7),
     ARG("blocks per SM", KC_T_F64, 8),
     ARG("Addr", KC_T_U64, 0),
+    ARG("", KC_T_F64, 0),
 };
-static const kc_chrome_kind KINDS[] = {{0, 7}, {7, 5}, {12, 1}, {13, 0}, {13, 0}};
+static const kc_chrome_kind KINDS[] = {{0, 7}, {7, 5}, {12, 1}, {13, 0}, {13, 0}, {13, 1}};
 static const kc_chrome_category CATEGORIES[] = {
-    {"cpu_op", 6, 0, 0, 0}, {"kernel", 6, 0, 1, 0}, {"_runtime", 8, 1, 0, 0}};
-static const kc_chrome_plan PLAN = {KINDS, ARGS, CATEGORIES, COUNT(KINDS), COUNT(CATEGORIES), 2, 3, 4, 0};
+    {"cpu_op", 6, 0, 0, 0},
+    {"kernel", 6, 0, 1, 0},
+    {"_runtime", 8, 1, 0, 0},
+    {",hardware_counter", 17, 1, 5, 0},
+    {",hardware_counter_none", 22, 1, 5, 0},
+};
+static const kc_chrome_plan PLAN = {KINDS, ARGS, CATEGORIES, COUNT(KINDS), COUNT(CATEGORIES), 2, 3, 4, 5};
 static const uint8_t WIDTHS[] = {8, 8, 8, 4, 4, 4, 4, 4, 4, 1, 8, 8, 8};
 
 static volatile uint64_t sink;

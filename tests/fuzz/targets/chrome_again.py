@@ -8,14 +8,17 @@ from collections.abc import Iterator
 from isal import igzip
 from kineto_trace.errors import FileError
 from kineto_trace.formats.chrome.chrome_reader import load_chrome
+from support.counters.trace_samples import as_chrome, hostile_samples
 from support.trace_files.chrome_files import written
 from support.trace_files.h200 import recording
+from support.trace_files.traces import trace
 
 TOKENS = (
     b'"', b"\\", b"{", b"}", b"[", b"]", b",", b":", b"\n", b"\\u", b"\\ud800", b"NaN", b"N/A", b"nan", b"-inf",
     b"1e999", b"1e-99", b"-0.0", b"0.1", b"18446744073709551616", b"-9223372036854775809", b'"ts":1e18,', b'"dur":-5,',
     b'"args":{', b'"ph":"X",', b'"ph":"i",', b'"cat":"kernel",', b"null", b"\x01", b"\xff", b'{"ph":', b"[memory]",
     b'"External id":', b'"tid":"x",', b'"pid":-1,', b'"traceEvents":[', b'],"traceName":', b'"Python parent id":0,',
+    b'"ph":"C",', b'"cat":"%,x,hardware_counter",', b'"cat":"hardware_counter_gap",', b'"args":{"":5},',
 )  # fmt: skip
 SEED_BYTES = 6000
 
@@ -65,10 +68,11 @@ def mutated(data: bytes, rng: random.Random) -> bytes:
 
 
 def seeds() -> Iterator[bytes]:
-    """Pieces of Kineto's traces from a GPU."""
+    """Pieces of Kineto's traces from a GPU, and samples of its counters."""
     for name in ("mlp", "graph", "streams"):
         text = json.dumps(recording(f"{name}-cupti130001").kineto, indent=1).encode()
         first = text.index(b"[", text.index(b'"traceEvents"')) + 1
         yield text[:SEED_BYTES]
         middle = text.index(b"\n  {\n", first + len(text) // 3)
         yield text[:first] + text[middle : middle + SEED_BYTES]
+    yield as_chrome(trace({"counter": hostile_samples()}))

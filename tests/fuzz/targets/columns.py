@@ -1,4 +1,4 @@
-"""A stored trace that somebody else has made: trace.json, two tables and the texts; all of it is read."""
+"""A stored trace that somebody else has made: trace.json, three tables and the texts; all of it is read."""
 
 import json
 import random
@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 from kineto_trace.errors import SpoolError
 from kineto_trace.store.parquet_folder import load_columns, save_columns
+from support.counters.trace_samples import hostile_samples
 from support.fuzz import mutate
 from support.trace_files.perfetto_traces.samples import SMALL
 from support.trace_files.traces import trace
 
 from fuzz.parts import changed_json, joined, parted
 
-FILES = ("trace.json", "kernel.parquet", "cpu_op.parquet", "strings.parquet")
+FILES = ("trace.json", "kernel.parquet", "cpu_op.parquet", "strings.parquet", "counter.parquet")
 MOST_ROWS = 100_000  # a file may claim as many as it likes; how much memory reading them takes is not promised
 _folder = Path(tempfile.mkdtemp(prefix="fuzz-columns-"))
 
@@ -48,7 +49,7 @@ def _claims_too_much() -> bool:
 def mutated(data: bytes, rng: random.Random) -> bytes:
     """What trace.json says, or bytes of another file."""
     parts = parted(data, len(FILES))
-    at = rng.choice((0, 0, 1, 2, 3))
+    at = rng.choice((0, 0, 1, 2, 3, 4))
     parts[at] = mutate.damaged(parts[at], rng) if at else changed_json(parts[at], rng)
     return joined(*parts)
 
@@ -56,7 +57,8 @@ def mutated(data: bytes, rng: random.Random) -> bytes:
 def seeds() -> Iterator[bytes]:
     """One with all files, one with the older way to keep texts."""
     folder = Path(tempfile.mkdtemp(prefix="fuzz-columns-seed-"))
-    save_columns(trace({name: SMALL[name] for name in ("kernel", "cpu_op")}), folder)
+    tables = {name: SMALL[name] for name in ("kernel", "cpu_op")} | {"counter": hostile_samples()}
+    save_columns(trace(tables), folder)
     contents = [(folder / name).read_bytes() if (folder / name).exists() else b"" for name in FILES]
     yield joined(*contents)
     document = json.loads(contents[0])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from kineto_trace.errors import TraceError
 from kineto_trace.open.trace_opener import open_trace
+from support.counters.trace_samples import as_chrome, hostile_samples
 from support.trace_files.h200 import recording
 from support.trace_files.perfetto_traces.samples import SMALL, foreign, written
 from support.trace_files.traces import trace
@@ -35,3 +36,6 @@ def seeds() -> Iterator[bytes]:
     yield foreign()
     yield written(trace(SMALL))[:4000]
     yield gzip.compress(foreign(), mtime=0)
+    counters = trace({"counter": hostile_samples()})
+    yield as_chrome(counters)
+    yield written(counters)

@@ -11,13 +11,29 @@ from kineto_trace.formats.perfetto.perfetto_writer import write_perfetto
 from kineto_trace.formats.shared.text_sinks import TextSink
 from kineto_trace.model.trace import Table, Trace
 
-NAN = float("nan")
+from support.trace_files.traces import START_NS
+
+NAN, INFINITE = float("nan"), float("inf")
+ODD_VALUES = (NAN, INFINITE, -INFINITE, -1.0, -0.0, 1e308, -1e308, 3.4e38, 1e-45, 5e-324)
+# Texts that JSON, a terminal, Unicode or our own files mind.
+ODD_TEXTS = ("", '"', "\\", "\0", "\x1f\x7f", "a\nb", "\ud800", "\udfff", "\u2028", "a,b", "</script>", "DRAM %", "(x)",
+             "hardware_counter", "hardware_counter_gap", "%,x,hardware_counter", "x" * 100_000)  # fmt: skip
+LAST_NS, LAST_DEVICE = 2**63 - 1, 2**32 - 1
 
 
 def sample(start: int, end: int, value: float, **more: Any) -> dict[str, Any]:
     """A sample of the use of GPU 0's memory, from start to end."""
     about = {"name": "DRAM", "device": 0, "metric": "dram__throughput.avg", "unit": "%"}
     return {**about, "start": start, "duration": end - start, "value": value, **more}
+
+
+def hostile_samples() -> list[dict[str, Any]]:
+    """Samples with all odd values and short odd texts that overlap, are empty, or lie at the edges of all times."""
+    texts = [text for text in ODD_TEXTS if len(text) < 100]
+    found = [sample(10 * at, 10 * at + 15, value, name=text, metric=text, unit="%", device=at % 2 * LAST_DEVICE)
+             for at, (value, text) in enumerate(zip(ODD_VALUES, texts, strict=False))]  # fmt: skip
+    found += [sample(7, 7, 1.0, unit=text) for text in texts]
+    return [*found, sample(-START_NS, 0, 50.0), sample(LAST_NS - START_NS - 1, LAST_NS - START_NS, 60.0)]
 
 
 def readable(trace: Trace, table: Table | None = None) -> list[tuple[Any, ...]]:

@@ -176,17 +176,23 @@ def tree_levels(result: Result, *, address: str) -> Drawn:
 def counter_charts(result: Result) -> Drawn:
     """The view counters: a small chart for each rank and counter."""
     charts = Markup("")
-    for (rank, name), rows in list(_groups(result, "rank", "counter"))[:MAX_COUNTERS]:
+    groups = _groups(result, "rank", "counter")
+    for (rank, name), rows in groups[:MAX_COUNTERS]:
         times, values = [row["time_us"] for row in rows], [row["value"] for row in rows]
         drawn = curves([ChartLine(name, times, values)], rows[0]["unit"] or "")
         charts += _titled(f"rank {rank}, {name}", drawn) or _single(f"rank {rank}, {name}", values, rows[0]["unit"])
+    if len(groups) > MAX_COUNTERS:
+        charts += Markup(
+            '<p class="note">These are the first {} of {} counters. The tables have all of them.</p>'
+        ).format(MAX_COUNTERS, len(groups))
     return result, charts
 
 
-def _single(title: str, values: Sequence[float], unit: str | None) -> Markup:
+def _single(title: str, values: Sequence[float | None], unit: str | None) -> Markup:
     """A counter of one moment, which is no curve."""
+    known = next(value for value in reversed(values) if value is not None)
     return Markup("<figure><figcaption>{}</figcaption><p>{}</p></figure>").format(
-        title, f"{human(values[-1])} {unit or ''} at one moment"
+        title, f"{human(known)} {unit or ''} at one moment"
     )
 
 

@@ -5,8 +5,8 @@ Theory of operation
     lie in the window of the trace as a whole and in time for which the GPU's activities were recorded.
 
     direct   At least WHOLE_SHARE of the time in which the group runs alone lies in samples that lie in it as a whole,
-             and these are WHOLE_SAMPLES or more: the value is their mean. So it is for activities that last three
-             samples or longer.
+             and these are WHOLE_SAMPLES or more: the value is their mean by time. So it is for activities that last
+             three samples or longer.
     fit      Otherwise least squares over all samples (share_fit.py). The value is stated if the group ran alone for
              LEAST_SAMPLES samples' length, if the fit has the evidence of EVIDENCE samples in it alone, and if the 95 %
              interval of the value is at most plus or minus ERROR of the scale (100 % of a percentage, of another
@@ -216,8 +216,8 @@ def _fill(
     solved = fit(Observed(pieces, value, (end - start) / length, upper, tiles.columns), combinations)
     for at, row in enumerate(chosen.tolist()):
         column = int((part[row] * seen[: len(tiles.groups)]).argmax())
-        whole = int(solved.whole[at])
-        direct = whole >= WHOLE_SAMPLES and whole * length >= WHOLE_SHARE * alone[at]
+        inside = float(solved.whole_length[at]) * length
+        direct = int(solved.whole[at]) >= WHOLE_SAMPLES and inside >= WHOLE_SHARE * alone[at]
         reason = _shared(found, row) or ("" if direct else _evidence(solved, at, alone[at] / length))
         if reason == _COLLINEAR:
             reason = _partner(solved, column, tiles, names) or reason

@@ -194,7 +194,9 @@ def throttling_spans(context: Context) -> Answer:
 
 
 def _no_spans(context: Context) -> list[str]:
-    labels = {track.label for track in context.get(sampled_counters)}
-    if not labels:
+    tracks = context.get(sampled_counters)
+    if not tracks:
         return [NO_COUNTERS]
-    return ["no GPU was throttled"] if labels & set(THROTTLED) else [NO_CLOCKS]
+    found = [track for track in tracks if track.label in THROTTLED]
+    told = ["no GPU was throttled"] if any(map(len, found)) else [] if found else [NO_CLOCKS]
+    return [*left_out_note(context), *told]

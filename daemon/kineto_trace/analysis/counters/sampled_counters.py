@@ -1,12 +1,16 @@
 """The samples of each hardware counter of each GPU, in order and without what cannot be.
 
 Theory of operation
-    Values are those of the whole GPU over the time of their sample. What is no value is left out and counted: NaN and
-    infinity, percentages below 0 or more than 5 points above 100 (the edges of a sample may make it 100.3, which counts
-    as 100), other values below 0, except for temperatures. So are samples without duration, and those that begin before
-    the one before them has ended.
+    Values are those of the whole GPU over the time of their sample. What is no value is left out and counted: NaN,
+    infinity and what is beyond a float32, percentages below 0 or more than 5 points above 100 (the edges of a sample
+    may make it 100.3, which counts as 100), other values below 0, except for temperatures. So are samples without
+    duration, and those that begin before the one before them has ended.
+
+    In a merged file the ranks' GPUs may share a number. Whose kernels ran during a sample is then not known, so the
+    counters of such a number have no samples at all, and a note says so.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,10 +20,13 @@ import numpy.typing as npt
 
 from kineto_trace.arrays.intervals import Union
 from kineto_trace.arrays.row_groups import group, places_by_value
+from kineto_trace.formats.chrome.chrome_reader import MERGED
 from kineto_trace.model.context import Context
+from kineto_trace.model.trace import COUNTER_TABLES, GPU_TABLES, Trace
 
 PERCENT, CELSIUS = "%", "°C"
 ABOVE = 105.0  # %: what is more is no percentage
+_LARGEST = float(np.finfo(np.float32).max)  # samples are as precise as a float32
 NO_COUNTERS = "no counters were recorded: kinetoctl trace --counters"
 
 GPU_BUSY, SM_BUSY, TENSOR, DRAM, OCCUPANCY = "GPU busy", "SM busy", "Tensor pipe", "DRAM", "Occupancy"
@@ -40,7 +47,8 @@ Flags = npt.NDArray[np.bool_]
 class SampledCounter:
     """One counter of one GPU: samples with a value, in order (Unix ns, [start, end)), which do not overlap.
 
-    label: what is measured, in the same words for every vendor. left_out: number of samples that have no value.
+    label: what is measured, in the same words for every vendor. left_out: number of samples that have no value. mixed:
+    it has no samples because its device is the GPU of several ranks.
     """
 
     device: int
@@ -51,6 +59,7 @@ class SampledCounter:
     end: Ints
     value: Floats
     left_out: int = 0
+    mixed: bool = False
 
     def __len__(self) -> int:
         return len(self.start)
@@ -80,11 +89,13 @@ def _tracks(context: Context) -> Iterator[SampledCounter]:
     table, strings = context.trace.table("counter"), context.trace.strings
     if not len(table):
         return
+    shared = _shared_devices(context.trace)
     groups = group([table["device"], table["name"], table["metric"]])
     for number, places in places_by_value(groups.number):
         first = int(groups.first[number])
         metric, label, unit = (_text(strings, int(table[name][first])) for name in ("metric", "name", "unit"))
-        rows = places[np.argsort(table["start"][places], kind="stable")]
+        mixed = int(table["device"][first]) in shared
+        rows = places[np.argsort(table["start"][places], kind="stable")][: 0 if mixed else None]
         start, value = table["start"][rows], table["value"][rows]
         end = start + table["duration"][rows]
         kept = _possible(value, unit) & (end > start)
@@ -99,7 +110,21 @@ def _tracks(context: Context) -> Iterator[SampledCounter]:
             end=end[kept],
             value=value,
             left_out=int(np.count_nonzero(~kept)),
+            mixed=mixed,
         )
+
+
+def _shared_devices(trace: Trace) -> set[int]:
+    """Numbers of devices that are GPUs of several ranks in a merged file: their rows are in several processes."""
+    if MERGED not in (trace.head or {}):
+        return set()
+    tables = [table for kind in (*COUNTER_TABLES, *GPU_TABLES) if (table := trace.table(kind)).origin]
+    device, pid = (
+        np.concatenate([np.empty(0, np.int64), *columns])
+        for columns in ([table["device"] for table in tables], [table.origin["pid"] for table in tables])
+    )
+    own = device[group([device, pid]).first] if len(device) else device
+    return {number for number, count in Counter(own.tolist()).items() if count > 1}
 
 
 def _text(strings: Any, number: int) -> str:
@@ -107,7 +132,7 @@ def _text(strings: Any, number: int) -> str:
 
 
 def _possible(value: Floats, unit: str) -> Flags:
-    found: Flags = np.isfinite(value)
+    found: Flags = np.abs(value) <= _LARGEST
     if unit != CELSIUS:
         found &= value >= 0
     return found & (value <= ABOVE) if unit == PERCENT else found
@@ -148,8 +173,13 @@ def interval_means(track: SampledCounter, start: Ints, end: Ints, number: Ints, 
 def left_out_note(context: Context) -> list[str]:
     """Returns what is to be said of samples that have no value; empty if all have one."""
     found = context.get(sampled_counters)
+    devices = sorted({track.device for track in found if track.mixed})
+    mixed = [
+        f"samples of GPU {', '.join(map(str, devices))} are left out: GPUs of several ranks have this number in the "
+        "merged file; run the view on the ranks' own traces"
+    ] * bool(devices)
     count, every = sum(track.left_out for track in found), sum(len(track) + track.left_out for track in found)
     if not count:
-        return []
+        return mixed
     labels = ", ".join(dict.fromkeys(track.label for track in found if track.left_out))
-    return [f"{count:,} of {every:,} samples have no value, or one that cannot be, and are left out: {labels}"]
+    return [*mixed, f"{count:,} of {every:,} samples have no value, or one that cannot be, and are left out: {labels}"]

@@ -53,9 +53,9 @@ class ShareFit:
 
     value, error: [combination, metric], the standard error infinite where nothing tells. samples: of each combination,
     how many samples that lie in it alone would tell as much. residual: [column, metric], the root mean square of what
-    the fit leaves of samples, weighted by the share of the column. whole, whole_mean, whole_error: of the samples that
-    lie in the columns of a combination alone their number, mean and its standard error. partner: the column that is
-    told apart from each one least; itself: none.
+    the fit leaves of samples, weighted by the share of the column. whole, whole_length, whole_mean, whole_error: of the
+    samples that lie in the columns of a combination alone their number, the sum of their weights, and their mean by
+    weight and its standard error. partner: the column that is told apart from each one least; itself: none.
     """
 
     value: Floats
@@ -63,6 +63,7 @@ class ShareFit:
     samples: Floats
     residual: Floats
     whole: Ints
+    whole_length: Floats
     whole_mean: Floats
     whole_error: Floats
     partner: Ints
@@ -86,15 +87,16 @@ def fit(observed: Observed, combinations: Floats) -> ShareFit:
     scale = np.maximum(np.abs(observed.value).max(axis=0, initial=0), 1e-300)
     normal, right = np.zeros((columns, columns)), np.zeros((columns, metrics))
     parts = (combinations > 0).astype(np.float64)
-    whole, of_whole = np.zeros(parts.shape[1], np.int64), np.zeros((2, parts.shape[1], metrics))
+    whole, of_whole = np.zeros((3, parts.shape[1])), np.zeros((2, parts.shape[1], metrics))
     for rows, shares in _blocks(observed):
         value = observed.value[rows] / scale
         weighted = shares * observed.weight[rows, None]
         normal += shares.T @ weighted
         right += weighted.T @ value
         inside = (shares @ parts >= _WHOLE).astype(np.float64)
-        whole += inside.sum(axis=0).astype(np.int64)
-        of_whole += np.stack([inside.T @ value, inside.T @ value**2])
+        heavy = inside * observed.weight[rows, None]
+        whole += np.stack([each.sum(axis=0) for each in (inside, heavy, heavy**2)])
+        of_whole += np.stack([heavy.T @ value, heavy.T @ value**2])
     inverse, unknown = _inverse(normal)
     freedom = max(len(observed.value) - columns + unknown.shape[1], 1)
     solved = _bounded(normal, right, inverse @ right, observed.upper / scale)
@@ -113,16 +115,18 @@ def fit(observed: Observed, combinations: Floats) -> ShareFit:
     hidden = np.abs(unknown.T @ combinations).max(axis=0, initial=0) > _WITHIN
     variance[hidden] = np.inf
     share = np.maximum(_sums(observed), 1e-300)
-    mean = of_whole[0] / np.maximum(whole, 1)[:, None]
-    spread_of_whole = np.maximum(of_whole[1] / np.maximum(whole, 1)[:, None] - mean**2, 0)
+    number, heavy, squares = whole
+    mean, square = of_whole / np.maximum(heavy, 1e-300)[:, None]
+    several = number / np.maximum(number - 1, 1) * squares / np.maximum(heavy**2, 1e-300)
     return ShareFit(
         value=(combinations.T @ solved) * scale,
         error=np.sqrt(variance) * scale,
         samples=np.where(hidden, 0.0, 1 / np.maximum(informed, 1e-300)),
         residual=np.sqrt(residual / share[:, None]) * scale,
-        whole=whole,
+        whole=number.astype(np.int64),
+        whole_length=heavy,
         whole_mean=mean * scale,
-        whole_error=np.sqrt(spread_of_whole / np.maximum(whole - 1, 1)[:, None]) * scale,
+        whole_error=np.sqrt(np.maximum(square - mean**2, 0) * several[:, None]) * scale,
         partner=_partners(normal, inverse, unknown),
     )
 

@@ -1,5 +1,6 @@
 """Every counter of a trace over time: the hardware's, the file's, the allocator's, and what the kernel counted."""
 
+import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -7,18 +8,21 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.analysis.counters.sampled_counters import NO_COUNTERS as NO_HARDWARE
-from kineto_trace.analysis.counters.sampled_counters import PERCENT, SampledCounter, sampled_counters
+from kineto_trace.analysis.counters.sampled_counters import PERCENT, SampledCounter, left_out_note, sampled_counters
 from kineto_trace.analysis.host_time.thread_views import counters_of
 from kineto_trace.errors import ViewError
 from kineto_trace.formats.chrome.counter_rows import gap_rows
+from kineto_trace.model.activity_tables import KINDS
 from kineto_trace.model.context import Context
+from kineto_trace.model.trace import TEXT_ID
 from kineto_trace.structure.allocations import largest_triangles, levels, memory_records
-from kineto_trace.structure.event_arguments import arguments
+from kineto_trace.structure.event_arguments import argument, arguments, has_column
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view
 
 COUNTER = ord("C")  # the phase of a counter in a Chrome trace
 _NS_PER_S = 1e9
+_LARGEST = sys.float_info.max  # JSON has larger integers
 # What the kernel counted in an interval -> its title, the unit of what it is per second, and by what that is divided.
 _RATES = {
     "cpu_ns": ("process: CPU time", "cores", 1e9),
@@ -35,6 +39,7 @@ NO_COUNTERS = (
     "the trace has no counters: kinetod records those of the kernel with every trace, those of the allocator with "
     "kinetoctl trace --memory, and those of the hardware with --counters"
 )
+NO_PERCENTAGES = "no counter of the trace is a percentage; the view counters has all of them"
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -92,24 +97,47 @@ def _of_allocator(context: Context) -> Iterator[CounterValues]:
 
 
 def _of_file(context: Context) -> Iterator[CounterValues]:
-    """Each counter of a file and each member of its arguments. A file states no units."""
+    """Each counter of a file and each member of its arguments. A file states no units.
+
+    A counter is one of a process (of a GPU): its name has the process where several have a counter of this name.
+    """
+    table, strings = context.trace.table("other"), context.trace.strings
+    if not len(table) or not table.origin:
+        return
+    rows = np.flatnonzero((table["phase"] == COUNTER) & ~gap_rows(table, strings))  # gaps are of the table `counter`
+    rows = rows[np.argsort(table["start"][rows], kind="stable")]
+    names = table["name"].tolist()
+    found: dict[tuple[int, str], dict[int, tuple[list[int], list[float]]]] = {}
+    for row, member, value in _members(context, rows):
+        processes = found.setdefault((names[row], member), {})
+        places, values = processes.setdefault(int(table.origin["pid"][row]), ([], []))
+        places.append(row)
+        values.append(value)
+    for (name, member), processes in found.items():
+        title = strings[name] if name >= 0 else "counter"
+        shown = title if member in ("", "value", title) else f"{title}: {member}"
+        for pid, (places, values) in processes.items():
+            process = strings[TEXT_ID - pid] if pid <= TEXT_ID else f"process {pid}"
+            order = np.argsort(table["start"][places], kind="stable")
+            yield CounterValues(
+                f"{process}: {shown}" if len(processes) > 1 else shown,
+                "",
+                table["start"][places][order],
+                np.array(values)[order],
+            )
+
+
+def _members(context: Context, rows: Ints) -> Iterator[tuple[int, str, float]]:
+    """Yields row, name and value of all numbers among the arguments of rows of the table `other`."""
     table, parsed = context.trace.table("other"), arguments(context, "other")
-    rows = np.empty(0, np.int64)
-    if len(table):
-        ends = gap_rows(table, context.trace.strings)  # of samples in the table `counter`
-        rows = np.flatnonzero((table["phase"] == COUNTER) & (parsed.text >= 0) & ~ends)
-    rows = rows[np.argsort(table["start"][rows], kind="stable")] if len(rows) else rows
-    found: dict[tuple[int, str], tuple[list[int], list[float]]] = {}
-    for row, name, text in zip(rows.tolist(), table["name"][rows].tolist(), parsed.text[rows].tolist(), strict=True):
-        for member, value in parsed.objects[text].items():
-            if isinstance(value, (int, float)) and not isinstance(value, bool):
-                places, values = found.setdefault((name, member), ([], []))
-                places.append(row)
-                values.append(float(value))
-    for (name, member), (places, values) in found.items():
-        title = context.trace.strings[name] if name >= 0 else "counter"
-        shown = title if member in ("value", title) else f"{title}: {member}"
-        yield CounterValues(shown, "", table["start"][places], np.array(values))
+    for row, text in zip(rows.tolist(), parsed.text[rows].tolist(), strict=True):
+        for member, value in parsed.objects[text].items() if text >= 0 else ():
+            if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= _LARGEST:
+                yield row, member, float(value)
+    for member in dict.fromkeys(arg.key for arg in KINDS["other"]):  # those that have a column
+        own = rows[has_column(table, member)[rows]]
+        values = argument(context, "other", member)[own] if len(own) else own
+        yield from ((row, member, value) for row, value in zip(own.tolist(), values.tolist(), strict=True))
 
 
 def _check(name: str, max_points: int) -> None:
@@ -119,12 +147,20 @@ def _check(name: str, max_points: int) -> None:
 
 
 def _shown(series: CounterValues, since_ns: int, max_points: int) -> Ints:
-    """Returns the places that show the shape of the curve best; all of them if they are few, or if max_points is 0."""
+    """Returns the places that show the shape of the curve best; all of them if they are few, or if max_points is 0.
+
+    Stretches of unknown value stay if they are as long as the time between two points; of many the longest.
+    """
     if not max_points or len(series.time) <= max_points:
         return np.arange(len(series.time))
-    known = np.flatnonzero(np.isfinite(series.value))
+    is_known = np.isfinite(series.value)
+    known = np.flatnonzero(is_known)
+    length = np.where(is_known, 0, np.append(np.diff(series.time), 0))
+    gaps = np.argsort(-length, kind="stable")[: max_points // 8]
+    gaps = gaps[length[gaps] * max_points >= max(int(series.time[-1] - series.time[0]), 1)]
     points = np.stack([(series.time[known] - since_ns) / 1000, series.value[known]], axis=1)
-    return known[largest_triangles(points, max_points)]
+    shape = known[largest_triangles(points, max_points - 2 * len(gaps))]
+    return np.flatnonzero(np.bincount(np.concatenate([shape, gaps, gaps + 1])))
 
 
 @view(
@@ -160,7 +196,7 @@ def counters(context: Context, *, max_points: int = 0) -> Answer:
         values["time_ns"] += series.time[rows].tolist()
         values["time_us"] += since[rows].tolist()
         values["value"] += series.value[rows].tolist()
-    return Answer(values)
+    return Answer(values, left_out_note(context))
 
 
 @view(
@@ -191,11 +227,12 @@ def counter_summary(context: Context) -> Answer:
         values["counter"].append(series.name)
         values["unit"].append(series.unit or None)
         values["samples"].append(len(value))
+        weights = weights / 2.0 ** np.frexp(weights.sum())[1]  # below 1, so that sums of large values do not overflow
         values["mean"].append(float(np.average(value, weights=weights if weights.any() else None)))
         values["min"].append(float(value.min()))
         values["max"].append(float(value.max()))
         values["last"].append(float(value[-1]))
-    return Answer(values)
+    return Answer(values, left_out_note(context))
 
 
 @view(
@@ -225,4 +262,7 @@ def counter_curves(context: Context, *, max_points: int = 1000) -> Answer:
         values["counter"] += [track.label] * len(rows)
         values["time_ns"] += series.time[rows].tolist()
         values["value_pct"] += series.value[rows].tolist()
-    return Answer(values)
+    told = left_out_note(context)
+    if context.get(sampled_counters) and not told and not values["device"]:
+        told = [NO_PERCENTAGES]
+    return Answer(values, told)

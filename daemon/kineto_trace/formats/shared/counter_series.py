@@ -117,7 +117,8 @@ def _shown(label: str, unit: str) -> str:
 def points(table: Table, series: HardwareSeries) -> HardwarePoints:
     """Returns the points of a series."""
     start, duration = table["start"][series.rows], table["duration"][series.rows]
-    value = table["value"][series.rows].astype(np.float32)
+    with np.errstate(over="ignore"):
+        value = table["value"][series.rows].astype(np.float32)
     known = np.isfinite(value)
     end = start + duration
     last = np.flatnonzero(np.append(end[:-1] < start[1:], True))

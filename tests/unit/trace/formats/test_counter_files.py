@@ -10,7 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kineto_trace.conversion.time_cut import cut
 from kineto_trace.model.trace import StringTable, Trace
-from support.counters.trace_samples import NAN, WAYS, as_chrome, readable, sample, through
+from support.counters.trace_samples import (
+    LAST_DEVICE,
+    LAST_NS,
+    NAN,
+    ODD_TEXTS,
+    ODD_VALUES,
+    WAYS,
+    as_chrome,
+    readable,
+    sample,
+    through,
+)
 from support.trace_files.chrome_files import document, load, load_events, written
 from support.trace_files.traces import BASE_NS, START_NS, table, trace
 
@@ -148,6 +159,38 @@ def test_any_samples_are_read_back_as_they_were(
             at += gap + length
     whole = trace({"kernel": [KERNEL], "counter": rows} if rows else {"kernel": [KERNEL]})
     assert readable(through(whole, ways)) == readable(whole)
+
+
+def ending_in_time(row: dict[str, Any]) -> dict[str, Any]:
+    return {**row, "duration": min(row["duration"], LAST_NS - START_NS - row["start"])}
+
+
+ODD = st.fixed_dictionaries({
+    "start": st.one_of(st.integers(0, 2000), st.sampled_from([-START_NS, LAST_NS - START_NS, LAST_NS // 2 - START_NS])),
+    "duration": st.sampled_from([0, 1, 1000, 10**9, LAST_NS // 2]),
+    "value": st.one_of(st.sampled_from(ODD_VALUES), FLOATS),
+    "name": st.sampled_from(ODD_TEXTS), "metric": st.sampled_from(ODD_TEXTS), "unit": st.sampled_from(ODD_TEXTS),
+    "device": st.sampled_from([0, 1, LAST_DEVICE]),
+}).map(ending_in_time)  # fmt: skip
+
+
+@given(st.lists(ODD, max_size=12), st.sampled_from(ROUTES))
+def test_odd_samples_are_written_as_valid_files_that_are_the_same_once_more(
+    rows: list[dict[str, Any]], ways: tuple[str, ...]
+) -> None:
+    """Overlapping ones, of any value, time and text, which may not be read back as they were."""
+    whole = trace({"kernel": [KERNEL], "counter": rows})
+    json.loads(as_chrome(whole))
+    once = through(whole, ways)
+    assert len(once.table("counter")) == len(rows)
+    again = through(once, ways)
+    assert json.dumps(readable(again)) == json.dumps(readable(once))
+
+
+def test_thousands_of_metrics_are_read_back() -> None:
+    rows = [sample(0, 10, at, name=f"{at}", metric=f"m{at}", device=at % 3) for at in range(5000)]
+    whole = trace({"counter": rows})
+    assert readable(through(whole, ["chrome", "perfetto"])) == readable(whole)
 
 
 KERNEL_ROW = {"ph": "X", "cat": "kernel", "name": "k", "pid": "GPU 0", "tid": 7, "ts": 1, "dur": 2}

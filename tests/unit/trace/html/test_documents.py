@@ -23,6 +23,7 @@ def shown(kind: str, unit: str, values: list[Any], name: str = "x") -> tuple[str
         ("int", "", [1234567, 8], ("", ["1,234,567", "8"])),
         ("float", "GB/s", [281.25, 2.0], ("GB/s", ["281.2", "2.0"])),
         ("float", "", [float("nan"), 1.0], ("", ["nan", "1"])),
+        ("float", "Hz", [1.98e9, 3.45e8], ("GHz", ["1.980", "0.345"])),
         ("bool", "", [True, None], ("", ["yes", ""])),
         ("texts", "", [["a", "b"]], ("", ["a, b"])),
         ("text", "", ["a\u202eb"], ("", [r"a\u202eb"])),
@@ -32,6 +33,19 @@ def test_a_column_has_one_unit_and_aligned_decimals(
     kind: str, unit: str, values: list[Any], expected: tuple[str, list[str]]
 ) -> None:
     assert shown(kind, unit, values) == expected
+
+
+def test_values_of_rows_with_units_of_their_own_have_their_own_digits() -> None:
+    schema = columns(("unit", "text", "", ""), ("value", "float", "", ""), ("calls", "int", "", ""))
+    rows = [("Hz", 1_904_897_443.2, 5), ("%", 0.0542, 12345), (None, 0.095, 1), ("W", None, 1), ("W", float("nan"), 1)]
+    document = {
+        "view": "kernel_counters",
+        "columns": [column._asdict() for column in schema],
+        "rows": [dict(zip(("unit", "value", "calls"), row, strict=True)) for row in rows],
+    }
+    found = {column.name: column.texts for column in table_columns(document)}
+    assert found["value"] == ["1,904,897,443", "0.0542", "0.095", "", "nan"]
+    assert found["calls"] == ["5", "12,345", "1", "1", "1"]
 
 
 def of_tree(view: str, depths: list[int]) -> dict[str, Any]:

@@ -1,3 +1,5 @@
+import re
+
 from kineto_trace.html.charts import Series
 from kineto_trace.html.time_charts import ChartLine, Marks, areas, curves
 
@@ -6,6 +8,14 @@ def test_a_value_holds_until_the_next_one() -> None:
     text = str(curves([ChartLine("held", [0.0, 10.0, 20.0], [0.0, 5.0, 5.0])], "bytes"))
     assert 'points="64,190 506,190 506,10 948,10"' in text
     assert "B over µs since the recording began" in text
+
+
+def test_nothing_is_drawn_while_a_value_is_not_known() -> None:
+    drawn = curves([ChartLine("DRAM", [0, 10, 20, 30, 40], [5, None, None, 7, None])], "%")
+    runs = [points.split() for points in re.findall(r'points="([^"]*)"', drawn)]
+    ends = [(run[0].split(",")[0], run[-1].split(",")[0]) for run in runs]
+    assert ends == [("64", "285"), ("727", "948")]
+    assert curves([ChartLine("DRAM", [0, 10], [None, None])], "%") == ""
 
 
 def test_values_below_zero_are_inside_the_chart() -> None:

@@ -7,7 +7,7 @@ import pytest
 from kineto_trace.analysis.causes.time_causes import CAUSES
 from kineto_trace.analysis.diff.view_differences import COMPARED, Extent, view_differences
 from kineto_trace.catalog.view_catalog import VIEWS
-from kineto_trace.html.view_charts import MAX_BARS, bar_count, chart, pairs
+from kineto_trace.html.view_charts import MAX_BARS, MAX_CHARTS, bar_count, chart, pairs
 from kineto_trace.view_api.plot_shapes import SHAPES, Curve, Histogram, Pairs, Points, bar_columns
 from kineto_trace.view_api.result import Result, make_result
 
@@ -72,6 +72,14 @@ def test_lines_are_drawn_per_place() -> None:
     drawn = chart(of("queue_length", 4, stream=[7, 7, 9, 9], time_ns=moments, queue_length=[1, 2, 3, 4]))
     assert re.findall(r'<p class="chart-title">(.*?)</p>', drawn) == ["stream 7", "stream 9"]
     assert "Chart of queue length in count over time in ms" in drawn
+
+
+def test_lines_beyond_the_first_places_are_told() -> None:
+    drawn = {count: chart(of("counter_curves", 2 * count, device=[at // 2 for at in range(2 * count)],
+                             time_ns=list(range(2 * count)))) for count in (MAX_CHARTS, 40)}  # fmt: skip
+    assert [each.count("<polyline") for each in drawn.values()] == [MAX_CHARTS] * 2
+    assert "charts. The view" not in drawn[MAX_CHARTS]
+    assert "These are the first 8 of 40 charts. The view counter_curves has the values of all." in drawn[40]
 
 
 def test_causes_beyond_the_colours_are_drawn_together() -> None:

@@ -227,6 +227,15 @@ def test_ranks_that_are_not_wanted_are_left_out(tmp_path: Path) -> None:
         merge_traces(sources, tmp_path / "m.json", ranks=(0, 5, 6))
 
 
+def test_a_time_that_no_merged_file_can_hold_is_told(tmp_path: Path) -> None:
+    sources = write_job(tmp_path, NO_SKEW)
+    damaged = document(sources[1].path)
+    damaged["traceEvents"].append({"ph": "i", "name": "x", "pid": 1, "tid": 1, "ts": -9_000_000_000_000_000})
+    sources[1].path.write_text(json.dumps(damaged))
+    with pytest.raises(FileError, match=r"rank1.*has an event 2[0-9]{2} years before 1970"):
+        merge_traces(sources, tmp_path / "m.json")
+
+
 def test_what_cannot_be_merged_is_told(tmp_path: Path) -> None:
     sources = write_job(tmp_path, NO_SKEW)
     path = tmp_path / "m.json"

@@ -1,5 +1,6 @@
 """Results as Arrow tables and data frames: types, units, and values that are missing."""
 
+import json
 import subprocess
 import sys
 
@@ -45,6 +46,12 @@ def test_arrow_has_units_and_notes_and_unix_times_as_timestamps(result: Result) 
     assert table.schema.metadata == {b"view": b"kernels", b"notes": b'["a note"]'}
     assert table["start_ns"].cast(pa.int64()).to_pylist() == [MOMENT_NS, None]
     assert [column.null_count for column in table.columns] == [1] * 6
+
+
+def test_notes_with_half_of_a_surrogate_pair_are_kept() -> None:
+    schema = columns(("name", "text", "", "of it"))
+    table = make_result("kernels", schema, {"name": ["a"]}, ["left out: \ud800"]).to_arrow()
+    assert json.loads(table.schema.metadata[b"notes"]) == ["left out: \ud800"]
 
 
 def test_pandas_keeps_integers_and_what_is_missing(result: Result) -> None:

@@ -12,6 +12,7 @@ import pytest
 from kineto_trace.html.view_heads import view_title
 from kineto_trace.model.target_info import TargetInfo
 from kineto_trace.store.parquet_folder import save_columns
+from support.counters.trace_samples import sample
 from support.trace_files.traces import START_NS, target, trace
 from support.web.browsing import Browser, browsing
 from support.web.hostile_trace import write_hostile
@@ -56,13 +57,18 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     for rank in range(2):
         save_columns(trace(of_rank(rank), target=of(rank)), folder / "before" / f"rank{rank}.kineto")
     hostile = write_hostile(folder / "hostile.json")
-    with browsing([folder / "job", folder / "bare.kineto", hostile, folder / "before"]) as found:
+    samples = [sample(at, at + 10, 50) for at in (0, 10, 40)]
+    samples += [sample(at, at + 100, at, name=f"m{at}", metric=f"m{at}") for at in range(70)]
+    sampled = trace({"kernel": [{"name": "gemm", "duration": 90}], "counter": samples}, target=of(0))
+    save_columns(sampled, folder / "sampled.kineto")
+    paths = [folder / "job", folder / "bare.kineto", hostile, folder / "before", folder / "sampled.kineto"]
+    with browsing(paths) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
 def ids(browser: Browser) -> list[str]:
-    """Of the job, the bare trace, the hostile one and the job's baseline."""
+    """Of the job, the bare trace, the hostile one, the job's baseline, and one with samples of a GPU's counters."""
     return re.findall(r'href="/c/(\w+)"', browser.ask("/").text)
 
 
@@ -185,6 +191,14 @@ def test_counters_are_small_charts_with_their_units(browser: Browser, ids: list[
     assert "rank 1, GPU0: reserved" in page
     assert page.count("<figure>") == 4
     assert json.loads(browser.ask(f"/c/{ids[0]}/counters.json").text)["counters"]["rows"][0]["unit"] == "bytes"
+
+
+def test_samples_of_hardware_counters_are_drawn_where_there_are_any(browser: Browser, ids: list[str]) -> None:
+    page = browser.shown(f"/c/{ids[4]}/counters").text
+    dram = page[page.index("rank 0, GPU0: DRAM") : page.index("rank 0, GPU0: m0")]
+    assert dram.count("<polyline") == 2  # nothing is drawn from 20 to 40 ns
+    assert page.count("<figure>") == 60
+    assert "These are the first 60 of 71 counters. The tables have all of them." in page
 
 
 def test_what_was_not_recorded_is_said_with_the_option_that_records_it(browser: Browser, ids: list[str]) -> None:

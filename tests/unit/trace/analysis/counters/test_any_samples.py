@@ -18,6 +18,7 @@ from kineto_trace.analysis.overview.counter_series_views import counter_curves, 
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import StringTable, Trace, make_table
 from kineto_trace.view_api.view import View
+from support.counters.trace_samples import LAST_DEVICE, LAST_NS, ODD_TEXTS, ODD_VALUES
 from support.trace_files.simulated.sampled_gpu import H200, counter_table
 from support.trace_files.traces import START_NS, target
 
@@ -40,12 +41,12 @@ LENGTH = 1_000
 LABELS = ("DRAM", "Tensor pipe", "SM busy", "Power", "SM clock", "Throttled by heat", "NVLink sent", "Temperature")
 KERNELS = ("copy", "nvjet_tst", "ncclDevKernel_AllReduce_Sum_f32", "vectorized_elementwise_kernel<float>")
 
-values = st.one_of(st.floats(-50, 250), st.sampled_from([float("nan"), float("inf"), 0.0, 100.0, 1e12]))
-samples = st.lists(
-    st.tuples(st.integers(-200, 1200), st.integers(0, 120), st.sampled_from(LABELS), st.integers(0, 1), values),
-    max_size=60,
-)
-regular = st.lists(st.tuples(st.sampled_from(LABELS), values), max_size=4)
+values = st.one_of(st.floats(-50, 250), st.sampled_from([0.0, 100.0, 1e12, *ODD_VALUES]))
+labels = st.sampled_from([*2 * LABELS, *ODD_TEXTS])
+starts = st.one_of(*[st.integers(-200, 1200)] * 9, st.sampled_from([-START_NS, LAST_NS - START_NS - 120]))
+devices = st.sampled_from([0, 0, 0, 1, 1, LAST_DEVICE])
+samples = st.lists(st.tuples(starts, st.integers(0, 120), labels, devices, values), max_size=60)
+regular = st.lists(st.tuples(labels, values), max_size=4)
 kernels = st.lists(
     st.tuples(st.integers(-100, 1100), st.integers(0, 400), st.sampled_from(KERNELS), st.integers(0, 2),
               st.integers(0, 2)),
@@ -83,7 +84,9 @@ def made(samples: list[Any], regular: list[Any], kernels: list[Any]) -> Trace:
 def test_views_answer_with_values_that_can_be(samples: list[Any], regular: list[Any], kernels: list[Any]) -> None:
     context = Context(made(samples, regular, kernels))
     for view in VIEWS:
-        for row in view(context).rows():
+        result = view(context)
+        assert result.to_arrow().num_rows == len(result)
+        for row in result.rows():
             assert row.get("why") or row.get("value", 0) is not None or view in (counters,)
             for key in ("value_pct", "dram_pct", "tensor_pct", "unsampled_pct", "shared_pct", "steps_throttled_pct"):
                 assert row.get(key) is None or -1e-9 <= row[key] <= 100 + 1e-9

@@ -8,9 +8,9 @@ from kineto_trace.analysis.counters.attribution import DIRECT, FIT, NOT_STATED, 
 from kineto_trace.analysis.counters.groupings import by_kernel
 from kineto_trace.model.context import Context
 from kineto_trace.model.source_coverage import SourceCoverage
-from kineto_trace.model.trace import Trace
-from support.trace_files.simulated.sampled_gpu import MS, Run, sampled
-from support.trace_files.traces import START_NS
+from kineto_trace.model.trace import StringTable, Trace
+from support.trace_files.simulated.sampled_gpu import MS, Run, counter_table, sampled
+from support.trace_files.traces import START_NS, table, trace
 
 US = 1_000
 
@@ -47,6 +47,29 @@ def test_kernels_of_several_samples_are_measured_directly() -> None:
     found, row = one_device(sampled(runs, ["DRAM"], length_ns=100 * MS, spread=0, noise=0))
     assert found.method[row["copy"], 0] == DIRECT
     assert found.value[row["copy"], 0] == pytest.approx(87)
+
+
+def test_samples_of_different_length_count_by_their_time() -> None:
+    """As those of the power do where a reading comes late: 900 ms at 300 W, then ten of 10 ms at 600 W."""
+    length = np.array([900, *[10] * 10]) * MS
+    start = np.cumsum(length) - length
+    samples = counter_table(
+        [
+            {
+                "label": "Power",
+                "device": 0,
+                "start": START_NS + start,
+                "duration": length,
+                "value": [300.0, *[600.0] * 10],
+            }
+        ],
+        strings := StringTable(),
+    )
+    kernels = table("kernel", [{"name": "copy", "start": 0, "duration": 1000 * MS, "stream": 7}], strings)
+    tables = {"counter": samples, "kernel": kernels}
+    found, row = one_device(trace({}, strings=tuple(strings.strings), tables=tables, length_ns=1000 * MS))
+    assert found.method[row["copy"], 0] == DIRECT
+    assert found.value[row["copy"], 0] == pytest.approx((900 * 300 + 100 * 600) / 1000)
 
 
 def test_a_kernel_that_ran_too_little_has_no_value_but_a_reason() -> None:

@@ -70,6 +70,35 @@ def test_each_member_of_a_files_counter_is_one_without_a_unit(tmp_path: Path) ->
     ]  # fmt: skip
 
 
+def test_members_of_a_files_counter_that_have_a_column_are_counters_as_others_are(tmp_path: Path) -> None:
+    events = [
+        {"ph": "C", "name": "Memory", "pid": 5, "ts": 10, "args": {"bytes": 40, "size": 0, "free": 2}},
+        {"ph": "C", "name": "Memory", "pid": 5, "ts": 20, "args": {"bytes": 41.5, "free": 10**400}},
+    ]
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    rows = counters(Context(open_trace(path))).rows()
+    assert [(row["counter"], row["value"]) for row in rows] == [
+        ("Memory: free", 2), ("Memory: bytes", 40), ("Memory: bytes", 41.5), ("Memory: size", 0),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("pids", [(0, 1), ("GPU 0", "GPU 1")])
+def test_counters_of_one_name_in_several_processes_are_as_many(tmp_path: Path, pids: tuple[object, object]) -> None:
+    events = [
+        {"ph": "C", "name": "utilization", "pid": pid, "ts": at, "args": {"%": 50 + 40 * number}}
+        for at in (10, 20)
+        for number, pid in enumerate(pids)
+    ]
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    rows = counter_summary(Context(open_trace(path))).rows()
+    shown = [pid if isinstance(pid, str) else f"process {pid}" for pid in pids]
+    assert [(row["counter"], row["samples"], row["mean"]) for row in rows] == [
+        (f"{shown[0]}: utilization: %", 2, 50), (f"{shown[1]}: utilization: %", 2, 90),
+    ]  # fmt: skip
+
+
 def test_long_series_can_be_thinned() -> None:
     rows = [
         {"start": at, "name": "[memory]", "bytes": 1, "address": at, "device_type": 1, "device": 0,
@@ -118,6 +147,15 @@ def test_a_sample_before_the_window_counts_from_its_beginning(tmp_path: Path) ->
     assert found["mean"] == pytest.approx(30)
 
 
+def test_the_mean_of_the_largest_values_does_not_overflow(tmp_path: Path) -> None:
+    events = [{"ph": "C", "name": "large", "pid": 0, "ts": at, "args": {"value": 1e308}} for at in (1, 2_000_000, 3e9)]
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": [*events, {"ph": "X", "name": "op", "cat": "cpu_op", "pid": 0, "tid": 1,
+                                                           "ts": 1, "dur": 4e9}]}))  # fmt: skip
+    (found,) = counter_summary(Context(open_trace(path))).rows()
+    assert found["mean"] == pytest.approx(1e308)
+
+
 def test_hardware_counters_hold_for_their_samples_and_are_unknown_between_them() -> None:
     strings, start = StringTable(), START_NS + np.array([0, 100, 500])
     column = {"label": "DRAM", "device": 1, "start": start, "duration": np.full(3, 100), "value": [10.0, 30, 50]}
@@ -131,6 +169,27 @@ def test_hardware_counters_hold_for_their_samples_and_are_unknown_between_them()
     (found,) = counter_summary(context).rows()
     assert (found["samples"], found["mean"], found["min"], found["last"]) == (3, 30, 10, 50)
     assert len(counters(context, max_points=3)) == 3
+
+
+def test_a_long_gap_between_samples_stays_unknown_where_curves_are_thinned() -> None:
+    strings, start = StringTable(), START_NS + 100 * np.append(np.arange(500), 700 + np.arange(500))
+    start = start + (np.arange(1000) % 10 == 9)  # a gap of 1 ns at every tenth sample, which nobody could see
+    column = {
+        "label": "DRAM",
+        "device": 0,
+        "start": start,
+        "duration": np.full(1000, 100),
+        "value": np.arange(1000.0) % 90,
+    }
+    tables = {"counter": counter_table([column], strings)}
+    context = Context(trace(NOTHING, strings=tuple(strings.strings), tables=tables, length_ns=120_000))
+    for view in (counters, counter_curves):
+        rows = view(context, max_points=100).rows()
+        assert 90 <= len(rows) <= 100
+        key = "value" if view is counters else "value_pct"
+        unknown = [at for at, row in enumerate(rows) if row[key] is None]
+        assert [rows[at]["time_ns"] - START_NS for at in unknown] == [50_001]
+        assert rows[unknown[0] + 1]["time_ns"] - START_NS == 70_000
 
 
 def test_curves_have_the_percentages_alone_thinned_to_what_shows_their_shape() -> None:
