@@ -218,6 +218,39 @@ def test_a_stopped_daemon_keeps_what_was_recorded(mortal: Daemon) -> None:
     assert len(target.files) == 1
 
 
+def stop_workers(daemon: Daemon) -> None:
+    """From now on nothing is decoded."""
+    for worker in psutil.Process(daemon.pid).children():
+        worker.suspend()
+
+
+def decoding(daemon: Daemon) -> bool:
+    return any(daemon.state_dir.glob("captures/*/targets/*/raw/ending.json"))
+
+
+@pytest.mark.slow
+def test_a_daemon_that_is_stopped_before_all_is_decoded_leaves_its_reason_to_the_next(mortal: Daemon) -> None:
+    with traced(mortal, "collect", "record 100") as (_, capture_id):
+        stop_workers(mortal)
+        assert mortal.stop() == 0
+    mortal.start()
+    target = end_of(mortal, capture_id)
+    assert (target.verdict, target.reason_code) == (pb.VERDICT_PARTIAL, "DAEMON_STOPPED")
+    assert len(target.files) == 1
+
+
+def test_a_daemon_that_is_killed_while_it_decodes_leaves_its_reason_to_the_next(mortal: Daemon) -> None:
+    with traced(mortal, "collect", "record 100") as (agent, capture_id):
+        stop_workers(mortal)
+        agent.kill()
+        until(lambda: decoding(mortal), "it is decoding")
+        mortal.kill()
+    mortal.start()
+    target = end_of(mortal, capture_id)
+    assert (target.verdict, target.reason_code) == (pb.VERDICT_PARTIAL, "TARGET_EXITED")
+    assert target.reason == f"process {agent.pid} ended during the capture: it was killed by SIGKILL"
+
+
 @pytest.mark.slow
 def test_top_goes_on_when_its_daemon_is_back(mortal: Daemon) -> None:
     command = kinetoctl("--address", mortal.address, "top", "--all")

@@ -7,13 +7,19 @@ import numpy.typing as npt
 
 from kineto_trace.analysis.counters.hardware_counter_views import as_columns
 from kineto_trace.analysis.counters.sampled_counters import (
+    DRAM,
+    DRAM_BYTES,
     GPC_CLOCK,
+    GPU_BUSY,
     MEMORY_CLOCK,
     NO_COUNTERS,
+    PCIE,
     POWER,
     POWER_LIMIT,
+    SM_BUSY,
     SM_CLOCK,
     TEMPERATURE,
+    TENSOR,
     THROTTLED,
     SampledCounter,
     interval_means,
@@ -23,13 +29,22 @@ from kineto_trace.analysis.counters.sampled_counters import (
 )
 from kineto_trace.analysis.counters.step_counter_views import gpu_steps
 from kineto_trace.arrays.intervals import Union, intersection, union
+from kineto_trace.kernel_traits.gpu_vendors import GpuVendor
 from kineto_trace.model.context import Context
+from kineto_trace.structure.gpu_devices import gpu_vendor
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view
 
 NO_CLOCKS = "power and clocks were not sampled, though other counters were"
+# As measured: tests/gpu/counters_proof.py.
+OWN_POWER = (
+    "sampling hardware counters takes power itself (32 W on an H200), so that work at the power limit was some 1 % "
+    "slower for it"
+)
 _TOGETHER = 1.5  # lengths of a sample: what begins so soon after the one before goes on
 _CLOCKS = frozenset((POWER, POWER_LIMIT, SM_CLOCK, GPC_CLOCK, MEMORY_CLOCK, TEMPERATURE, *THROTTLED))
+
+_SAMPLED = frozenset((GPU_BUSY, SM_BUSY, DRAM, TENSOR, *DRAM_BYTES, *PCIE))  # one of them is in each set
 
 Ints = npt.NDArray[np.int64]
 
@@ -66,6 +81,13 @@ def throttled(context: Context, device: int) -> Union:
     found = [each.spans for each in throttling(context, device)]
     empty = np.empty(0, np.int64)
     return union(*(np.concatenate([empty, *(spans[side] for spans in found)]) for side in (0, 1)))
+
+
+def slowed_by_sampling(context: Context, device: int) -> bool:
+    """Tells whether a GPU of NVIDIA's was sampled while its power limit held its clock down."""
+    by_power = any(each.reason == "power" and each.spans.length() for each in throttling(context, device))
+    nvidia = context.get(gpu_vendor) in (GpuVendor.NVIDIA, GpuVendor.UNKNOWN)
+    return by_power and nvidia and not _SAMPLED.isdisjoint(tracks_of(context, device))
 
 
 def sm_clock(context: Context, device: int) -> SampledCounter | None:
@@ -122,7 +144,9 @@ def gpu_clocks(context: Context) -> Answer:
     tracks = context.get(sampled_counters)
     devices = sorted({track.device for track in tracks if track.label in _CLOCKS})
     rows = [_clock_row(context, device) for device in devices]
-    told = left_out_note(context) if rows else [NO_CLOCKS] if tracks else []
+    told = list(left_out_note(context)) if rows else [NO_CLOCKS] if tracks else []
+    if any(slowed_by_sampling(context, device) for device in devices):
+        told.append(OWN_POWER)
     return Answer(as_columns(gpu_clocks, rows), told)
 
 

@@ -9,7 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.analysis.causes.time_causes import time_causes
-from kineto_trace.analysis.counters.clock_views import mean_in, sm_clock, throttled, throttling
+from kineto_trace.analysis.counters.clock_views import (
+    OWN_POWER,
+    mean_in,
+    slowed_by_sampling,
+    sm_clock,
+    throttled,
+    throttling,
+)
 from kineto_trace.analysis.counters.roofline import (
     BOUND,
     COMPUTE_BOUND,
@@ -152,6 +159,7 @@ def throttled_clock(context: Context) -> Iterator[Finding]:
     steps = context.get(time_causes).steps
     measured = union(steps.start[~steps.left_out], steps.end[~steps.left_out])
     lost: dict[str, list[tuple[float, str]]] = {}
+    sampling = False
     for device in sorted({track.device for track in context.get(sampled_counters)}):
         slow, clock = intersection(throttled(context, device), measured), sm_clock(context, device)
         if not slow.length() or clock is None or not len(clock):
@@ -164,6 +172,7 @@ def throttled_clock(context: Context) -> Iterator[Finding]:
             f"GPU {device}: throttled by {max(reasons)[1]} for {share(slow.length(), measured.length())} of the steps' "
         )
         told += f"time at {at / 1e9:.3g} of {top / 1e9:.3g} GHz{_power(context, device, slow)}"
+        sampling |= slowed_by_sampling(context, device)
         lost.setdefault(max(reasons)[1], []).append((_busy(context, device, slow) * (1 - at / top), told))
     devices = max(len(context.get(time_causes).devices), 1)
     for reason, found in lost.items():
@@ -172,7 +181,8 @@ def throttled_clock(context: Context) -> Iterator[Finding]:
             title=f"The clock of the GPU is held down by its {'temperature' if reason == 'heat' else reason}",
             saving_ns=int(sum(saving for saving, _ in found)) // devices,
             advice=_REMEDIES[reason],
-            evidence=f"{'; '.join(text for _, text in found)}; the saving assumes that all work follows the clock",
+            evidence=f"{'; '.join(text for _, text in found)}; the saving assumes that all work follows the clock"
+            + (f"; {OWN_POWER}" if sampling and reason == "power" else ""),
         )
 
 

@@ -11,7 +11,7 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from kinetod.base.errors import VerdictReason
 from kinetod.base.safe_text import clean, clean_code
 
-_REASON_CHARS = 1024
+REASON_CHARS = 1024
 KEPT = "; what was recorded until then is kept"  # the end of a reason, unless nothing was
 
 
@@ -57,13 +57,13 @@ def ending_of_result(result: wire.Result) -> Ending:
     if outcome is EndState.DONE:
         return DONE
     code = clean_code(_AGENT_CODES.get(result.reason_code, result.reason_code), VerdictReason.AGENT_ERROR)
-    return Ending(outcome, code, clean(result.reason, _REASON_CHARS) or f"the agent gave no reason beyond {code}")
+    return Ending(outcome, code, clean(result.reason, REASON_CHARS) or f"the agent gave no reason beyond {code}")
 
 
 def ending_of_rejection(rejected: wire.Rejected) -> Ending:
     """The ending for a request that the agent rejected."""
     code = clean_code(rejected.reason_code, VerdictReason.AGENT_ERROR)
-    reason = clean(rejected.reason, _REASON_CHARS) or f"the agent gave no reason beyond {code}"
+    reason = clean(rejected.reason, REASON_CHARS) or f"the agent gave no reason beyond {code}"
     if rejected.busy_capture_id and rejected.busy_capture_id not in reason:
         reason += f" (capture {clean(rejected.busy_capture_id, 64)})"
     return Ending(EndState.FAILED, code, reason)

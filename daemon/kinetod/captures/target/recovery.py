@@ -15,6 +15,7 @@ from kinetod.captures.request.capture_spec import DEFAULT_FORMATS
 from kinetod.captures.result.decode_pool import DecodeError
 from kinetod.captures.result.verdict import Ending, EndState, final
 from kinetod.captures.target.conversion import convert
+from kinetod.captures.target.noted_ending import noted
 from kinetod.captures.target.services import Services
 
 log = logging.getLogger(__name__)
@@ -32,6 +33,7 @@ async def recover_target(
     ending = Ending(EndState.PARTIAL, VerdictReason.DAEMON_RESTARTED, reason)
     decode_error: tuple[str, str] | None = None
     cut: tuple[str, ...] = ()
+    dropped = 0
     exists = directory.is_dir()
     recorded = exists and await asyncio.to_thread(_prepare, directory)
     if armed and not recorded:
@@ -40,6 +42,8 @@ async def recover_target(
     elif not exists:
         ending = Ending(EndState.FAILED, VerdictReason.DAEMON_RESTARTED, f"{reason}, and the target's folder is gone")
     elif recorded:
+        if (known := await asyncio.to_thread(noted, directory)) is not None:
+            ending, dropped = known.ending(), known.dropped
         try:
             converted = await convert(services, directory, formats or DEFAULT_FORMATS, pid=target.pid)
         except DecodeError as exc:
@@ -51,7 +55,7 @@ async def recover_target(
             garbage = directory / "raw"
     if not recorded:
         garbage = directory
-    verdict = final(ending, recorded=recorded, dropped=0, cut=cut, decode_error=decode_error)
+    verdict = final(ending, recorded=recorded, dropped=dropped, cut=cut, decode_error=decode_error)
     target.verdict = verdict.verdict
     target.reason_code = verdict.code
     target.reason = verdict.reason

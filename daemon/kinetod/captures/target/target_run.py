@@ -28,6 +28,7 @@ from kinetod.base.safe_text import clean
 from kinetod.captures.counters.capture_counters import TargetSampling
 from kinetod.captures.result.decode_pool import DecodeError
 from kinetod.captures.result.verdict import Ending, EndState, Final, final, worse
+from kinetod.captures.target import noted_ending
 from kinetod.captures.target.arena_reader import BadArena
 from kinetod.captures.target.buffer_memory import MemoryShare
 from kinetod.captures.target.collection import (
@@ -188,6 +189,10 @@ class TargetRun:
         """Runs, after `attach`, until the target has its verdict. Raises only CancelledError."""
         try:
             await self._run()
+        except asyncio.CancelledError:  # the daemon's time to stop is over
+            if self._collection.stop is not None and self._collection.stop.outcome is EndState.PARTIAL:
+                noted_ending.note(self._spool.directory, self._collection.stop, self._spool.dropped_records())
+            raise
         except Exception:
             log.exception("capture %s failed for process %d", self._capture_id, self.target.pid)
             reason = "an internal error of the daemon; its log has the details"
@@ -392,10 +397,12 @@ class TargetRun:
             )
         converted: Converted | None = None
         decode_error: tuple[str, str] | None = None
+        dropped = self._spool.dropped_records()
         if ending.outcome is EndState.DONE and not self._spool.counts():
             ending = Ending(EndState.FAILED, VerdictReason.NOTHING_RECORDED, "the agent announced no source")
         if ending.outcome is EndState.DONE or (ending.outcome is EndState.PARTIAL and recorded):
             self._handle(DecodingBegun())
+            await self._in_thread(noted_ending.note, self._spool.directory, ending, dropped)
             try:
                 converted = await convert(self._services, self._spool.directory, self._formats, pid=self.target.pid)
             except DecodeError as exc:
@@ -403,7 +410,7 @@ class TargetRun:
         verdict = final(
             ending,
             recorded=recorded,
-            dropped=self._spool.dropped_records(),
+            dropped=dropped,
             unreadable=converted.unreadable if converted is not None else 0,
             cut=converted.cut if converted is not None else (),
             decode_error=decode_error,

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kineto_trace.analysis.counters.clock_views import NO_CLOCKS, gpu_clocks, throttling_spans
+from kineto_trace.analysis.counters.clock_views import NO_CLOCKS, OWN_POWER, gpu_clocks, throttling_spans
 from kineto_trace.analysis.counters.sampled_counters import NO_COUNTERS
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import StringTable
@@ -46,6 +46,13 @@ def test_a_gpu_has_its_clocks_and_how_long_it_was_throttled() -> None:
     assert row["hardware_throttled_pct"] is None and row["memory_clock_mhz"] is None  # not sampled
     assert row["steps_throttled_pct"] == pytest.approx(40)
     assert row["throttled_sm_clock_mhz"] == pytest.approx(1400)
+
+
+def test_what_sampling_costs_is_told_where_the_power_limit_held_and_counters_were_sampled() -> None:
+    dram = {"DRAM": [10.0] * 10}
+    assert OWN_POWER in gpu_clocks(sampled({**SLOW, **dram})).notes
+    assert OWN_POWER not in gpu_clocks(sampled(SLOW)).notes
+    assert OWN_POWER not in gpu_clocks(sampled({**SLOW, **dram, "Throttled by power": [0.0] * 10})).notes
 
 
 def test_spans_of_throttling_are_told_with_what_the_gpu_did_in_them() -> None:

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from kineto_trace.analysis.counters.clock_views import OWN_POWER
 from kineto_trace.analysis.finding import Finding
 from kineto_trace.analysis.findings.finding_rules import findings
 from kineto_trace.model.context import Context
@@ -112,6 +113,7 @@ def test_clocks_that_are_held_down_have_a_finding_with_how_much_and_how_long() -
     )
     assert told.saving_ns == pytest.approx(200 * MS * (1 - 1.4 / 1.98), rel=0.02)
     assert "nvidia-smi -pl" in told.advice
+    assert told.evidence.endswith(OWN_POWER)
 
 
 def test_throttling_without_a_lower_clock_is_no_finding() -> None:
