@@ -9,6 +9,7 @@
     │   └── NoSuchPod            3    the caller: Kubernetes has no such pod
     ├── Refused                  5    the state of the target or of the daemon does not allow it now
     │   ├── Unsupported          5    the daemon does not know this call
+    │   ├── ConditionNotMet      5    no GPU did in time what was waited for
     │   ├── JobNotRunning        5    the job has not started, or is suspended
     │   └── PodNotRunning        5    the pod is not running
     ├── DownloadFailed           5    this machine: the trace could not be written
@@ -113,6 +114,12 @@ class Unsupported(Refused):
     """The daemon does not know this call."""
 
     help_text = "`kinetoctl version` shows both versions; use a kinetoctl of the daemon's version."
+
+
+class ConditionNotMet(Refused):
+    """No GPU of the processes met a condition in time, or can meet it."""
+
+    help_text = "`kinetoctl top` shows what the GPUs do, `kinetoctl top --once -o json` all their figures."
 
 
 class JobNotRunning(Refused):

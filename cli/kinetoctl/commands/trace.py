@@ -12,6 +12,7 @@ from kineto_trace.store.output_formats import SUFFIXES
 from kinetoctl.base.common_options import CommonOptions, common_options, current
 from kinetoctl.base.lazy_import import completed
 from kinetoctl.base.value_types import ACTIVITIES, COUNTERS, DELAY, DURATION, KEEP, LABEL, SIZE, START
+from kinetoctl.client.condition_wait import SAMPLE_NS, wait_for
 from kinetoctl.client.daemon_client import Client
 from kinetoctl.client.enum_names import RECORDERS
 from kinetoctl.client.fleet.event_loop import run_fleet
@@ -21,8 +22,10 @@ from kinetoctl.client.fleet.host_run import Fleet
 from kinetoctl.client.fleet.start_plan import REQUIREMENTS, WARMUP_NS
 from kinetoctl.client.fleet.workflow import bring, merge_files, new_id
 from kinetoctl.client.hosts.host_targets import Place
+from kinetoctl.client.open_streams import kept_open
 from kinetoctl.client.tracing import Outcome, TraceRequest, trace
 from kinetoctl.options.capture_spec import STACKS, TraceOptions, build_spec
+from kinetoctl.options.gpu_condition import GPU_CONDITION, GpuCondition
 from kinetoctl.options.help_sections import SectionedCommand
 from kinetoctl.options.host_options import PLACE_OPTIONS, named_places, place_options
 from kinetoctl.options.kineto_config_merge import KINETO_CONFIG, asked_for, configured
@@ -80,7 +83,7 @@ SECTIONS = {
     "Which processes": PARAMETERS,
     "Which hosts": (*PLACE_OPTIONS, "require"),
     "How long and when": (
-        *("duration", "warmup", "start_at"),
+        *("duration", "warmup", "start_at", "when", "when_within"),
         *("iterations", "start_iteration", "roundup", "warmup_iterations", "or_duration"),
         "wait_for_user_profiler",
     ),
@@ -124,6 +127,31 @@ def _fleet_request(
     )
 
 
+def _check_when(
+    when: GpuCondition | None, within_ns: int | None, spec: "pb.CaptureSpec", *, several_hosts: bool
+) -> None:
+    """Raises UsageError."""
+    if when is None:
+        if within_ns is not None:
+            raise click.UsageError("--when-within needs --when")
+    elif several_hosts:
+        raise click.UsageError("--when watches the GPUs of one host; leave out --host, --hosts, --slurm-job and --kube")
+    elif spec.start_time_ns:
+        raise click.UsageError("--when and a start time exclude each other")
+
+
+def _wait(
+    client: Client, spec: "pb.CaptureSpec", when: GpuCondition, within_ns: int | None, settings: CommonOptions
+) -> None:
+    """Raises ConditionNotMet."""
+    if not settings.quiet:
+        say(f"waiting for {when} on a GPU of the processes", err=True)
+    samples = kept_open(lambda: client.watch_host(spec.selector, interval_ns=SAMPLE_NS, include_without_agent=True))
+    met = wait_for(samples, when, within_ns)
+    if met is not None and not settings.quiet:
+        say(f"GPU {met.gpu}: {when.figure} is {when.shown(met.value)}; tracing", err=True)
+
+
 @click.command("trace", cls=SectionedCommand, sections=SECTIONS, usual=USUAL)
 @selector_options
 @place_options
@@ -156,6 +184,18 @@ def _fleet_request(
 )
 @click.option("--warmup", type=DELAY, help="Time to collect and discard before --duration starts.")
 @click.option("--start-at", type=START, help="Start time: +10s from now, or a local time such as 2030-01-31T12:00:00.")
+@click.option(
+    "--when",
+    type=GPU_CONDITION,
+    metavar="CONDITION",
+    help="Start once a GPU of the processes meets this, for example 'sm_active<30% for 10s': a figure of "
+    "`kinetoctl top -o json`, < or >, a limit.  [default: for 5s]",
+)
+@click.option(
+    "--when-within",
+    type=DURATION,
+    help="With --when: give up if that has not happened within this time.  [default: never]",
+)
 @_switch(
     "--wait-for-user-profiler",
     "Wait until the program's own torch.profiler has finished, if it is running.  [default: refuse]",
@@ -247,6 +287,7 @@ def command(**values: Any) -> int:
     kinetoctl trace --rank 0,8-15 --iterations 20 --roundup 100
     kinetoctl trace --command train.py --activities kernel,gpu_memcpy
     kinetoctl trace --hosts @nodes --rank all --duration 5s
+    kinetoctl trace --rank all --when 'sm_active<30% for 10s'
 
     Select the processes with at least one condition; if several are given, all must hold. Launchers and
     DataLoader workers are left out: `kinetoctl ps` with the same options lists what would be traced. A process
@@ -260,6 +301,7 @@ def command(**values: Any) -> int:
     """
     places = named_places(values)
     require, no_merge = values.pop("require"), values.pop("no_merge")
+    when, when_within = values.pop("when"), values.pop("when_within")
     options = TraceOptions(**values)
     settings = current()
     log_file = None
@@ -267,6 +309,7 @@ def command(**values: Any) -> int:
         options, log_file, notes = configured(options, asked_for(options.kineto_config, time.time_ns()))
         _tell(notes, settings)
     spec = build_spec(options, selects=not (places and all(place.selects for place in places)))
+    _check_when(when, when_within, spec, several_hosts=bool(places))
     directory = None if options.no_fetch else prepare_folder(options.output_dir or Path())
     if places:
         if log_file is not None:
@@ -288,4 +331,6 @@ def command(**values: Any) -> int:
         log_file=log_file,
     )
     with Client(settings.address, timeout_s=settings.timeout_s) as client:
+        if when is not None:
+            _wait(client, spec, when, when_within, settings)
         return run_trace(client, request, settings).exit_code()
