@@ -12,7 +12,7 @@ from support.machine.control_groups import cpu_group
 from support.service.daemon import Daemon, watch_to_end
 from support.targets.programs import connected
 
-QUARTER_NS = 10**9 // 4
+SECOND_NS = 10**9
 VIEWS = ("threads", "process_use", "thread_times", "child_processes", "settings")
 # Two threads, of which one computes without the GIL all the time and the other one waits for its standard input.
 TARGET = """
@@ -36,7 +36,7 @@ sys.stdin.read()
 def traced(daemon: Daemon, pid: int, folder: Path) -> dict[str, list[dict[str, Any]]]:
     """The views' rows of a capture, by view."""
     stub = daemon.stub()
-    spec = pb.CaptureSpec(selector=pb.Selector(pids=[pid]), duration_ns=2 * QUARTER_NS)
+    spec = pb.CaptureSpec(selector=pb.Selector(pids=[pid]), duration_ns=2 * SECOND_NS)
     capture = watch_to_end(stub, stub.CreateCapture(pb.CreateCaptureRequest(spec=spec), timeout=10).id)
     assert capture.status == pb.CAPTURE_STATUS_DONE
     chunks = stub.FetchTrace(pb.FetchTraceRequest(capture_id=capture.id), timeout=10)
@@ -58,7 +58,7 @@ def test_a_capture_tells_who_ran_and_who_was_blocked(daemon: Daemon, tmp_path: P
     assert all(row["cpu_pct"] < computes["cpu_pct"] for row in others)
     (use,) = found["process_use"]
     assert (use["usable_cores"], use["host_cores"]) == (len(os.sched_getaffinity(0)), os.cpu_count())
-    assert 0.4 < use["seconds"] < 5
+    assert 1.9 < use["seconds"] < 7
     assert len([row for row in found["thread_times"] if row["name"] == "computes"]) >= 2
     (worker,) = found["child_processes"]
     assert worker["name"].startswith("python")

@@ -198,12 +198,12 @@ def test_a_flush_that_does_not_return_does_not_hold_the_agent() -> None:
     with python("""
 from kineto_agent.sources.cupti import gpu_activities
 gpu_activities.STOP_LIMIT_MS = 50
-cuda.set("flush_delay_ms", 400)
+cuda.set("flush_delay_ms", 2000)
 begin = time.monotonic()
 outcome = session.stop()
 took = time.monotonic() - begin
 session.close()
-print(took < 0.3, outcome.warnings, flush=True)
+print(took < 1.5, outcome.warnings, flush=True)
 from kineto_agent.sources.interface import SourceError
 try:
     source().prepare(request(["kernel"]))
@@ -216,6 +216,7 @@ def prepared():
     except SourceError:
         return None
 session = until(prepared, "the earlier recording has ended")
+gpu_activities.STOP_LIMIT_MS = 20_000  # a busy machine
 session.start()
 cuda.launch(count=3)
 print(session.stop().counts.records, flush=True)
