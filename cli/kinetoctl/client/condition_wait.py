@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from kineto_protos.units import format_duration
 
+from kinetoctl.client.gpu_condition import GpuCondition
 from kinetoctl.errors import ConditionNotMet
-from kinetoctl.options.gpu_condition import GpuCondition
 
 if TYPE_CHECKING:
     from kineto_protos.v1 import profiler_pb2 as pb

@@ -21,11 +21,12 @@ from kinetoctl.client.fleet.fleet_run import FleetRequest, FleetRun
 from kinetoctl.client.fleet.host_run import Fleet
 from kinetoctl.client.fleet.start_plan import REQUIREMENTS, WARMUP_NS
 from kinetoctl.client.fleet.workflow import bring, merge_files, new_id
+from kinetoctl.client.gpu_condition import GpuCondition
 from kinetoctl.client.hosts.host_targets import Place
 from kinetoctl.client.open_streams import kept_open
 from kinetoctl.client.tracing import Outcome, TraceRequest, trace
 from kinetoctl.options.capture_spec import STACKS, TraceOptions, build_spec
-from kinetoctl.options.gpu_condition import GPU_CONDITION, GpuCondition
+from kinetoctl.options.condition_option import GPU_CONDITION
 from kinetoctl.options.help_sections import SectionedCommand
 from kinetoctl.options.host_options import PLACE_OPTIONS, named_places, place_options
 from kinetoctl.options.kineto_config_merge import KINETO_CONFIG, asked_for, configured

@@ -5,7 +5,8 @@ import re
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 from kineto_protos.v1 import profiler_pb2 as pb
-from kinetoctl.options.gpu_condition import FIGURES, GpuCondition, parse_gpu_condition
+from kinetoctl.client.gpu_condition import FIGURES, GpuCondition
+from kinetoctl.options.condition_option import parse_gpu_condition
 
 S = 10**9
 
