@@ -49,13 +49,15 @@ class ConditionWatch:
         self._without = 0 if having else self._without + 1
         if self._without >= _PATIENCE:
             raise ConditionNotMet(self._never(bool(own)))
-        self.last = {gpu.gpu.index: getattr(gpu, condition.figure) for gpu in having}
-        holding = [gpu for gpu in having if condition.holds(getattr(gpu, condition.figure))]
-        since = {(gpu.vendor, gpu.gpu.index): sample.time_ns for gpu in holding}
-        self._since_ns = {key: min(now_ns, self._since_ns.get(key, now_ns)) for key, now_ns in since.items()}
-        for gpu in holding:
-            if sample.time_ns - self._since_ns[gpu.vendor, gpu.gpu.index] >= condition.lasts_ns:
-                return Met(gpu.gpu.index, getattr(gpu, condition.figure))
+        values = {(gpu.vendor, gpu.gpu.index): float(getattr(gpu, condition.figure)) for gpu in having}
+        self.last = {gpu: value for (_, gpu), value in values.items()}
+        now_ns, before = sample.time_ns, self._since_ns
+        self._since_ns = {
+            key: min(now_ns, before.get(key, now_ns)) for key, value in values.items() if condition.holds(value)
+        }
+        for key, since_ns in self._since_ns.items():
+            if now_ns - since_ns >= condition.lasts_ns:
+                return Met(key[1], values[key])
         return None
 
     def _never(self, uses_a_gpu: bool) -> str:

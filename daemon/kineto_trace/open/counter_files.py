@@ -100,8 +100,8 @@ def _device(uuid: str, devices: Sequence[Mapping[str, Any]], used: Collection[in
     named = {each["uuid"]: each["id"] for each in devices if isinstance(each.get("uuid"), str)}
     if named:
         return named.get(uuid)
-    placed, address = _by_address(devices), gpus.addresses.get(uuid)
-    if address and (address in placed or len(placed) == len(devices) > 0):
+    placed, address = _by_address(devices), gpus.addresses.get(uuid, "")
+    if address and (address in placed or _is_elsewhere(address, devices)):
         return placed.get(address)
     candidates = set(used) or {each["id"] for each in devices}
     return candidates.pop() if gpus.contexts == (uuid,) and len(candidates) == 1 else None
@@ -111,10 +111,16 @@ def _by_address(devices: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     return {each["pci_bus_id"]: each["id"] for each in devices if isinstance(each.get("pci_bus_id"), str)}
 
 
+def _is_elsewhere(address: str, devices: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether all devices have addresses, so that a GPU with another one is none of them."""
+    placed = _by_address(devices)
+    return bool(address) and address not in placed and len(placed) == len(devices) > 0
+
+
 def _why_unknown(uuid: str, devices: Sequence[Mapping[str, Any]], gpus: TargetGpus) -> str:
     uuids = [each["uuid"] for each in devices if isinstance(each.get("uuid"), str)]
     if any(uuid.startswith(_MIG) for uuid in uuids):
         return "the process uses a MIG instance, which has no counters of its own"
-    if uuids or (gpus.addresses.get(uuid) and len(_by_address(devices)) == len(devices) > 0):
+    if uuids or _is_elsewhere(gpus.addresses.get(uuid, ""), devices):
         return "it is none of the devices that the process sees"
     return "the trace does not say which of its devices that is, and the process uses several GPUs"

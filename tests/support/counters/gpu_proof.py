@@ -64,14 +64,18 @@ int main(int argc, char **argv) {
 """
 
 
+def _environ() -> dict[str, str]:
+    """In which support.counters.gpu_work is found."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])}
+
+
 class GpuWork:
     """A process of support.counters.gpu_work."""
 
     def __init__(self) -> None:
-        environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "support.counters.gpu_work"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=_environ(), text=True,
         )  # fmt: skip
         self._answer()
 
@@ -370,8 +374,7 @@ def _ncu_of_phase(phase: str, kernel: str) -> dict[str, float]:
         "--kernel-name", f"regex:{kernel}", "--launch-skip", "3", "--launch-count", "3", "--kill", "yes",
         sys.executable, "-m", "support.counters.gpu_work",
     ]  # fmt: skip
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])}
-    done = subprocess.run(command, input=f"{phase} 2\n", capture_output=True, text=True, check=False, env=environ)
+    done = subprocess.run(command, input=f"{phase} 2\n", capture_output=True, text=True, check=False, env=_environ())
     lines = [line for line in done.stdout.splitlines() if line.startswith('"')]
     values: dict[str, list[float]] = {}
     for row in csv.DictReader(lines):

@@ -43,7 +43,6 @@ OWN_POWER = (
 )
 _TOGETHER = 1.5  # lengths of a sample: what begins so soon after the one before goes on
 _CLOCKS = frozenset((POWER, POWER_LIMIT, SM_CLOCK, GPC_CLOCK, MEMORY_CLOCK, TEMPERATURE, *THROTTLED))
-
 _SAMPLED = frozenset((GPU_BUSY, SM_BUSY, DRAM, TENSOR, *DRAM_BYTES, *PCIE))  # one of them is in each set
 
 Ints = npt.NDArray[np.int64]
@@ -144,7 +143,7 @@ def gpu_clocks(context: Context) -> Answer:
     tracks = context.get(sampled_counters)
     devices = sorted({track.device for track in tracks if track.label in _CLOCKS})
     rows = [_clock_row(context, device) for device in devices]
-    told = list(left_out_note(context)) if rows else [NO_CLOCKS] if tracks else []
+    told = left_out_note(context) if rows else [NO_CLOCKS] if tracks else []
     if any(slowed_by_sampling(context, device) for device in devices):
         told.append(OWN_POWER)
     return Answer(as_columns(gpu_clocks, rows), told)

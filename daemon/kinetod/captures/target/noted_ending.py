@@ -13,7 +13,7 @@ from kineto_trace.base.atomic_files import write_atomically
 
 from kinetod.base.errors import VerdictReason
 from kinetod.base.safe_text import clean, clean_code
-from kinetod.captures.result.verdict import REASON_CHARS, Ending, EndState
+from kinetod.captures.result.verdict import DONE, REASON_CHARS, Ending, EndState
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class NotedEnding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def ending(self) -> Ending:
         """The ending that was noted."""
         if self.outcome is EndState.DONE:
-            return Ending(EndState.DONE)
+            return DONE
         return Ending(
             self.outcome, clean_code(self.code, VerdictReason.DAEMON_RESTARTED), clean(self.reason, REASON_CHARS)
         )

@@ -53,7 +53,7 @@ class PowerRows:
         self._layout = row_type(len(metrics))
         self._counters = [at for at, metric in enumerate(metrics) if metric.counter]
         self._costly = [at for at, metric in enumerate(metrics) if metric.costly]
-        self._waiting: list[np.ndarray] = []  # of one row each, since the last whole reading
+        self._waiting: list[tuple[int, int, list[float]]] = []  # start, end and values, since the last whole reading
         self._before_ns = 0  # the last reading, 0: none
         self._known: dict[int, tuple[int, float | None]] = {}  # of each counter its last reading
 
@@ -70,10 +70,7 @@ class PowerRows:
             self._known.clear()
         made = bool(since_ns) and time_ns > since_ns
         if made:
-            row = np.zeros(1, dtype=self._layout)
-            row["start_ns"], row["end_ns"] = since_ns, time_ns
-            row["values"] = [_number(value) for value in values]
-            self._waiting.append(row)
+            self._waiting.append((since_ns, time_ns, [_number(value) for value in values]))
         for at in self._counters:
             if whole or at not in self._costly:
                 then_ns, then = self._known.get(at, (time_ns, None))
@@ -86,15 +83,15 @@ class PowerRows:
 
     def _fill(self, at: int, value: float) -> None:
         rows = self._waiting if at in self._costly else self._waiting[-1:]
-        for row in rows:
-            row["values"][0, at] = value
+        for _, _, values in rows:
+            values[at] = value
 
     def take(self) -> "np.ndarray":
         """The rows that nobody has taken yet, to be called after a whole reading."""
         taken, self._waiting = self._waiting, []
-        rows = np.zeros(len(taken), dtype=self._layout)  # np.concatenate would leave out the layout's padding
+        rows = np.zeros(len(taken), dtype=self._layout)
         for at, row in enumerate(taken):
-            rows[at] = row[0]
+            rows[at] = row
         return rows
 
 
