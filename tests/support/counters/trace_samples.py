@@ -45,7 +45,8 @@ def readable(trace: Trace, table: Table | None = None) -> list[tuple[Any, ...]]:
     ]
     values = ["" if value != value else value for value in table["value"].tolist()]
     times = table["start"].tolist(), table.end().tolist()
-    return sorted(zip(table["device"].tolist(), *texts, *times, values, strict=True))
+    rows = zip(table["device"].tolist(), *texts, *times, values, strict=True)
+    return sorted(rows, key=lambda row: (*row[:-1], str(row[-1])))  # no number is smaller or greater than ""
 
 
 def as_chrome(trace: Trace) -> bytes:

@@ -80,16 +80,17 @@ def hardware_series(trace: Trace) -> list[HardwareSeries]:
         order = np.lexsort((table["start"], *keys))
         keys = [key[order] for key in keys]
         begins = _changes(keys)
-    parts: dict[tuple[int, ...], list[Ints]] = {}
+    parts: dict[tuple[Any, ...], list[Ints]] = {}
     for first, stop in zip(begins.tolist(), [*begins[1:].tolist(), len(table)], strict=False):
         rows = np.arange(first, stop) if order is None else order[first:stop]
-        parts.setdefault(tuple(int(key[first]) for key in keys), []).append(rows)
+        device, label, unit, metric, *process = (int(key[first]) for key in keys)
+        texts = (_as_written(trace.strings[number]) if number >= 0 else "" for number in (label, unit, metric))
+        parts.setdefault((device, *texts, *process), []).append(rows)
     found: list[HardwareSeries] = []
     taken: set[tuple[str, tuple[int, ...]]] = set()
     for key in sorted(parts, key=lambda key: key[0]):
-        device, *numbers = key[:4]
-        label, unit, metric = (trace.strings[number] if number >= 0 else "" for number in numbers)
-        shown, place = _shown(label, unit), (device, *key[4:])
+        device, label, unit, metric, *process = key
+        shown, place = _shown(label, unit), (device, *process)
         further = f" ({metric})" if taken & {(label, place), (shown, place)} else ""
         taken |= {(label, place), (shown, place)}
         rows = np.concatenate(parts[key])
@@ -108,6 +109,11 @@ def _changes(keys: Sequence[npt.NDArray[Any]]) -> Ints:
     for key in keys:
         differs[1:] |= key[1:] != key[:-1]
     return np.flatnonzero(differs)
+
+
+def _as_written(text: str) -> str:
+    """Returns the text as files can have it: texts that differ in lone surrogates only are one and the same there."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _shown(label: str, unit: str) -> str:
@@ -134,7 +140,7 @@ def told(category: str, shown: str) -> ToldSeries:
     """Returns what category and name of a sample tell. Missing parts are empty."""
     about, _, what = category.rpartition(_SEPARATOR)
     unit, _, metric = about.partition(_SEPARATOR)
-    label = shown.removesuffix(f" ({metric})") if metric else shown
+    label = shown.removesuffix(f" ({metric})")
     label = label.removesuffix(f" {unit}") if unit else label
     return ToldSeries(label, unit, metric, what.lower() != NONE_CATEGORY)
 

@@ -187,6 +187,22 @@ def test_odd_samples_are_written_as_valid_files_that_are_the_same_once_more(
     assert json.dumps(readable(again)) == json.dumps(readable(once))
 
 
+ALIKE: list[list[dict[str, Any]]] = [
+    [{"name": "\ud800", "metric": "", "unit": "%"}, {"name": "\udfff", "metric": "", "unit": ""}],
+    [{"name": "", "metric": "", "unit": unit} for unit in ("", "%", "bytes")],
+    [{"name": "\ud800", "metric": "\ud800"}, {"name": "\udfff", "metric": "\udfff"}],
+]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("series", ALIKE)
+def test_series_that_a_file_cannot_name_apart_are_the_same_once_more(way: str, series: list[dict[str, Any]]) -> None:
+    rows = [sample(0, 10 - at, 1.0, **about) for at, about in enumerate(series)]
+    once = through(trace({"kernel": [KERNEL], "counter": rows}), [way])
+    assert len(once.table("counter")) == len(series)
+    assert readable(through(once, [way])) == readable(once)
+
+
 def test_thousands_of_metrics_are_read_back() -> None:
     rows = [sample(0, 10, at, name=f"{at}", metric=f"m{at}", device=at % 3) for at in range(5000)]
     whole = trace({"counter": rows})
