@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/pytest -n 3 --dist worksteal
 NATIVE := $(wildcard agent/native/*.py agent/native/*/*.[ch] agent/native_tools/*.c daemon/native/*/*.[ch] daemon/native_counters/*.[ch])
 
-.PHONY: demo dyno test test-all lock audit test-pythons newer-pythons level-zero lint unit sanitize gpu rocm rocm-fake zoo bench bench-attach bench-traces rootcause rootcause-gpu rootcause-ranks campaign campaign-attach campaign-own-gil campaign-profiler campaign-jax campaign-systemd fuzz fuzz-replay campaign-fuzz-service campaign-access campaign-exec-race campaign-uploads campaign-reports campaign-diff campaign-load campaign-faults campaign-slurm campaign-fleet campaign-clocks campaign-kineto campaign-xpu views config-docs images screenshots docs protos clean install
+.PHONY: demo dyno test test-all lock audit test-pythons newer-pythons level-zero lint unit sanitize gpu rocm rocm-fake zoo bench bench-attach bench-traces rootcause rootcause-gpu rootcause-ranks campaign campaign-attach campaign-own-gil campaign-profiler campaign-jax campaign-systemd fuzz properties fuzz-replay campaign-fuzz-service campaign-access campaign-exec-race campaign-uploads campaign-reports campaign-diff campaign-load campaign-faults campaign-slurm campaign-fleet campaign-clocks campaign-kineto campaign-xpu views config-docs images screenshots docs protos clean install
 
 install: $(STAMP)
 
@@ -198,6 +198,11 @@ FUZZ_TARGETS ?=
 fuzz: $(STAMP)
 	-$(BIN)/pip install --quiet --disable-pip-version-check -e '.[fuzz]'
 	cd tests && ../$(BIN)/python -m fuzz --seconds $(FUZZ_SECONDS) $(FUZZ_TARGETS)
+
+# The tests of properties with new examples, twenty times as many: a quarter of an hour. What it finds is printed so that it
+# can become an example of its test.
+properties: $(STAMP)
+	$(PYTEST) -m hypothesis --hypothesis-profile search
 
 # One input again, as `make fuzz` names it.
 fuzz-replay: $(STAMP)

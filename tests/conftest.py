@@ -20,11 +20,15 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# How long an example takes says what else the machine does.
+# How long an example takes says what else the machine does. The examples are the same in every run, so that a change
+# is judged by what it changed; `make properties` looks for new ones.
 if importlib.util.find_spec("hypothesis"):  # the agent's tests run without it, too
     from hypothesis import HealthCheck, settings
 
-    settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile(
+        "any machine", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.register_profile("search", settings.get_profile("any machine"), derandomize=False, max_examples=2000)
     settings.load_profile("any machine")
 
 
