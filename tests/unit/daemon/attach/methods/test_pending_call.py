@@ -160,7 +160,7 @@ def test_a_full_queue_is_an_error_and_the_target_goes_on(tmp_path: Path) -> None
         with pytest.raises(AttachError, match="queue of pending calls") as failure:
             for _time in range(400):  # 32 places before 3.13, 300 since
                 image.refresh()
-                METHOD.hand_over(image, _bootstrap(), Deadline(0.3))
+                METHOD.hand_over(image, _bootstrap(), Deadline(SECONDS))
         assert failure.value.code is AttachCode.FAILED
         process.stdin.write(b"x")
         process.stdin.close()
