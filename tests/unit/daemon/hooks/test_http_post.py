@@ -39,7 +39,7 @@ def until_the_client_gives_up(connection: socket.socket) -> None:
 
 
 def posted(url: str, *secrets: str) -> ReceiverAnswer:
-    return post(url, b"body", {}, ca_file="", timeout_s=0.5, secrets=secrets)[0]
+    return post(url, b"body", {}, ca_file="", timeout_s=2, secrets=secrets)[0]
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def test_it_has_a_low_priority() -> None:
 def test_at_its_deadline_it_is_asked_to_end() -> None:
     code = "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(print('asked')))\nsignal.pause()"
     ready = "print('ready', flush=True)\n"
-    assert run(code.replace("signal.pause()", ready + "signal.pause()"), timeout_s=1) == Exit(
+    assert run(code.replace("signal.pause()", ready + "signal.pause()"), timeout_s=3) == Exit(
         status=None, output=b"ready\nasked\n"
     )
 
