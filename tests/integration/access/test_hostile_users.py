@@ -22,8 +22,9 @@ def audit(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def daemon(audit: Path) -> Iterator[Daemon]:
-    with running_daemon(environ={"KINETOD_ACCESS_AUDIT_FILE": str(audit)}) as started:
+def daemon(audit: Path, request: pytest.FixtureRequest) -> Iterator[Daemon]:
+    settings = getattr(request, "param", {})
+    with running_daemon(environ={"KINETOD_ACCESS_AUDIT_FILE": str(audit), **settings}) as started:
         started.root.chmod(0o755)
         yield started
 
@@ -69,9 +70,10 @@ def test_who_watches_as_often_as_it_gets_leaves_watches_to_others(daemon: Daemon
     assert bob.call(daemon.address, "WatchHost", pb.WatchHostRequest(), most=1).code == OK
 
 
+@pytest.mark.parametrize("daemon", [{"KINETOD_ACCESS_REQUESTS_PER_SECOND": "5"}], indirect=True)  # whatever the machine
 def test_health_checks_are_limited_per_user_and_audited_in_few_lines(daemon: Daemon, ada: Hostile, audit: Path) -> None:
-    found = ada.do("check", count=600)
-    assert found["OK"] >= 100 and found.get("RESOURCE_EXHAUSTED"), found
+    found = ada.do("check", count=100)
+    assert found["OK"] >= 10 and found.get("RESOURCE_EXHAUSTED"), found
     assert is_well(daemon)
     lines = [line for line in audit.read_text().splitlines() if f'"uid":{ADA}' in line]
     assert 1 <= len(lines) <= 10

@@ -92,6 +92,7 @@ def test_a_library_is_replaced_by_a_rename(hook: ModuleType, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # minutes of work, however much else the machine does
 @pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
 def test_under_a_sanitizer_the_collector_is_clean(sanitizer: str) -> None:
     if not native.has_sanitizer(sanitizer):
