@@ -20,7 +20,7 @@ from kinetod.processes.identity import BOOT_TIME_NS, ProcessKey, start_time_ns
 from support.service import attach_service, subjects
 from support.service.approvals import approval_of
 from support.service.attach_service import CALLER_UID, OWNER_UID, POLICY, SERVICE_UID, Service, as_caller, unprivileged
-from support.waiting import until
+from support.waiting import scaled, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 T = TypeVar("T")
@@ -79,7 +79,7 @@ def problem(service: Service, pid: int) -> str:
 
 
 async def copied(folder: OpenTraceFolder, tmp_path: Path) -> bytes:
-    await folder.copy(tmp_path / "copy", max_bytes=MIB, on_bytes=lambda _size: None, deadline_s=10)
+    await folder.copy(tmp_path / "copy", max_bytes=MIB, on_bytes=lambda _size: None, deadline_s=scaled(10))
     return (tmp_path / "copy").read_bytes()
 
 
@@ -274,7 +274,7 @@ def test_a_folder_of_another_process_that_is_mounted_elsewhere_is_not_taken_for_
                 asked = messages.RemoveFolder(
                     target=target_of(key), boot_time_ns=BOOT_TIME_NS, name=false_name, file=NAME
                 )
-                said, _ = await HelperService(service.socket).ask(asked, deadline_s=10)
+                said, _ = await HelperService(service.socket).ask(asked, deadline_s=scaled(10))
                 assert isinstance(said, messages.RefusedReply)
                 assert "is not a folder of kinetod's" in said.reason
         finally:
@@ -328,7 +328,7 @@ def test_another_process_with_the_same_pid_is_not_meant(service: Service, target
         asked = messages.LookIntoFolder(
             target=target_of(later), boot_time_ns=BOOT_TIME_NS, name=Path(folder.path).name, file=NAME
         )
-        said, _ = await HelperService(service.socket).ask(asked, deadline_s=10)
+        said, _ = await HelperService(service.socket).ask(asked, deadline_s=scaled(10))
         assert isinstance(said, messages.RefusedReply)
         assert said.code == "ATTACH_GONE"
 
@@ -377,7 +377,7 @@ def test_another_name_of_a_file_is_not_served(service: Service, target: int) -> 
             name=Path(folder.path).name,
             file=NAME.replace("c1", "c2"),
         )
-        said, _ = await HelperService(service.socket).ask(asked, deadline_s=10)
+        said, _ = await HelperService(service.socket).ask(asked, deadline_s=scaled(10))
         assert isinstance(said, messages.RefusedReply)
         assert "was made for another file" in said.reason
 

@@ -62,7 +62,7 @@ async def main(path, pid):
     facts = (await service.private_facts([key])).get(key)
     said = {"rank": facts and facts.rank}
     try:
-        attached, channel = await service.attach(key, Approval(credentials.read(pid), True), deadline_s=10)
+        attached, channel = await service.attach(key, Approval(credentials.read(pid), True), deadline_s=scaled(10))
         channel.close()
         said["method"] = attached.method
     except AttachError as exc:
@@ -101,7 +101,7 @@ def ask(service: Service, use: Callable[[HelperService], Awaitable[T]]) -> T:
 def refused(service: Service, pid: int) -> AttachError:
     async def use(helper: HelperService) -> AttachError:
         with pytest.raises(AttachError) as caught:
-            await helper.attach(key_of(pid), approval_of(pid), deadline_s=10)
+            await helper.attach(key_of(pid), approval_of(pid), deadline_s=scaled(10))
         return caught.value
 
     return ask(service, use)
@@ -129,7 +129,7 @@ def test_a_main_thread_that_sleeps_is_entered_by_a_thread_of_our_own(service: Se
     with subjects.python(text, prefix=tuple(unprivileged(OWNER_UID, "dac_read_search"))) as pid:
 
         async def use(helper: HelperService) -> str:
-            attached, channel = await helper.attach(key_of(pid), approval_of(pid), deadline_s=10)
+            attached, channel = await helper.attach(key_of(pid), approval_of(pid), deadline_s=scaled(10))
             Connection(channel).expect(wire.Hello)
             channel.close()
             return attached.method
@@ -148,7 +148,7 @@ def test_another_user_gets_nothing(service: Service, target: int) -> None:
 
 def test_the_channel_leads_to_an_agent_in_the_target(service: Service, target: int) -> None:
     async def use(helper: HelperService) -> socket.socket:
-        _attached, channel = await helper.attach(key_of(target), approval_of(target), deadline_s=10)
+        _attached, channel = await helper.attach(key_of(target), approval_of(target), deadline_s=scaled(10))
         return channel
 
     channel = ask(service, use)
@@ -186,7 +186,7 @@ def asked_for(service: Service, pid: int, *, administrator: bool) -> str:
     async def use(helper: HelperService) -> str:
         try:
             attached, channel = await helper.attach(
-                key_of(pid), approval_of(pid, administrator=administrator), deadline_s=10
+                key_of(pid), approval_of(pid, administrator=administrator), deadline_s=scaled(10)
             )
         except AttachError as exc:
             return exc.reason
@@ -232,7 +232,7 @@ def test_what_the_front_end_has_not_decided_about_is_not_entered(service: Servic
         async def use(helper: HelperService) -> AttachError:
             other = replace(credentials.read(pid), uids=(CALLER_UID,) * 4)
             with pytest.raises(AttachError) as caught:
-                await helper.attach(key_of(pid), Approval(other, True), deadline_s=10)
+                await helper.attach(key_of(pid), Approval(other, True), deadline_s=scaled(10))
             return caught.value
 
         assert ask(service, use).code is AttachCode.REPLACED
@@ -254,7 +254,7 @@ def test_a_process_that_is_another_one_by_now_is_not_touched(service: Service, t
         key = key_of(target)
         other = ProcessKey(key.pid, key.start_time_ns - 10**10)
         with pytest.raises(AttachError) as caught:
-            await helper.attach(other, approval_of(target), deadline_s=10)
+            await helper.attach(other, approval_of(target), deadline_s=scaled(10))
         assert caught.value.code is AttachCode.GONE
         assert await helper.private_facts([other]) == {}
 
@@ -360,7 +360,7 @@ def test_a_helper_that_is_killed_while_it_attaches_hurts_nobody(target: int) -> 
     with attach_service.running() as own:
 
         async def use(helper: HelperService) -> AttachCode | str:
-            attach = asyncio.create_task(helper.attach(key_of(target), approval_of(target), deadline_s=10))
+            attach = asyncio.create_task(helper.attach(key_of(target), approval_of(target), deadline_s=scaled(10)))
             killed: set[int] = set()
             while not attach.done():
                 for pid in helper_pids(own) - killed:
@@ -379,7 +379,7 @@ def test_a_helper_that_is_killed_while_it_attaches_hurts_nobody(target: int) -> 
         assert psutil.pid_exists(target)
 
         async def again(helper: HelperService) -> str:
-            attached, channel = await helper.attach(key_of(target), approval_of(target), deadline_s=10)
+            attached, channel = await helper.attach(key_of(target), approval_of(target), deadline_s=scaled(10))
             channel.close()
             return attached.method
 
@@ -412,7 +412,7 @@ def test_a_process_with_a_seccomp_filter_is_entered_too(service: Service) -> Non
     with subjects.python(text, prefix=tuple(unprivileged(OWNER_UID, "dac_read_search"))) as pid:
 
         async def use(helper: HelperService) -> str:
-            attached, channel = await helper.attach(key_of(pid), approval_of(pid), deadline_s=10)
+            attached, channel = await helper.attach(key_of(pid), approval_of(pid), deadline_s=scaled(10))
             channel.close()
             return attached.method
 

@@ -14,6 +14,7 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from support.service.calls_as import CallsAs
 from support.service.cli import run_process
 from support.service.daemon import Daemon, running_daemon
+from support.waiting import scaled, until
 
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 ADA, BOB = 61001, 61002
@@ -42,10 +43,16 @@ def with_dcgmi(folder: Path) -> dict[str, str]:
 
 
 def checks(daemon: Daemon) -> dict[str, list[pb.Check]]:
-    found: dict[str, list[pb.Check]] = {}
-    for check in daemon.stub().DiagnoseHost(pb.DiagnoseHostRequest(), timeout=30).checks:
-        found.setdefault(check.name, []).append(check)
-    return found
+    """By name, once the machine has let all of them be made in their time."""
+
+    def made() -> list[pb.Check]:
+        found = daemon.stub().DiagnoseHost(pb.DiagnoseHostRequest(), timeout=scaled(30)).checks
+        return [] if any("were not made: it did not end within" in check.detail for check in found) else list(found)
+
+    by_name: dict[str, list[pb.Check]] = {}
+    for check in until(made, "all checks are made", pause_s=2):
+        by_name.setdefault(check.name, []).append(check)
+    return by_name
 
 
 @pytest.mark.slow

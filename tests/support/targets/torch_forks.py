@@ -30,7 +30,7 @@ _MAX_REQUEST_BYTES = 1 << 17
 _server: _Server | None = None
 
 
-def run(*arguments: str, env: dict[str, str], timeout_s: float = 100.0) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, env: dict[str, str], timeout_s: float = 250.0) -> subprocess.CompletedProcess[str]:
     """As `python arguments` (-m MODULE or -c CODE, then the program's), run to its end in the folder of the tests."""
     global _server
     if _server is None:

@@ -272,7 +272,7 @@ class CuptiSession:
     def stop(self) -> SourceOutcome:
         """Make everything READY, then take CUPTI out of the process where that is safe."""
         with self._lock:
-            stopped = self._stop_collector(STOP_LIMIT_MS)
+            stopped = self._stop_collector(STOP_LIMIT_MS if self.taken() is None else GIVE_WAY_LIMIT_MS)
             text = self._collector.result_text
             self._warnings += stop_warnings("CUPTI", stopped, self._stop_limit_ms, stopped.calls_unnamed, text)
             if self.taken() is not None and not self._gave_way:

@@ -17,7 +17,7 @@ from kinetod.attach_helper.attach_pool import AttachHelpers
 from kinetod.processes.identity import ProcessKey, identify, start_time_ns
 from support.service import scripted_helper, subjects
 from support.service.approvals import APPROVAL
-from support.waiting import until
+from support.waiting import scaled, until
 
 T = TypeVar("T")
 KEY = ProcessKey(4242, 1)
@@ -64,7 +64,7 @@ def test_the_channel_comes_with_what_the_attach_took() -> None:
     async def scenario(helpers: AttachHelpers) -> None:
         (pid,) = helpers.pids()
         key = ProcessKey(pid, start_time_ns(pid))
-        attached, channel = await helpers.attach(key, APPROVAL, deadline_s=20)
+        attached, channel = await helpers.attach(key, APPROVAL, deadline_s=scaled(20))
         with channel:
             assert attached == Attached(method="scripted", stopped_ns=250_000, latency_ns=3_000_000)
             assert not channel.get_inheritable()
@@ -87,7 +87,7 @@ def test_a_refusal_has_the_helpers_code_and_words() -> None:
 def test_a_helper_that_fails_is_a_failed_attach(script: str, why: str) -> None:
     async def scenario(helpers: AttachHelpers) -> AttachError:
         with pytest.raises(AttachError) as caught:
-            await helpers.attach(KEY, APPROVAL, deadline_s=20)
+            await helpers.attach(KEY, APPROVAL, deadline_s=scaled(20))
         return caught.value
 
     error = with_helpers(script, scenario)
@@ -108,7 +108,7 @@ def test_a_warm_helper_that_was_killed_is_passed_over() -> None:
         (pid,) = helpers.pids()
         os.kill(pid, signal.SIGKILL)
         until(lambda: subjects.state(pid) in ("", "Z"), "it has ended")  # of which the loop has not heard meanwhile
-        _attached, channel = await helpers.attach(KEY, APPROVAL, deadline_s=20)
+        _attached, channel = await helpers.attach(KEY, APPROVAL, deadline_s=scaled(20))
         with channel:
             assert peer_pid(channel) != pid
 
@@ -121,7 +121,7 @@ def test_an_idle_helper_that_has_ended_is_replaced_with_the_next_attach() -> Non
         longest_idle = helpers._idle[0].process
         longest_idle.kill()
         await longest_idle.wait()
-        _attached, channel = await helpers.attach(KEY, APPROVAL, deadline_s=20)
+        _attached, channel = await helpers.attach(KEY, APPROVAL, deadline_s=scaled(20))
         channel.close()
         while helpers._background:
             await asyncio.wait(helpers._background)
@@ -134,7 +134,7 @@ def test_an_idle_helper_that_has_ended_is_replaced_with_the_next_attach() -> Non
 def test_a_caller_that_hangs_up_leaves_no_helper_behind() -> None:
     async def scenario(helpers: AttachHelpers) -> None:
         (before,) = helpers.pids()
-        caller = asyncio.create_task(helpers.attach(KEY, APPROVAL, deadline_s=20))
+        caller = asyncio.create_task(helpers.attach(KEY, APPROVAL, deadline_s=scaled(20)))
         await asyncio.sleep(0)
         caller.cancel()
         await asyncio.gather(caller, return_exceptions=True)
@@ -150,7 +150,7 @@ def test_many_attaches_at_once_wait_for_a_warm_helper_and_then_get_more(
     monkeypatch.setattr(module, "WAIT_FOR_WARM_S", wait_s)
 
     async def scenario(helpers: AttachHelpers) -> None:
-        tasks = [asyncio.create_task(helpers.attach(KEY, APPROVAL, deadline_s=20)) for _ in range(3)]
+        tasks = [asyncio.create_task(helpers.attach(KEY, APPROVAL, deadline_s=scaled(20))) for _ in range(3)]
         channels = [channel for _, channel in await asyncio.gather(*tasks)]
         assert len({peer_pid(channel) for channel in channels}) == helpers_used
         for channel in channels:

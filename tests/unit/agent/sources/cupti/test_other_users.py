@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any, Iterator, Tuple
 
 import pytest
 from kineto_agent.sources.cupti import other_users
@@ -15,12 +15,13 @@ from kineto_agent.sources.interface import SourceError
 from support.agent.collector import calling, fake_cuda, maps_with, own_warnings, recording, request, source
 from support.machine.native import COLLECTOR, COLLECTOR_HEADERS, FAKES, ROOT, build, collector_sources, fake_cupti
 from support.machine.sanitize import DRIVERS
-from support.waiting import scaled
+from support.waiting import scaled, until
 
 pytestmark = pytest.mark.slow
 
 KERNEL = 10
 STAYS = "stayed attached: another user of CUPTI in the program (Python's ctypes) started and has CUPTI now"
+LATE = "CUPTI did not hand over its last records within 200 ms: the trace ends early"
 _CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint32, ctypes.c_void_p)
 
 
@@ -57,20 +58,36 @@ def other() -> Iterator[OtherUser]:
 
 
 def test_his_subscription_succeeds_and_ends_the_recording(other: OtherUser) -> None:
-    cuda = fake_cuda()
-    with recording(["kernel"], detach_limit_ms=5000) as (session, reader):
-        cuda.launch(count=2)
-        assert session.taken() is None
-        assert other.subscribe() == 0
-        assert not other.enabled()
-        cuda.launch(count=3)
-        taken = session.taken()
-        outcome = session.stop()
-        assert {kind: len(found) for kind, found in reader.records().items()} == {KERNEL: 2}
+    def ended() -> Tuple[Any, ...]:
+        """What came of a recording; () if the collector's thread got no CPU while he was held up."""
+        other.unsubscribe()
+        cuda = fake_cuda()
+        with recording(["kernel"], detach_limit_ms=5000) as (session, reader):
+            cuda.launch(count=2)
+            assert session.taken() is None
+            assert other.subscribe() == 0
+            assert not other.enabled()
+            cuda.launch(count=3)
+            taken = session.taken()
+            outcome = session.stop()
+            records = {kind: len(found) for kind, found in reader.records().items()}
+        assert cuda.subscribed
+        return () if LATE in outcome.warnings else (records, taken, outcome)
+
+    records, taken, outcome = until(ended, "the collector's thread has a CPU")
+    assert records == {KERNEL: 2}
     assert taken is not None and taken.who == "Python's ctypes"
     assert outcome.counts.records == 2
     assert [warning[: len(STAYS)] for warning in own_warnings(outcome.warnings)] == [STAYS]
-    assert cuda.subscribed
+
+
+def test_what_is_not_handed_over_while_he_is_held_up_is_told(other: OtherUser) -> None:
+    cuda = fake_cuda(flush_delay_ms=1000)
+    with recording(["kernel"]) as (session, _):
+        cuda.launch()
+        assert other.subscribe() == 0
+        assert LATE in session.stop().warnings
+    fake_cuda()
 
 
 def test_nothing_of_what_he_enables_is_touched_afterwards(other: OtherUser) -> None:
