@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,13 @@ NONE = {
 }  # fmt: skip
 CAPTURE = ("collect", "record 20", "state PROCESS", "result")
 only_root = pytest.mark.skipif(os.getuid() != 0, reason="users are played by root")
+
+
+@pytest.fixture(scope="module")
+def daemon(logs: Path) -> Iterator[Daemon]:
+    """Knows processes with agents only: not those of other tests, which have torch loaded."""
+    with open_door("--no-attach", log_roots=str(logs)) as started:
+        yield started
 
 
 def test_each_command_of_dyno_is_answered_as_dynolog_answers_it(door: str) -> None:
@@ -102,11 +110,12 @@ def test_as_many_processes_are_traced_as_the_limit_says(daemon: Daemon, door: st
             each.kill()
 
 
-def test_a_process_that_cannot_be_traced_is_told_apart_and_the_others_are_traced(daemon: Daemon, door: str) -> None:
+def test_a_process_that_cannot_be_traced_is_told_apart_and_the_others_are_traced() -> None:
     program = "import sys; print(flush=True); sys.stdin.read()"
     command = [sys.executable, "-S", "-c", program]
     with (
-        RemoteAgent(daemon.agent_socket) as agent,
+        open_door() as attaching,
+        RemoteAgent(attaching.agent_socket) as agent,
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as stopped,
     ):
         assert stopped.stdout is not None
@@ -114,7 +123,7 @@ def test_a_process_that_cannot_be_traced_is_told_apart_and_the_others_are_traced
         stopped.send_signal(signal.SIGSTOP)
         try:
             agent.do("hello")
-            told = client.asked(door, trace_request(pids=[agent.pid, stopped.pid]))
+            told = client.asked(door_of(attaching), trace_request(pids=[agent.pid, stopped.pid]))
             assert told["processesMatched"] == [agent.pid], told
             (refused,) = told["kinetod"]["refused"]
             assert (refused["pid"], refused["reason"]) == (stopped.pid, "ATTACH_UNSUITABLE")
@@ -193,7 +202,7 @@ def test_a_users_own_daemon_serves_that_user_and_root_alone() -> None:
 
 
 def test_a_setting_refuses_all_tracing() -> None:
-    with open_door(tracing="refuse") as refusing, ScriptedAgent(refusing.agent_socket) as agent:
+    with open_door("--no-attach", tracing="refuse") as refusing, ScriptedAgent(refusing.agent_socket) as agent:
         agent.hello()
         told = client.asked(door_of(refusing), trace_request(pids=[ME]))
         assert (told["processesMatched"], told["kinetod"]["reason"]) == ([], "TRACING_REFUSED")
@@ -207,7 +216,7 @@ def test_a_unix_socket_is_served(tmp_path_factory: pytest.TempPathFactory) -> No
 
 
 def test_the_next_daemon_writes_the_file_of_a_capture_that_this_one_did_not_end(place: Path) -> None:
-    with open_door(log_roots=str(place)) as first, ScriptedAgent(first.agent_socket) as agent:
+    with open_door("--no-attach", log_roots=str(place)) as first, ScriptedAgent(first.agent_socket) as agent:
         agent.hello()
         assert client.asked(door_of(first), trace_request(place / "t.json", pids=[ME]))["processesMatched"] == [ME]
         agent.collect()
