@@ -19,7 +19,7 @@ from kineto_trace.base.quantities import times
 from kineto_trace.decode.hardware_counters import counter_table, samples_per_row
 from kineto_trace.errors import FileError, SpoolError
 from kineto_trace.model.trace import GPU_TABLES, StringTable, Table, Trace
-from kineto_trace.spool.counter_samples import SUFFIX, CounterSamples, read_counter_samples
+from kineto_trace.spool.counter_samples import CounterSamples, read_counter_samples, sample_files
 from kineto_trace.spool.target_gpus import TargetGpus
 
 TABLE = "counter"
@@ -48,7 +48,6 @@ def counter_rows(
 
     tables: those of the trace, whose work tells which devices it has.
     """
-    paths = sorted((target_dir / "raw").glob(f"*{SUFFIX}"))
     warnings: list[str] = []
     try:
         gpus = TargetGpus.read(target_dir)
@@ -58,7 +57,7 @@ def counter_rows(
         device for kind in GPU_TABLES if kind in tables for device in unique_values(tables[kind]["device"]).tolist()
     }
     files = list[tuple[int, CounterSamples]]()
-    for path in paths:
+    for path in sample_files(target_dir / "raw"):
         try:
             samples = read_counter_samples(path)
         except FileError as exc:

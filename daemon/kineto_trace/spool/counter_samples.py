@@ -124,6 +124,11 @@ def read_counter_samples(path: Path, *, max_bytes: int = MAX_FILE_BYTES) -> Coun
     return _ordered(header, rows)
 
 
+def sample_files(folder: Path) -> list[Path]:
+    """Returns the files of samples in a folder, without those into which nothing has been written."""
+    return [path for path in sorted(folder.glob(f"*{SUFFIX}")) if path.stat().st_size]
+
+
 def last_end_ns(path: Path) -> int:
     """When the last whole row of a file ends, which somebody may still write; 0 if it has none. Raises FileError."""
     try:

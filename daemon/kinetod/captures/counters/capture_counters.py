@@ -62,6 +62,7 @@ END_S = 4.0  # after the last window is over
 LOOK_S = 5.0
 _LATE = "hardware counters: the sampling began late; samples of the beginning may be missing"
 _NONE = "hardware counters: none were sampled; "
+_NO_POWER = "power and clocks: none were read; the readings had not begun when the recording ended"
 _UNANSWERED = "kinetod-counters did not answer before the recording ended"
 _MAX_NOTES = 16
 _INTERVALS = 3  # of samples that may be missing at the ends of a window before it is told
@@ -281,6 +282,9 @@ class CaptureCounters:
     def _refusal(self, uuid: str, error: CounterError) -> RecordedGpu:
         return refusal(uuid, error, self._gpus[uuid].index)
 
+    def _still_beginning(self) -> asyncio.Task[None] | None:
+        return None if self._beginning is None or self._beginning.done() else self._beginning
+
     def _not_permitted(self, uuid: str) -> CounterError:
         return CounterError(CounterCode.NOT_PERMITTED, why_strange(self._caller, self._gpus[uuid].index))
 
@@ -333,6 +337,7 @@ class CaptureCounters:
         """Ends the files of a target with the rows up to end_ns. Returns what is missing. See TargetSampling."""
         self._over_s = time.monotonic()
         recording, power = self._recording, self._power
+        power_was_late = power is None and self._source.gpus is not None and self._still_beginning() is not None
         counters_left, power_left, _ = await asyncio.gather(
             recording.leave(target.folder, end_ns, COVER_S) if recording is not None else _nothing(),
             power.leave(target.folder, end_ns, COVER_S) if power is not None else _nothing(),
@@ -343,7 +348,7 @@ class CaptureCounters:
         self._end_if_last()
         return [
             *self._missing_counters(target, counters_left, start_ns, end_ns),
-            *self._missing(power_left, start_ns, end_ns, "power and clocks"),
+            *([_NO_POWER] if power_was_late else self._missing(power_left, start_ns, end_ns, "power and clocks")),
         ]
 
     async def _look_at_end(self, target: TargetSampling) -> None:
@@ -395,9 +400,9 @@ class CaptureCounters:
             self._stopping = asyncio.create_task(self._stop(), name=f"end of the counters of {self._capture.id}")
 
     async def _stop(self) -> None:
-        if self._beginning is not None and not self._beginning.done():
-            self._beginning.cancel()  # samples from now on are nobody's
-            await asyncio.wait({self._beginning})
+        if (beginning := self._still_beginning()) is not None:
+            beginning.cancel()  # samples from now on are nobody's
+            await asyncio.wait({beginning})
             if self._recording is None:
                 self._show(self._unanswered)
         if self._looking is not None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.errors import FileError, SpoolError
-from kineto_trace.spool.counter_samples import SUFFIX, CounterSamples, cut_off, read_counter_samples
+from kineto_trace.spool.counter_samples import CounterSamples, cut_off, read_counter_samples, sample_files
 from kineto_trace.spool.target_gpus import TargetGpus
 
 from kinetod.base.safe_text import clean
@@ -26,7 +26,7 @@ def recover_counters(capture: pb.Capture, directory_of: Callable[[pb.Target], Pa
         if target.verdict != pb.VERDICT_UNSPECIFIED:
             continue
         directory = directory_of(target)
-        for path in sorted((directory / "raw").glob(f"*{SUFFIX}")):
+        for path in sample_files(directory / "raw"):
             try:
                 samples, why = _permitted(path, TargetGpus.read(directory))
             except (FileError, SpoolError) as exc:

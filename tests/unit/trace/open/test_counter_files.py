@@ -57,6 +57,13 @@ def test_a_file_is_of_the_device_with_its_uuid_and_within_the_window(tmp_path: P
     assert (by_device(read), read.warnings) == ({0: [1.0], 1: [0.0]}, ())
 
 
+def test_a_file_into_which_nothing_has_been_written_is_none(tmp_path: Path) -> None:
+    sampled(tmp_path, 0, [(100, 110)])
+    (tmp_path / "raw" / "GPU-0.power.counters").touch()
+    read = found(tmp_path, HAS_BOTH)
+    assert (by_device(read), read.warnings) == ({1: [0.0]}, ())
+
+
 def test_without_uuids_the_only_gpu_of_the_process_is_the_only_device_at_work(tmp_path: Path) -> None:
     sampled(tmp_path, 3, [(100, 110)])
     TargetGpus(contexts=("GPU-3",)).write(tmp_path)

@@ -320,6 +320,26 @@ def test_nobody_waits_for_a_driver_that_hangs_and_what_it_answers_later_changes_
     run(gpus_with((FIRST, SECOND)), tmp_path, body, backend)
 
 
+def test_power_that_is_late_for_a_short_recording_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go = asyncio.Event()
+
+    async def late(*_arguments: object, **_options: object) -> PowerRecording:
+        await go.wait()
+        return PowerRecording({}, {})
+
+    monkeypatch.setattr(capture_counters, "record_power", late)
+
+    async def body(sampled: Sampled) -> None:
+        await sampled.counters.begin(0, patience_s=0.05)
+        await soon(lambda: (sampled.first.folder / "GPU-0.counters").exists(), "its counters are sampled")
+        (warning,) = await sampled.first.collected(1000, 2000)
+        assert warning == ("power and clocks: none were read; the readings had not begun when the recording ended")
+        go.set()
+        await sampled.counters.ended()
+
+    run(gpus_with((FIRST,)), tmp_path, body)
+
+
 def test_a_gpu_whose_sampling_began_is_freed_when_another_one_hangs_to_the_end(tmp_path: Path) -> None:
     class SecondHangs(MemoryBackend):
         def start(self, uuid: str, *arguments: Any) -> Sampling:
