@@ -62,7 +62,7 @@ async def main(path, pid):
     facts = (await service.private_facts([key])).get(key)
     said = {"rank": facts and facts.rank}
     try:
-        attached, channel = await service.attach(key, Approval(credentials.read(pid), True), deadline_s=scaled(10))
+        attached, channel = await service.attach(key, Approval(credentials.read(pid), True), deadline_s=30)
         channel.close()
         said["method"] = attached.method
     except AttachError as exc:
