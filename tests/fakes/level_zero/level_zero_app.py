@@ -37,6 +37,7 @@ from typing import Any, Callable, Dict, List
 FORK_LIMIT_S = 20.0
 CHILD_STEPS = 4000  # more than PTI can hold without its thread
 KINDS = 16
+PAUSE_S = 0.001  # between two steps of --forever: at full speed they outgrow what a capture may hold
 
 
 class FakeTorch:
@@ -194,7 +195,7 @@ class App:
         """The lines of standard input; steps run in between if that was asked for."""
         unread = ""
         while True:
-            while self.options.forever and not select.select([0], [], [], 0)[0]:
+            while self.options.forever and not select.select([0], [], [], PAUSE_S)[0]:
                 self.program.program_steps(0, 1, self.options.kernels_per_step)
             data = os.read(0, 4096)
             if not data:
