@@ -147,7 +147,7 @@ class PollThread:
         """Makes the one known that has waited longest since its first poll."""
         poll, sender, _ = self._newcomers.popleft()
         try:
-            self._registry.polled(poll, sender, now_s=time.monotonic(), now_ns=time.time_ns())
+            self._registry.polled(poll, sender, now_s=time.monotonic(), now_ns=time.time_ns(), answered=False)
         except Dropped as exc:
             metrics.poll_dropped(exc.why)
 
@@ -204,6 +204,7 @@ class PollThread:
         if late:
             raise Dropped(Drop.LATE)
         if not sock.send(poll_answer(answer.configuration), sender):
+            self._registry.not_sent(answer)
             raise Dropped(Drop.UNREAD)
         self._registry.sent(answer)
         metrics.poll_answered()

@@ -15,6 +15,9 @@ Theory of operation
     later poll; to be given it again, it would record twice. Until the configuration shows somewhere its polls get no
     answer: with each of them it reads one that lies there.
 
+    A configuration counts as sent as soon as it is the answer to a poll: whoever withdraws it while it is being sent
+    learns that libkineto may have it. If it cannot be sent, that is taken back.
+
     Two threads use it: the one that answers polls, and the event loop. One lock guards all state; nothing is read from
     /proc and nothing is sent while it is held. Events go to the event loop, in their order.
 """
@@ -216,7 +219,11 @@ class PollerRegistry:
                 if poll.free:
                     if sender.address in offered.sent_to:
                         raise Dropped(Drop.PENDING)
-                    return PollAnswer(poller, offered if answered else None, sender.address)
+                    if not answered:
+                        return PollAnswer(poller, None)
+                    offered.times_sent += 1
+                    offered.sent_to.add(sender.address)
+                    return PollAnswer(poller, offered, sender.address)
                 if offered.times_sent:  # otherwise it traces for somebody else
                     offered.taken_by = sender.address
                     metrics.polled_configuration("taken")
@@ -232,10 +239,15 @@ class PollerRegistry:
             return
         metrics.polled_configuration("sent")
         with self._lock:
-            offered.times_sent += 1
-            offered.sent_to.add(answer.address)
             if offered.open:
                 offered.tell(OfferEvent.SENT)
+
+    def not_sent(self, answer: PollAnswer) -> None:
+        """Notes that it could not be sent."""
+        if (offered := answer.offered) is not None:
+            with self._lock:
+                offered.times_sent -= 1
+                offered.sent_to.discard(answer.address)
 
     def registered(self, registration: Registration, sender: Sender, *, now_s: float) -> int:
         """Takes note of a registration; returns how many there are for its job and GPU. Raises Dropped."""

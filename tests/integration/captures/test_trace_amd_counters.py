@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 from kineto_trace import open_trace
 from kineto_trace.model.trace import Trace
+from kineto_trace.spool.counter_samples import SUFFIX, last_end_ns
+from kinetod.counters.power.interface import POWER_SUFFIX
 from support.counters.gpu_metrics_tables import PlayedAmdgpu
 from support.rocm import fakes as rocm
 from support.rocm.program import rocm_program
 from support.service.daemon import running_daemon
 from support.service.tracing import trace_around
+from support.waiting import until
 
 ACTIVITIES = ("--activities", "kernel,cuda_runtime")
 
@@ -41,7 +44,13 @@ def traced(tmp_path: Path, memory: dict[int, int]) -> Iterator[tuple[dict[str, A
     ):
         played.host.kfd_process(program.pid, memory, {})
 
+        def are_sampled() -> bool:
+            files = (daemon.state_dir / "captures").glob(f"*/targets/{program.pid}-*/raw/*{SUFFIX}")
+            sampled = [path for path in files if not path.name.endswith(POWER_SUFFIX)]
+            return len(sampled) == len(memory) and all(path.stat().st_size and last_end_ns(path) for path in sampled)
+
         def launched() -> bool:
+            until(are_sampled, "each GPU has samples", state=daemon.log)
             for _ in range(20):
                 program.order("launch 100")
             return True

@@ -51,9 +51,11 @@ class NotedRegistry(PollerRegistry):
     def __init__(self, on_look: Callable[[], None]) -> None:
         super().__init__(asyncio.new_event_loop())
         self._on_look = on_look
+        self.answered: list[bool] = []
 
     def polled(self, poll: Poll, sender: Sender, *, now_s: float, now_ns: int, answered: bool = True) -> PollAnswer:
         answer = super().polled(poll, sender, now_s=now_s, now_ns=now_ns, answered=answered)
+        self.answered.append(answered)
         self._forget(answer.poller)
         self._on_look()
         return answer
@@ -84,6 +86,7 @@ def test_those_who_poll_are_answered_before_the_next_newcomer_is_looked_up() -> 
     thread.stop()
     registry.close()
     assert happened == ["answer", "answer", "look", "answer", "look", "look"]
+    assert registry.answered == [False] * 3  # they have been answered, with nothing: nothing was sent
 
 
 def test_what_waits_for_an_answer_at_a_socket_is_forgotten_with_it() -> None:

@@ -159,9 +159,23 @@ def test_an_answer_that_could_not_be_sent_does_not_count() -> None:
         poller = scene.poll().poller
         offered = poller.offer(b"A=1\n", scene.events.append)
         sender = Sender(os.getpid(), os.getuid(), os.getgid(), b"\0a\0")
-        scene.registry.polled(Poll(FREE, 0, ()), sender, now_s=0, now_ns=1)
+        scene.registry.not_sent(scene.registry.polled(Poll(FREE, 0, ()), sender, now_s=0, now_ns=1))
         scene.poll(wants=BUSY)
         assert (offered.times_sent, await scene.happened()) == (0, [])
+        assert scene.poll().configuration == b"A=1\n"
+
+    with_scene(test)
+
+
+def test_who_withdraws_an_offer_that_is_being_sent_learns_that_libkineto_may_have_it() -> None:
+    async def test(scene: Scene) -> None:
+        offered = scene.poll().poller.offer(b"A=1\n", scene.events.append)
+        sender = Sender(os.getpid(), os.getuid(), os.getgid(), b"\0a\0")
+        answer = scene.registry.polled(Poll(FREE, 0, ()), sender, now_s=0, now_ns=1)
+        offered.withdraw()  # before the thread that sends goes on
+        assert (answer.configuration, offered.times_sent) == (b"A=1\n", 1)
+        scene.registry.sent(answer)
+        assert (offered.times_sent, await scene.happened()) == (1, [])
 
     with_scene(test)
 
