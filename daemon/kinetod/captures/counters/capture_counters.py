@@ -282,9 +282,6 @@ class CaptureCounters:
     def _refusal(self, uuid: str, error: CounterError) -> RecordedGpu:
         return refusal(uuid, error, self._gpus[uuid].index)
 
-    def _still_beginning(self) -> asyncio.Task[None] | None:
-        return None if self._beginning is None or self._beginning.done() else self._beginning
-
     def _not_permitted(self, uuid: str) -> CounterError:
         return CounterError(CounterCode.NOT_PERMITTED, why_strange(self._caller, self._gpus[uuid].index))
 
@@ -398,6 +395,9 @@ class CaptureCounters:
     def _end_if_last(self) -> None:
         if self._stopping is None and all(each.left for each in self._targets):
             self._stopping = asyncio.create_task(self._stop(), name=f"end of the counters of {self._capture.id}")
+
+    def _still_beginning(self) -> asyncio.Task[None] | None:
+        return None if self._beginning is None or self._beginning.done() else self._beginning
 
     async def _stop(self) -> None:
         if (beginning := self._still_beginning()) is not None:

@@ -333,7 +333,7 @@ def test_power_that_is_late_for_a_short_recording_is_told(tmp_path: Path, monkey
         await sampled.counters.begin(0, patience_s=0.05)
         await soon(lambda: (sampled.first.folder / "GPU-0.counters").exists(), "its counters are sampled")
         (warning,) = await sampled.first.collected(1000, 2000)
-        assert warning == ("power and clocks: none were read; the readings had not begun when the recording ended")
+        assert warning == "power and clocks: none were read; the readings had not begun when the recording ended"
         go.set()
         await sampled.counters.ended()
 
