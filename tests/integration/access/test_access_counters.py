@@ -13,6 +13,7 @@ import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace import open_trace
 from support.counters.sampled_host import LONG_NS, SampledHost, sampled_host
+from support.losses import without_losses
 from support.service.calls_as import Answer, CallsAs, plain_python
 from support.service.daemon import watch_to_end
 from support.waiting import until
@@ -96,8 +97,7 @@ def codes(capture: pb.Capture) -> dict[int, str]:
 
 def told(capture: pb.Capture) -> list[str]:
     """The warnings of counters, without those of samples that a busy machine loses."""
-    warnings = [each for each in capture.targets[0].warnings if each.startswith("hardware counters")]
-    return [each for each in warnings if "are missing, in" not in each and "dropped" not in each]
+    return [each for each in without_losses(capture.targets[0].warnings) if each.startswith("hardware counters")]
 
 
 def test_users_on_gpus_of_their_own_have_the_counters_of_those(shared: Shared) -> None:

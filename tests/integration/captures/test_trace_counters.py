@@ -1,7 +1,7 @@
 """Traces with hardware counters: real daemon, agent and kinetod-counters on fakes of the driver and of CUPTI."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,10 @@ from kineto_trace import open_trace
 from kineto_trace.model.trace import Trace
 from support.counters.fake_pm_sampling import UUID
 from support.counters.sampled_host import SampledHost, sampled_host
+from support.losses import LOST, without_losses
 from support.service.cli import Result, run_process
 from support.service.daemon import watch_to_end
 
-LOST = re.compile(
-    r"hardware counters of GPU \d+: (samples of [\d.]+ ms are missing, in \d+ places?"
-    r"|\d+ samples? (was|were) dropped because they were not stored fast enough)"
-    r"|power and clocks of GPU \d+: readings of [\d.]+ ms are missing, in \d+ places?"
-)
 TWO_PASSES = "sm__cycles_active.avg,sm__inst_executed_pipe_tensor.sum.per_second"
 
 
@@ -51,11 +47,6 @@ def traced(host: SampledHost, folder: Path, *arguments: str, pids: tuple[int, ..
     return result.json()
 
 
-def lacks(warnings: Iterable[str]) -> list[str]:
-    """The warnings but those of samples that a busy machine loses."""
-    return [each for each in warnings if not LOST.fullmatch(each)]
-
-
 def values(trace: Trace, label: str, device: int) -> npt.NDArray[np.float64]:
     rows = trace.table("counter")
     if label not in trace.strings:
@@ -72,7 +63,7 @@ def test_samples_of_the_whole_window_are_in_the_trace_by_device(sampling: Sample
     assert result.code == 0, result.stderr
     capture = result.json()
     (target,) = capture["targets"]
-    assert (target["verdict"], lacks(target["warnings"])) == ("VERDICT_DONE", [])
+    assert (target["verdict"], without_losses(target["warnings"])) == ("VERDICT_DONE", [])
     (sampled,) = capture["counters"]
     assert (sampled["gpu"]["index"], sampled["gpu"]["uuid"], sampled["reason_code"]) == (1, UUID.format(1), "")
     missing_ms = sampled["lost_ns"] / 1e6 + sampled["dropped_samples"]
@@ -99,7 +90,7 @@ def test_two_targets_of_one_gpu_have_its_samples_each_by_their_own_numbers(
     both, second = sampling.train(1, 0), sampling.train(1)
     capture = traced(sampling, tmp_path, "--counters=memory", pids=(both.pid, second.pid))
     assert [each["gpu"]["index"] for each in capture["counters"]] == [0, 1]
-    assert [lacks(target["warnings"]) for target in capture["targets"]] == [[], []]
+    assert [without_losses(target["warnings"]) for target in capture["targets"]] == [[], []]
     read = open_trace(sampling.folder(capture["id"], both.pid))
     assert {int(each // 1000) for each in values(read, "DRAM", 0)} == {1}
     assert {int(each // 1000) for each in values(read, "DRAM", 1)} == {0}
@@ -115,7 +106,7 @@ def test_by_iteration_the_samples_are_those_of_the_iterations(sampling: SampledH
         "--counter-interval", "200us", pids=(program.pid,),
     )  # fmt: skip
     capture = result.json()
-    assert (result.code, lacks(capture["targets"][0]["warnings"])) == (0, [])
+    assert (result.code, without_losses(capture["targets"][0]["warnings"])) == (0, [])
     read = open_trace(sampling.folder(capture["id"], program.pid))
     most, found = (read.window_end_ns - read.window_start_ns) / 200_000 + 2, len(values(read, "GPU busy", 0))
     missing = capture["counters"][0]["lost_ns"] / 200_000 + capture["counters"][0]["dropped_samples"]
@@ -129,7 +120,7 @@ def test_a_busy_gpu_is_a_warning_and_the_trace_goes_on(sampling: SampledHost, tm
     (target,), (refused,) = capture["targets"], capture["counters"]
     assert target["verdict"] == "VERDICT_DONE" and target["summary"]["activities"]["kernel"] > 0
     assert (refused["reason_code"], refused["samples"], refused["gpu"]["index"]) == ("COUNTERS_BUSY", 0, 0)
-    (warning,) = lacks(target["warnings"])
+    (warning,) = without_losses(target["warnings"])
     assert warning == f"hardware counters of GPU 0: none were sampled: {refused['reason']}"
     read = open_trace(sampling.folder(capture["id"], program.pid))
     assert not len(values(read, "GPU busy", 0)) and warning in read.notes
@@ -174,7 +165,7 @@ def test_an_armed_capture_samples_when_it_is_started_and_not_before(sampling: Sa
     assert sampling.sampling.calls().count("cuptiPmSamplingStart") == begun
     sampling.daemon.stub().StartCapture(pb.StartCaptureRequest(id=capture.id), timeout=30)
     ended = watch_to_end(sampling.daemon.stub(), capture.id)
-    assert (ended.status, lacks(ended.targets[0].warnings)) == (pb.CAPTURE_STATUS_DONE, [])
+    assert (ended.status, without_losses(ended.targets[0].warnings)) == (pb.CAPTURE_STATUS_DONE, [])
     assert len(values(open_trace(sampling.folder(capture.id, program.pid)), "GPU busy", 0)) > 100
 
 
@@ -204,7 +195,7 @@ def test_what_a_cancelled_capture_keeps_has_its_counters(sampling: SampledHost) 
     capture = sampling.create(program.pid)
     sampling.until_sampled(capture)
     ended = sampling.cancel(capture, keep=True)
-    assert (ended.status, lacks(ended.targets[0].warnings)) == (pb.CAPTURE_STATUS_PARTIAL, [])
+    assert (ended.status, without_losses(ended.targets[0].warnings)) == (pb.CAPTURE_STATUS_PARTIAL, [])
     assert len(values(open_trace(sampling.folder(capture.id, program.pid)), "DRAM", 0)) > 100
 
 
@@ -226,8 +217,8 @@ def test_a_process_without_a_gpu_and_one_on_a_mig_instance_are_told(sampling: Sa
     capture = traced(sampling, tmp_path, "--counters", pids=(none.pid, mig.pid))
     warnings = {target["pid"]: target["warnings"] for target in capture["targets"]}
     what = f"by the driver's word, process {none.pid} has no context on a GPU"
-    assert lacks(warnings[none.pid]) == [f"hardware counters: none were sampled; {what}"]
-    assert lacks(warnings[mig.pid]) == [
+    assert without_losses(warnings[none.pid]) == [f"hardware counters: none were sampled; {what}"]
+    assert without_losses(warnings[mig.pid]) == [
         f"hardware counters of GPU 1 ({UUID.format(1)}) are left out: the process uses a MIG instance, which has no "
         "counters of its own"
     ]
@@ -242,5 +233,5 @@ def test_without_uuids_the_only_gpu_of_a_process_is_known_and_several_are_not_gu
     assert {int(each // 1000) for each in values(known, "DRAM", 0)} == {1}
     assert not len(values(open_trace(sampling.folder(capture["id"], two.pid)), "DRAM", 0))
     warnings = next(target["warnings"] for target in capture["targets"] if target["pid"] == two.pid)
-    warnings = lacks(warnings)
+    warnings = without_losses(warnings)
     assert len(warnings) == 2 and all("does not say which of its devices that is" in each for each in warnings)

@@ -1,6 +1,5 @@
 """Power, clocks and throttling in traces with hardware counters: real daemon, agent and processes on fakes."""
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,10 +9,10 @@ import pytest
 from kineto_trace import open_trace
 from kineto_trace.model.trace import Trace
 from support.counters.sampled_host import SampledHost, sampled_host
+from support.losses import without_losses
 from support.service.cli import run_process
 from support.waiting import until
 
-LOST = re.compile("(samples|readings) of .* are missing, in|were dropped")
 POWER_LABELS = {
     "Power", "Power, mean", "Power limit", "SM clock", "SM clock maximum", "Memory clock", "Temperature",
     "Throttled by power", "Throttled by heat", "Throttled by hardware",
@@ -35,11 +34,6 @@ def traced(host: SampledHost, folder: Path, pid: int) -> tuple[Any, Trace]:
     capture = result.json()
     (path,) = (host.daemon.state_dir / "captures" / capture["id"] / "targets").glob(f"{pid}-*")
     return capture, open_trace(path)
-
-
-def lacks(target: Any) -> list[str]:
-    """The warnings but those of samples that a busy machine loses."""
-    return [each for each in target["warnings"] if not LOST.search(each)]
 
 
 def values(trace: Trace, label: str) -> Any:
@@ -68,7 +62,7 @@ def test_power_clocks_and_throttling_are_in_the_trace_beside_the_counters(host: 
     host.say("reasons 4")
     capture, trace = traced(host, tmp_path / "out", program.pid)
     (target,) = capture["targets"]
-    assert (target["verdict"], lacks(target)) == ("VERDICT_DONE", [])
+    assert (target["verdict"], without_losses(target["warnings"])) == ("VERDICT_DONE", [])
     assert len(capture["counters"]) == 1
     assert labels(trace) > POWER_LABELS | {"GPU busy"}
     rows = trace.table("counter")
@@ -90,7 +84,7 @@ def test_power_is_there_where_somebody_else_has_the_counters(host: SampledHost, 
     (target,) = capture["targets"]
     assert target["verdict"] == "VERDICT_DONE"
     assert [each["reason_code"] for each in capture["counters"]] == ["COUNTERS_BUSY"]
-    (warning,) = lacks(target)
+    (warning,) = without_losses(target["warnings"])
     assert "hardware counters of GPU 0: none were sampled" in warning
     assert labels(trace) == POWER_LABELS
     assert len(values(trace, "SM clock")) >= 4
@@ -103,6 +97,7 @@ def test_a_driver_that_hangs_takes_the_power_alone(host: SampledHost, tmp_path: 
     (target,) = capture["targets"]
     assert target["verdict"] == "VERDICT_DONE"
     assert [each["reason_code"] for each in capture["counters"]] == [""]
-    assert lacks(target) == ["power and clocks of GPU 0: the driver did not answer in time; readings are missing"]
+    hung = "power and clocks of GPU 0: the driver did not answer in time; readings are missing"
+    assert without_losses(target["warnings"]) == [hung]
     assert "GPU busy" in labels(trace) and not labels(trace) & POWER_LABELS
     until(lambda: no_reader_of_power(host), "the process has ended with the capture")

@@ -29,7 +29,7 @@ BUFFER_BYTES = 64 * 1024
 _STRINGS_BYTES = 8 * 1024 * 1024  # some 100,000 nodes and 5,000 code objects; touched only as used
 _STOP_LIMIT_MS = 2000
 _S = 1_000_000_000
-_TOLD_TORN = 0.01  # of all looks
+_TOLD_TORN = 0.01  # of all looks; fewer, too, where chance shifts a share by more (standard error: 0.5 / sqrt(looks))
 
 
 def sampling_rate(options: Dict[str, Any]) -> int:
@@ -144,7 +144,7 @@ class PythonStacksSession:
         if result.unnamed_samples:
             warnings.append("%d samples were dropped: the table of stacks is full" % result.unnamed_samples)
         looks = result.counts.records + result.torn_samples
-        if result.torn_samples > looks * _TOLD_TORN:
+        if result.torn_samples > max(looks * _TOLD_TORN, looks**0.5 / 2):
             text = "%d of %d stack samples were left out: the stacks changed while they were read"
             warnings.append(text % (result.torn_samples, looks))
         if result.threads_left_out:

@@ -261,12 +261,12 @@ def test_what_the_thread_opens_is_not_among_the_programs_descriptors(record: Rec
     recorder.stop()
 
 
-@pytest.mark.parametrize("torn, told", [(1, False), (200, True)])
-def test_looks_that_failed_are_no_lost_records_and_are_told_if_they_are_many(torn: int, told: bool) -> None:
+@pytest.mark.parametrize("torn, read, told", [(1, 5000, False), (200, 5000, True), (3, 60, False), (6, 58, True)])
+def test_looks_that_failed_are_no_lost_records_and_are_told_if_they_are_many(torn: int, read: int, told: bool) -> None:
     class Ended:
         def stop(self, _limit_ms: int) -> SamplerResult:
             result = SamplerResult(torn_samples=torn)
-            result.counts.records = 5000
+            result.counts.records = read
             return result
 
         def name(self, _tid: int, _name: str) -> None:
@@ -275,5 +275,5 @@ def test_looks_that_failed_are_no_lost_records_and_are_told_if_they_are_many(tor
     outcome = module.PythonStacksSession(100, Ended(), -1).stop()
     assert outcome.counts.dropped == 0
     assert outcome.warnings == (
-        ["200 of 5200 stack samples were left out: the stacks changed while they were read"] * told
+        [f"{torn} of {torn + read} stack samples were left out: the stacks changed while they were read"] * told
     )
