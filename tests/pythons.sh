@@ -4,7 +4,7 @@
 # Each gets a small virtual environment in .venv-pythons/, which is reused.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-failed=() ran=()
+failed=() ran=() packages=('pytest>=8' 'pytest-timeout>=2.3')
 for version in 3.9 3.10 3.11 3.12 3.13 3.14 3.15; do
     python=""
     for candidate in "$(command -v "python$version" || true)" "${PYENV_ROOT:-$HOME/.pyenv}"/versions/"$version".*/bin/python \
@@ -19,8 +19,9 @@ for version in 3.9 3.10 3.11 3.12 3.13 3.14 3.15; do
     venv=.venv-pythons/$version
     if [ ! -e "$venv/.installed" ]; then
         "$python" -m venv --without-pip "$venv"  # Debian's Python has no pip of its own
-        .venv/bin/pip --python "$venv/bin/python" install --quiet --disable-pip-version-check \
-            'pytest>=8' 'pytest-timeout>=2.3'
+        # pip runs itself under that Python, which a pip that is older than it may not bear; uv does not.
+        .venv/bin/pip --python "$venv/bin/python" install --quiet --disable-pip-version-check "${packages[@]}" 2>/dev/null ||
+            .venv/bin/uv pip install --quiet --python "$venv/bin/python" "${packages[@]}"
         touch "$venv/.installed"
     fi
     echo "== $("$venv/bin/python" --version)"
