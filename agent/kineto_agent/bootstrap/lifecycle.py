@@ -11,6 +11,7 @@ from kineto_agent.sources.torch.graph_captures import CAPTURES
 from kineto_agent.steps.counting import COUNTER
 from kineto_agent.steps.jax_hooks import JaxStepHooks
 from kineto_agent.steps.torch_hooks import StepHooks
+from kineto_agent.system import fork_warnings
 from kineto_agent.system.debuglog import log, log_exception
 from kineto_agent.system.gil_turns import Turns
 
@@ -27,6 +28,7 @@ def start() -> None:
         with _lock:
             if _agent is not None and _agent.alive:
                 return
+            fork_warnings.keep_away()
             _hooks.install()
             _jax_hooks.install()
             CAPTURES.install()
@@ -59,6 +61,7 @@ def _end(reason_code: str, reason: str) -> None:
             CAPTURES.remove()
         if agent is not None:
             agent.stop(reason_code, reason)
+            fork_warnings.let_through()
     except Exception:  # noqa: BLE001 - a program is never worse off with the agent than without
         log_exception("the agent cannot stop")
 

@@ -15,7 +15,7 @@ Theory of operation
 
     `state` is `sys._kineto_attach`. It keeps the loaded modules under "agent", so that the next attach of the same
     sources finds them, and fork hooks, which cannot be taken back, do not accumulate. Any version may find what any
-    other version has left there: "digest", and "end", a function that ends a running agent.
+    other version has left there: "digest", and "end", a function that ends a running agent. "ours" is the bootstrap's.
 
     The texts of gil_rests.py and standard_library.py stand before this one in the packet. The global `turns` is the
     address for Turns.
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 _PACKAGE = "kineto_agent"
 _LIVE = "kineto_agent.bootstrap.live_attach"
+_FORK_WARNINGS = "kineto_agent.system.fork_warnings"
 HEADER: dict[str, Any] = {}  # the daemon's values follow in the packet
 
 
@@ -145,11 +146,21 @@ def load(state: dict[str, Any], channel: Any, descriptors: list[int]) -> Callabl
         for held in _held(state, files.pop(name)):
             held.close()
     if modules is not None:
+        state["ours"] = modules.get(_FORK_WARNINGS).because_of_ours
         live = modules.get(_LIVE)
         agent = {"digest": HEADER["digest"], "live": live, "end": live.end}
     state["libraries"] = state.get("libraries", 0) + 1  # the number of this one
     given = (files.get("library", -1), state["libraries"], turns)  # noqa: F821
-    work: Callable[[], None] = agent["live"].run(channel, *given)
+    agent_work: Callable[[], None] = agent["live"].run(channel, *given)
+
+    def work() -> None:
+        try:
+            agent_work()
+        finally:  # no filter stands in the program's list any more
+            if state.get("agent") is agent and "out" in state:
+                state["out"]()
+                state["in"] = ""
+
     state["agent"] = agent
     for ours in (channel, *descriptors):  # they belong to the agent now, in a forked child too
         for held in _held(state, ours):

@@ -22,12 +22,14 @@ import os
 import sys
 from collections import deque
 from itertools import chain
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 from kineto_agent.system.debuglog import log_exception
 from kineto_agent.system.descriptors import list_folder, read_file, write_file
 
+OURS = "kineto-"  # the names of our threads begin with it, also of those in C
 _TASKS = "/proc/self/task"
+_BESIDE_TASKS = 2  # links of that folder that are no tasks
 _SYNCHRONOUS = {
     *(_signal.SIGSEGV, _signal.SIGBUS, _signal.SIGFPE, _signal.SIGILL),
     *(_signal.SIGABRT, _signal.SIGTRAP, _signal.SIGSYS),
@@ -65,16 +67,20 @@ class Thread:
         _ours[self.ident] = self
         try:
             name_this_thread(self.name)
+            _unnamed.discard(self)
             target()
         except BaseException:  # noqa: BLE001 - the program must not see it
             log_exception("thread %s" % self.name)
         finally:
+            _unnamed.discard(self)
             _ours.pop(self.ident, None)
             self._ended.release()
 
 
 _ours: Dict[int, Thread] = {}  # by Python's identifier
+_unnamed: Set[Thread] = set()  # started, but the kernel does not know the name yet
 os.register_at_fork(after_in_child=_ours.clear)
+os.register_at_fork(after_in_child=_unnamed.clear)
 
 
 def start_thread(name: str, target: Callable[[], None]) -> Thread:
@@ -88,11 +94,27 @@ def start_thread(name: str, target: Callable[[], None]) -> Thread:
     def run() -> None:
         thread.run(target)
 
-    if first is None:
-        start(run, ())
-    else:
-        start(*_in_turn(*first, run))
+    _unnamed.add(thread)
+    try:
+        if first is None:
+            start(run, ())
+        else:
+            start(*_in_turn(*first, run))
+    except BaseException:
+        _unnamed.discard(thread)
+        raise
     return thread
+
+
+def others(most: int) -> Optional[int]:
+    """How many threads the process has that are not ours. None: not known, or it has more than `most` in all."""
+    try:
+        if os.stat(_TASKS).st_nlink - _BESIDE_TASKS > most:
+            return None
+        names = [command_name(int(tid)) for tid in list_folder(_TASKS)]
+    except OSError:
+        return None
+    return sum(not name.startswith(OURS) for name in names) - len(_unnamed)
 
 
 def _start_new_thread() -> Any:

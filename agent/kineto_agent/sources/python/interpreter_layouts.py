@@ -159,9 +159,9 @@ _CONTAINERS = (
     ("float_object", "size ob_fval"),
     ("long_object", "size lv_tag ob_digit"),
     ("bytes_object", "size ob_size ob_sval"),
-    ("unicode_object", "size state length asciiobject_size"),
-    ("gc", "size collecting"),
 )
+_UNICODE = ("unicode_object", "size state length asciiobject_size")
+_GC = ("gc", "size collecting")
 _LISTS = (("tuple_object", "size ob_item ob_size"), ("list_object", "size ob_item ob_size"))
 _SET = ("set_object", "size used table mask")
 _BY_TABLE: Dict[Tuple[int, int], Tuple[Tuple[str, str], ...]] = {
@@ -176,6 +176,8 @@ _BY_TABLE: Dict[Tuple[int, int], Tuple[Tuple[str, str], ...]] = {
         ("type_object", "size tp_name tp_repr tp_flags"),
         *_LISTS,
         *_CONTAINERS,
+        _UNICODE,
+        _GC,
     ),
     (3, 14): (
         _HEADER,
@@ -193,6 +195,8 @@ _BY_TABLE: Dict[Tuple[int, int], Tuple[Tuple[str, str], ...]] = {
         *_LISTS,
         _SET,
         *_CONTAINERS,
+        _UNICODE,
+        _GC,
     ),
     (3, 15): (
         _HEADER,
@@ -216,6 +220,8 @@ _BY_TABLE: Dict[Tuple[int, int], Tuple[Tuple[str, str], ...]] = {
         *_LISTS,
         _SET,
         *_CONTAINERS,
+        ("unicode_object", "%s compactunicodeobject_size" % _UNICODE[1]),
+        _GC,
     ),
 }
 _UTF8_FIELDS_BYTES = 16  # PyCompactUnicodeObject is PyASCIIObject, utf8_length and utf8

@@ -10,7 +10,9 @@ Theory of operation
 
     `sys._kineto_attach` is all that stays: the last token, so that a bootstrap which comes late or twice does
     nothing, and what the loader keeps for the next attach. "open" there is what a child forked meanwhile must close;
-    one fork hook for the life of the process does so.
+    one fork hook for the life of the process does so. "ours" there says whether a message of DeprecationWarning is one
+    that a fork gives because of our threads alone: see kineto_agent.system.fork_warnings, which takes over as soon as
+    it is there. Until then two threads beside the program's first one may be ours, and a third one of its own.
 
     A program may close descriptors that it did not open, and use their numbers anew. os.socketpair and the like give
     the GIL away and have it back up to 5 ms later: by then their numbers may be the program's. So descriptors are made,
@@ -34,7 +36,7 @@ CHANNEL_WAIT_S = 10  # for the daemon to find the channel and send the agent; th
 AT_THE_END = 24  # so many numbers at the end of the table of descriptors are for us
 FIRST_NUMBER = 64 - AT_THE_END  # of the smallest table
 
-# Calls by number: socketpair, fcntl, fstat, memfd_create, recvmsg, close and openat. 0x80005 is
+# Calls by number: socketpair, fcntl, fstat, memfd_create, recvmsg, close, openat and prctl. 15 is PR_SET_NAME, 0x80005
 # SOCK_SEQPACKET | SOCK_CLOEXEC, 1030 F_DUPFD_CLOEXEC, 2 MSG_PEEK, 0x40000040 MSG_CMSG_CLOEXEC | MSG_DONTWAIT, 5
 # FUNCFLAG_CDECL | FUNCFLAG_PYTHONAPI, 0x1000000 CO_FUTURE_ANNOTATIONS.
 _SOURCE = """\
@@ -62,11 +64,22 @@ def boot(k):
  if n.setdefault(k,m)is not m or max(list(n))>k:return
  for x in list(n):
   if x<k:n.pop(x,m)
+ if y.version_info>(3,12)and'ours'not in s:
+  s['ours']=lambda m:'use of fork'in m and p.stat('/proc/self/task').st_nlink<6
+  class Q:match=lambda q,m:s['ours'](m)and not G()
+  Q='ignore',Q(),Warning,None,0
+  r=ext('itertools').repeat
+  f=lambda:map(getattr,map(modules.get,r('warnings'),r(modules['_warnings'])),map(s.get,r('in'),r('')),r([]))
+  l=lambda g:map(list.__init__,f(),map(g,map(list,map(filter,r(Q.__ne__),f())))).__next__
+  G=s['out']=l(list)
+  p.register_at_fork(before=l([Q].__add__),after_in_child=G)
+ s['in']='filters'
  T,N=ext('_ctypes'),ext('_socket')
  class L(T._SimpleCData):_type_='l'
  class C(T.CFuncPtr):_flags_=5;_restype_=L
  C=C(T.dlsym(T.dlopen(None,2),'syscall'))
- W,D,Z,M,R,O,Y=(53,72,5,319,47,3,257)if p.uname()[4]=='x86_64'else(199,25,80,279,212,57,56)
+ W,D,Z,M,R,O,Y,A=(53,72,5,319,47,3,257,157)if p.uname()[4]=='x86_64'else(199,25,80,279,212,57,56,167)
+ C(A,15,b'kineto-agent')
  o=s['open']
  fresh=lambda:p.stat('/')
  def same(x):

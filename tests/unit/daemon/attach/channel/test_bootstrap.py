@@ -222,6 +222,42 @@ def test_a_fork_before_the_agent_has_come_keeps_no_channel(target: LiveTarget, f
     until(lambda: open_in(child) == before, "the child has closed the channel")
 
 
+FORK_AND_LOOK = (  # the child's status says whether it finds the filters changed
+    "before = list(warnings.filters)\nchild = os.fork()\nif not child: os._exit(warnings.filters != before)\n"
+    "result = os.waitpid(child, 0)[1], warnings.filters == before"
+)
+
+
+def test_a_program_of_one_thread_that_forks_is_not_warned_of_ours(start: Start) -> None:
+    target = start("-W", "always")
+    target.do("import os, sys, warnings")
+    boot = bootstrap.make(time.time_ns())
+    target.run(boot)
+    target.channel(boot)
+    target.do(FORK_AND_LOOK)  # before the agent has come
+    assert target.ask("result") == [0, True]
+    connection, _hello = target.welcome()
+    connection.collect()
+    target.do(FORK_AND_LOOK)
+    assert target.ask("result") == [0, True]
+    connection.close()
+    assert target.end() == (0, "")
+
+
+def test_a_program_of_two_threads_that_forks_is_warned_as_ever(start: Start) -> None:
+    target = start("-W", "always")
+    target.do("import os, sys, warnings, _thread")
+    target.do("lock = _thread.allocate_lock(); lock.acquire(); _thread.start_new_thread(lock.acquire, ())")
+    connection, _hello = target.welcome()
+    target.do(FORK_AND_LOOK)
+    connection.close()
+    until(lambda: target.threads() == 2, "the agent has left")
+    assert target.ask("warnings.filters == before")
+    warns = target.ask("sys.version_info >= (3, 12)")
+    status, said = target.end()
+    assert (status, said.count("is multi-threaded")) == (0, int(warns))
+
+
 def test_a_program_that_exits_sends_what_it_has(target: LiveTarget) -> None:
     connection, _hello = target.welcome()
     connection.collect()
