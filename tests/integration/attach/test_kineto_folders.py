@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
+from support.peers.on_demand_kineto import polls_in
 from support.service import attach_service
 from support.service.attach_service import CALLER_UID, OWNER_UID, POLICY, Service, own_folders, unprivileged
 from support.service.daemon import Daemon, error_of, running_daemon, watch_to_end
@@ -39,12 +40,7 @@ def sockets() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def front_end(service: Service, sockets: Path) -> Iterator[Daemon]:
-    environ = {
-        "KINETOD_ATTACH_HELPER_SOCKET": str(service.socket),
-        "KINETOD_DYNOLOG_IPC": "true",
-        "KINETOD_DYNOLOG_CONTAINERS": "false",
-        "KINETOD_DYNOLOG_SOCKET_DIRS": str(sockets),
-    }
+    environ = {"KINETOD_ATTACH_HELPER_SOCKET": str(service.socket), **polls_in(str(sockets))}
     with running_daemon(uid=CALLER_UID, environ=environ) as daemon:
         yield daemon
 

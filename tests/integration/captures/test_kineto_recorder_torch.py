@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from support.machine import native
+from support.peers.on_demand_kineto import polls_in
 from support.service.daemon import Daemon, error_of, running_daemon, watch_to_end
 from support.waiting import until
 
@@ -111,8 +112,7 @@ def steps(trace: dict[str, Any]) -> int:
 def host() -> Iterator[Host]:
     with tempfile.TemporaryDirectory(prefix="dynolog-") as name:
         Path(name).chmod(0o1777)
-        settings = {"KINETOD_DYNOLOG_IPC": "true", "KINETOD_DYNOLOG_SOCKET_DIRS": name}
-        with running_daemon(environ=settings) as started:
+        with running_daemon(environ=polls_in(name)) as started:
             yield Host(started, Path(name))
 
 

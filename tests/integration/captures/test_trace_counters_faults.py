@@ -14,7 +14,14 @@ from kineto_trace import open_trace
 from support.counters.fake_pm_sampling import UUID
 from support.counters.sampled_host import SampledHost, sampled_host
 from support.losses import without_losses
-from support.peers.on_demand_kineto import BASE_NS, OnDemandKineto, event, on_demand_kineto, trace_text
+from support.peers.on_demand_kineto import (
+    BASE_NS,
+    OnDemandKineto,
+    event,
+    on_demand_kineto,
+    polls_in,
+    trace_text,
+)
 from support.service.daemon import watch_to_end
 from support.waiting import until
 
@@ -134,7 +141,7 @@ def recorded(host: SampledHost, kineto: OnDemandKineto, devices: tuple[int, ...]
 def test_a_trace_by_libkineto_has_the_counters_of_the_only_gpu_and_others_are_not_guessed(tmp_path: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="dynolog-") as name:
         Path(name).chmod(0o1777)
-        settings = {"KINETOD_DYNOLOG_IPC": "true", "KINETOD_DYNOLOG_SOCKET_DIRS": name}
+        settings = polls_in(name)
         with sampled_host(tmp_path, **settings) as host, on_demand_kineto(Path(name)) as kineto:
             host.is_on(os.getpid(), 1)
             capture, target = recorded(host, kineto, (0,))
