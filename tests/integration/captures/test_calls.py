@@ -16,6 +16,7 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
 from support.agent.scripted_agent import ScriptedAgent, hello_message
 from support.service.daemon import Daemon, DaemonFailed, error_of, running_daemon
+from support.waiting import until
 
 SECOND_NS = 10**9
 DAY_NS = 86_400 * SECOND_NS
@@ -128,7 +129,15 @@ def test_a_connected_agent_is_listed_with_fresh_data(daemon: Daemon, stub: Profi
         listing = stub.ListProcesses.future(pb.ListProcessesRequest(), timeout=10)
         agent.expect(wire.Describe)
         agent.send(hello_message(rank=3, world_size=8, iterations=6))
-        (process,) = listing.result().processes
+        listing.result()  # it waits half a second at most
+        (process,) = until(
+            lambda: [
+                each
+                for each in stub.ListProcesses(pb.ListProcessesRequest(), timeout=10).processes
+                if each.iterations == 6
+            ],
+            "what it has said is listed",
+        )
     assert process.pid == os.getpid()
     assert process.uid == os.getuid()
     assert (process.rank, process.world_size, process.iterations) == (3, 8, 6)

@@ -150,7 +150,7 @@ def test_one_that_never_stepped_does_not_keep_the_others_from_their_iterations(d
         training(daemon, 0, 0, 20) as idle,
     ):
         window = pb.IterationWindow(count=3)
-        capture = captured(stub, [first, second, idle], window, or_duration_ns=SECOND_NS // 2)
+        capture = captured(stub, [first, second, idle], window, or_duration_ns=5 * SECOND_NS)
         by_pid = {target.pid: target for target in capture.targets}
         assert by_pid[first.pid].summary.first_iteration == by_pid[second.pid].summary.first_iteration > 4
         assert by_pid[idle.pid].verdict == pb.VERDICT_DONE

@@ -52,7 +52,7 @@ def test_a_killed_kinetod_counters_leaves_its_samples_and_the_trace_goes_on(host
     (target,), (sampled,) = ended.targets, ended.counters
     assert target.reason_code == "CANCELLED" and target.summary.activities["kernel"] > 0
     assert sampled.reason_code == "COUNTERS_FAILED" and "kinetod-counters has ended" in sampled.reason
-    (warning,) = (each for each in target.warnings if each.startswith("hardware counters"))
+    (warning,) = (each for each in without_losses(target.warnings) if each.startswith("hardware counters"))
     assert warning.startswith("hardware counters of GPU 0: kinetod-counters has ended")
     assert samples(host, capture, program.pid) > 3 * 50
     again = host.create(program.pid, duration_ns=200_000_000)
@@ -72,7 +72,7 @@ def test_a_trace_beside_a_kinetod_counters_that_hangs_says_so_and_the_next_one_i
     sampler = host.sampler_pid()
     os.kill(sampler, signal.SIGSTOP)
     try:
-        ended = watch_to_end(host.daemon.stub(), host.create(program.pid, duration_ns=200_000_000).id)
+        ended = watch_to_end(host.daemon.stub(), host.create(program.pid, duration_ns=10**9).id)
     finally:
         os.kill(sampler, signal.SIGCONT)
     (target,), (sampled,) = ended.targets, ended.counters
@@ -88,12 +88,14 @@ def test_what_a_killed_daemon_has_sampled_is_in_the_recovered_trace(host: Sample
     program = host.train(1)
     capture = host.create(program.pid)
     host.until_sampled(capture)
+    host.until_power_is_read(capture)
     host.daemon.kill()
     host.daemon.start()
     ended = watch_to_end(host.daemon.stub(), capture.id)
     (target,), (sampled,) = ended.targets, ended.counters
     assert (target.verdict, target.reason_code) == (pb.VERDICT_PARTIAL, "DAEMON_RESTARTED")
-    assert list(target.warnings) == [f"{what} of GPU 1: {ENDED}" for what in ("hardware counters", "power and clocks")]
+    told = [f"{what} of GPU 1: {ENDED}" for what in ("hardware counters", "power and clocks")]
+    assert without_losses(target.warnings) == told
     assert (sampled.gpu.index, sampled.gpu.uuid, sampled.reason_code) == (1, UUID.format(1), "COUNTERS_FAILED")
     assert (sampled.reason, len(sampled.metrics), sampled.samples > 400) == (ENDED, 8, True)
     assert samples(host, capture, program.pid) > 3 * 50

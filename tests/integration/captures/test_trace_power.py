@@ -87,7 +87,6 @@ def test_power_is_there_where_somebody_else_has_the_counters(host: SampledHost, 
     (warning,) = without_losses(target["warnings"])
     assert "hardware counters of GPU 0: none were sampled" in warning
     assert labels(trace) == POWER_LABELS
-    assert len(values(trace, "SM clock")) >= 4
 
 
 def test_a_driver_that_hangs_takes_the_power_alone(host: SampledHost, tmp_path: Path) -> None:
