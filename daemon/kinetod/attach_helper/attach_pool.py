@@ -40,7 +40,8 @@ COMMAND = child.python("kinetod.attach_helper.attach_worker")
 MAX_HELPERS = 8
 MAX_ANSWER_BYTES = 64 << 10
 WAIT_FOR_WARM_S = 0.1  # an attach takes some 10 ms
-LOOK_S = 2.0  # 5 ms are usual; the start of a helper, where none is warm, takes 0.3 s
+START_S = 5.0  # 0.3 s are usual
+LOOK_S = 2.0  # 5 ms are usual
 KILL_GRACE_S = 0.5  # a helper keeps its deadline by itself; this is for one that hangs
 
 
@@ -185,7 +186,7 @@ class AttachHelpers:
         """The file of a process whose device code launches CUDA graphs; "" if none is seen. Raises OSError."""
         question = {"do": DEVICE_GRAPHS, "boot_time_ns": BOOT_TIME_NS, "targets": [[key.pid, key.start_time_ns]]}
         try:
-            return str((await self.ask(question, deadline_s=LOOK_S))["file"])
+            return str((await self.ask(question, deadline_s=LOOK_S, start_s=START_S))["file"])
         except TooLate as exc:
             raise OSError(f"reading its files took longer than {LOOK_S:g} s") from exc
         except Crashed as exc:

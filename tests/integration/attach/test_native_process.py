@@ -124,7 +124,7 @@ def test_a_program_that_lives_in_malloc_is_never_harmed(busy: int, parked: int) 
             pytest.skip("this user may not trace its own processes (ptrace_scope)")
         tasks = Path(f"/proc/{process.pid}/task")
         for _ in range(20):
-            _stop, channel = collector_thread.bring_in(TargetImage(process.pid), time.time_ns(), Deadline(20))
+            _stop, channel = collector_thread.bring_in(TargetImage(process.pid), time.time_ns(), Deadline(scaled(20)))
             remote = RemoteCollector(channel)
             assert cuda_devices.describe(remote.device) == {"devices": []}
             remote.leave()

@@ -1,5 +1,6 @@
 """Which files of a process are looked at for device code that launches graphs."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,19 @@ def test_a_file_is_read_once_until_it_changes(tmp_path: Path, monkeypatch: pytes
     assert (device_graph_code.find(7, proc), device_graph_code.find(7, proc), len(reads)) == ("", "", 1)
     (tmp_path / "7/root/opt/server").write_bytes(b"12")
     assert (device_graph_code.find(7, proc), len(reads)) == ("", 2)
+
+
+def test_time_in_which_a_busy_host_runs_somebody_else_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = device_graph_code.mapped_paths
+
+    def late(folder: Path) -> list[str]:
+        time.sleep(1.5 * device_graph_code.BUDGET_S)
+        return list(paths(folder))
+
+    monkeypatch.setattr(device_graph_code, "mapped_paths", late)
+    assert device_graph_code.find(7, process(tmp_path, {"/opt/server": WITH})).endswith("/opt/server")
 
 
 def test_no_file_is_opened_after_the_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
