@@ -1,7 +1,6 @@
 """Calls that need no capture: who is asked what, and how refusals look."""
 
 import os
-import socket
 import subprocess
 import sys
 from typing import Any
@@ -15,7 +14,7 @@ from kineto_agent.protocol import wire
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
 from support.agent.scripted_agent import ScriptedAgent, hello_message
-from support.service.daemon import Daemon, DaemonFailed, error_of, running_daemon
+from support.service.daemon import Daemon, DaemonFailed, error_of, free_address, running_daemon
 from support.waiting import until
 
 SECOND_NS = 10**9
@@ -177,9 +176,7 @@ def test_an_agent_of_another_version_is_shown_and_refused(daemon: Daemon, stub: 
 
 @pytest.mark.slow
 def test_a_loopback_port_serves_too_and_belongs_to_one_daemon() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = free_address()
     allowed = {"KINETOD_ACCESS_LOOPBACK_WITHOUT_TLS": "true"}
     with running_daemon("--listen", address, environ=allowed) as first:
         with grpc.insecure_channel(address) as channel:
