@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from kinetod.attach.inspect import device_graph_code
+from kinetod.attach.inspect.process_inspection import mapped_paths
 from support.machine.device_code import LAUNCHING, fatbin, program
 
 WITH = program(fatbin(LAUNCHING))
@@ -73,11 +74,9 @@ def test_a_file_is_read_once_until_it_changes(tmp_path: Path, monkeypatch: pytes
 def test_time_in_which_a_busy_host_runs_somebody_else_does_not_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    paths = device_graph_code.mapped_paths
-
     def late(folder: Path) -> list[str]:
         time.sleep(1.5 * device_graph_code.BUDGET_S)
-        return list(paths(folder))
+        return list(mapped_paths(folder))
 
     monkeypatch.setattr(device_graph_code, "mapped_paths", late)
     assert device_graph_code.find(7, process(tmp_path, {"/opt/server": WITH})).endswith("/opt/server")
