@@ -27,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
+from support.peers.on_demand_kineto import polls_in
 from support.service.daemon import Daemon, running_daemon, watch_to_end
 from support.waiting import until
 
@@ -141,7 +142,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="dynolog-") as name:
         folder = Path(name)
         folder.chmod(0o1777)
-        settings = {"KINETOD_DYNOLOG_IPC": "true", "KINETOD_DYNOLOG_SOCKET_DIRS": name}
+        settings = polls_in(name)
         with running_daemon(environ=settings) as daemon:
             stub = daemon.stub()
             if asked.requests:

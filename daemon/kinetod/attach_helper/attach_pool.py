@@ -7,7 +7,8 @@ Theory of operation
 
     `count` helpers are kept warm, since starting an interpreter takes longer than an attach. For the same reason an
     attach first waits for a warm helper; after WAIT_FOR_WARM_S it gets a new one, up to MAX_HELPERS in all, which
-    ends with its attach.
+    ends with its attach. The start of a helper counts for an attach, but not for other questions that say how long it
+    may take: its slowness would be taken for that of what it looks at.
 """
 
 import asyncio
@@ -25,6 +26,7 @@ from kineto_protos.units import format_duration
 
 from kinetod.attach.attach_types import Approval, AttachCode, Attached, AttachError
 from kinetod.attach.inspect import standstill
+from kinetod.attach_helper.folder_queries import FOLDER, NOTHING
 from kinetod.attach_helper.worker_queries import DEVICE_GRAPHS
 from kinetod.base.safe_text import clean
 from kinetod.base.unix_sockets import receive
@@ -38,7 +40,8 @@ COMMAND = child.python("kinetod.attach_helper.attach_worker")
 MAX_HELPERS = 8
 MAX_ANSWER_BYTES = 64 << 10
 WAIT_FOR_WARM_S = 0.1  # an attach takes some 10 ms
-LOOK_S = 2.0  # 5 ms are usual; the start of a helper, where none is warm, takes 0.3 s
+START_S = 5.0  # 0.3 s are usual
+LOOK_S = 2.0  # 5 ms are usual
 KILL_GRACE_S = 0.5  # a helper keeps its deadline by itself; this is for one that hangs
 
 
@@ -52,6 +55,7 @@ class _Helper(WarmChild):
     def __init__(self, process: Process, sock: socket.socket) -> None:
         super().__init__(process, log, "attach helper")
         self._sock = sock
+        self.has_answered = False
 
     @classmethod
     async def start(cls, command: Sequence[str]) -> "_Helper":
@@ -86,6 +90,7 @@ class _Helper(WarmChild):
             answer = json.loads(data) if data else None
             if not isinstance(answer, dict) or answer.get("id") != request["id"] or len(fds) > 1:
                 raise Crashed("it answered another request" if data else "it ended")
+            self.has_answered = True
             return answer, fds.pop() if fds else None
         except (ValueError, RecursionError) as exc:
             raise Crashed(str(exc)) from exc
@@ -160,38 +165,41 @@ class AttachHelpers:
             ) from exc
         return _outcome(answer, fd, key)
 
-    async def ask(self, question: Mapping[str, Any], *, deadline_s: float) -> dict[str, Any]:
-        """Asks a question other than an attach (`worker_queries.py`). Raises OSError, TooLate, Crashed."""
-        answer, fd = await self.ask_with(question, None, deadline_s=deadline_s)
+    async def ask(self, question: Mapping[str, Any], *, deadline_s: float, start_s: float = 0.0) -> dict[str, Any]:
+        """Asks a question other than an attach (`worker_queries.py`). Raises OSError, TooLate, Crashed.
+
+        start_s: how long a helper that has never answered may take before the deadline begins; 0: it has begun.
+        """
+        answer, fd = await self.ask_with(question, None, deadline_s=deadline_s, start_s=start_s)
         if fd is not None:
             os.close(fd)
         return answer
 
     async def ask_with(
-        self, question: Mapping[str, Any], descriptor: int | None, *, deadline_s: float
+        self, question: Mapping[str, Any], descriptor: int | None, *, deadline_s: float, start_s: float = 0.0
     ) -> tuple[dict[str, Any], int | None]:
         """Likewise, with a descriptor that stays the caller's; the answer's becomes the caller's."""
         async with self._slots:
-            return await self._answer({"id": self._number(), **question}, deadline_s, descriptor)
+            return await self._answer({"id": self._number(), **question}, deadline_s, descriptor, start_s)
 
     async def device_graphs(self, key: ProcessKey) -> str:
         """The file of a process whose device code launches CUDA graphs; "" if none is seen. Raises OSError."""
         question = {"do": DEVICE_GRAPHS, "boot_time_ns": BOOT_TIME_NS, "targets": [[key.pid, key.start_time_ns]]}
         try:
-            return str((await self.ask(question, deadline_s=LOOK_S))["file"])
+            return str((await self.ask(question, deadline_s=LOOK_S, start_s=START_S))["file"])
         except TooLate as exc:
             raise OSError(f"reading its files took longer than {LOOK_S:g} s") from exc
         except Crashed as exc:
             raise OSError(f"reading its files failed: {exc}") from exc
 
     async def _answer(
-        self, request: Mapping[str, Any], deadline_s: float, descriptor: int | None = None
+        self, request: Mapping[str, Any], deadline_s: float, descriptor: int | None = None, start_s: float = 0.0
     ) -> tuple[dict[str, Any], int | None]:
         """Has a helper answer, which is killed at the deadline. Raises OSError, TooLate, Crashed."""
         while helper := await self._warm():  # it may have ended meanwhile
             with contextlib.suppress(DeadBefore):
-                return await self._answer_by(helper, request, deadline_s, descriptor)
-        return await self._answer_by(await _Helper.start(self._command), request, deadline_s, descriptor)
+                return await self._answer_by(helper, request, deadline_s, descriptor, start_s)
+        return await self._answer_by(await _Helper.start(self._command), request, deadline_s, descriptor, start_s)
 
     async def _warm(self) -> _Helper | None:
         """An idle helper, or one that becomes idle soon."""
@@ -204,10 +212,18 @@ class AttachHelpers:
         return self._idle.pop() if self._idle else None
 
     async def _answer_by(
-        self, helper: _Helper, request: Mapping[str, Any], deadline_s: float, descriptor: int | None
+        self,
+        helper: _Helper,
+        request: Mapping[str, Any],
+        deadline_s: float,
+        descriptor: int | None,
+        start_s: float,
     ) -> tuple[dict[str, Any], int | None]:
         self._busy.add(helper)
         try:
+            if start_s and not helper.has_answered:
+                nothing = {"id": self._number(), "do": FOLDER, "step": NOTHING}
+                await helper.within(start_s, helper.ask(nothing))
             answer = await helper.within(deadline_s, helper.ask(request, descriptor))
             self._give_back(helper)
             return answer

@@ -282,7 +282,7 @@ class AttachService:
 
     async def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
         try:
-            return await self._lookers.ask(question, deadline_s=LOOK_S)
+            return await self._lookers.ask(question, deadline_s=LOOK_S, start_s=WARM_UP_S)
         except TooLate:
             reason = f"inspecting these processes took longer than {LOOK_S:g} s: what one of them maps does not respond"
         except (OSError, Crashed) as exc:

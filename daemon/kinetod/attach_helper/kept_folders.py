@@ -18,7 +18,6 @@ Rules
 """
 
 import asyncio
-import contextlib
 import logging
 import os
 import time
@@ -33,7 +32,7 @@ from kinetod.attach_helper import messages
 from kinetod.attach_helper.allow_list import ProcessOwner
 from kinetod.attach_helper.attach_pool import AttachHelpers
 from kinetod.attach_helper.denial import Denial
-from kinetod.attach_helper.folder_queries import FOLDER, LOOK, MAKE, NOTHING, OPEN, REMOVE, REOPEN, TRY
+from kinetod.attach_helper.folder_queries import FOLDER, LOOK, MAKE, OPEN, REMOVE, REOPEN, TRY
 from kinetod.base.safe_text import clean
 from kinetod.kineto_files import own_folder
 from kinetod.processes.credentials import Credentials
@@ -46,7 +45,7 @@ MAX_FOLDERS = 512
 MAX_PER_USER = 256  # root's containers are one user
 PER_USER = 2
 ASK_S = 5.0  # some ms are usual
-WARM_UP_S = 20.0  # the first question waits for a Python to start
+WARM_UP_S = 20.0  # before that, for a Python to start
 HUNG_S, MAX_HUNG_S = 60.0, 86400.0  # twice as long each time
 FETCH_S = 60.0  # from the end of a process to when its file is open in the front end
 REAP_PERIOD_S = 5.0
@@ -119,8 +118,6 @@ class KeptFolders:
         self._hung: dict[int, _Pause] = {}  # by user
         self._slots: dict[int, asyncio.Semaphore] = {}
         self._reaper: asyncio.Task[None] | None = None
-        self._warming = asyncio.Lock()
-        self._warm = False
 
     @property
     def count(self) -> int:
@@ -254,11 +251,12 @@ class KeptFolders:
         self, question: Mapping[str, Any], descriptor: int | None, uid: int, where: str = ""
     ) -> tuple[dict[str, Any], int | None]:
         """where: what a problem is said of. Raises Denial."""
-        await self._warm_up()
         slots = self._slots.setdefault(uid, asyncio.Semaphore(PER_USER))
         try:
             async with slots:
-                said, brought = await self._helpers.ask_with({"do": FOLDER, **question}, descriptor, deadline_s=ASK_S)
+                said, brought = await self._helpers.ask_with(
+                    {"do": FOLDER, **question}, descriptor, deadline_s=ASK_S, start_s=WARM_UP_S
+                )
         except TooLate:
             before = self._hung.get(uid)
             pause_s = HUNG_S if before is None else min(2 * before.pause_s, MAX_HUNG_S)
@@ -272,14 +270,6 @@ class KeptFolders:
         if problem := said.get("problem"):
             raise Denial(AttachCode.FAILED, clean(f"{where}{problem}", _MAX_REASON_CHARS))
         return said, brought
-
-    async def _warm_up(self) -> None:
-        """Waits for the first helper process, so that its start is not taken for a folder that does not answer."""
-        async with self._warming:
-            if not self._warm:
-                with contextlib.suppress(OSError, TooLate, Crashed):  # a later one may do better
-                    await self._helpers.ask({"do": FOLDER, "step": NOTHING}, deadline_s=WARM_UP_S)
-                self._warm = True
 
     def _check_hung(self, uid: int) -> None:
         """Raises Denial while a user's folders are left alone."""

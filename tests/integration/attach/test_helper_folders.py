@@ -19,7 +19,16 @@ from kinetod.kineto_files.interface import FileRefused, FileTooLarge, FolderUnre
 from kinetod.processes.identity import BOOT_TIME_NS, ProcessKey, start_time_ns
 from support.service import attach_service, subjects
 from support.service.approvals import approval_of
-from support.service.attach_service import CALLER_UID, OWNER_UID, POLICY, SERVICE_UID, Service, as_caller, unprivileged
+from support.service.attach_service import (
+    CALLER_UID,
+    OWNER_UID,
+    POLICY,
+    SERVICE_UID,
+    Service,
+    as_caller,
+    own_folders,
+    unprivileged,
+)
 from support.waiting import scaled, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
@@ -85,10 +94,6 @@ async def copied(folder: OpenTraceFolder, tmp_path: Path) -> bytes:
 
 def write_as(uid: int, path: Path, text: str = "{}") -> int:
     return as_caller(uid, WRITE, str(path), text).returncode
-
-
-def own_folders(where: Path = Path("/tmp")) -> list[Path]:
-    return [path for path in where.glob("kinetod-*") if path.lstat().st_uid == SERVICE_UID]
 
 
 def test_the_owner_writes_the_helper_gives_the_file_and_removes_both(
@@ -399,10 +404,11 @@ def test_a_service_that_was_started_anew_finds_the_folder_again(service: Service
 
 def test_what_was_left_by_all_is_removed_when_the_next_folder_is_made(service: Service, target: int) -> None:
     key, approval = key_of(target), approval_of(target)
-    old = ask(service, lambda folders: folders.open(key, approval, NAME, until_ns=0)).path
+    until_ns = time.time_ns() + 600 * 10**9
+    old = ask(service, lambda folders: folders.open(key, approval, NAME, until_ns=until_ns)).path
     assert write_as(OWNER_UID, Path(old) / NAME) == 0
     assert service.process is not None
-    service.process.kill()  # before it has noticed
+    service.process.kill()
     service.process.wait()
     service.start()
     renamed = Path("/tmp/kinetod-00000001-0123456789abcdef")
@@ -430,8 +436,8 @@ def test_a_hundred_folders_at_a_time_have_their_turns(service: Service, target: 
     assert not own_folders()
 
 
-def test_a_folder_that_cannot_be_reached_is_said(service: Service, target: int) -> None:
+def test_a_folder_that_cannot_be_reached_is_said(target: int, tmp_path: Path) -> None:
     key, approval = key_of(target), approval_of(target)
-    missing = HelperTraceFolders(HelperService(service.root / "missing", start_grace_s=1))
+    missing = HelperTraceFolders(HelperService(tmp_path / "missing", start_grace_s=1))
     with pytest.raises(FolderUnreachable, match="the attach helper cannot be reached"):
         asyncio.run(missing.open(key, approval, NAME, until_ns=0))

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
+from support.peers.on_demand_kineto import polls_in
 from support.service import attach_service
-from support.service.attach_service import CALLER_UID, OWNER_UID, POLICY, Service, unprivileged
+from support.service.attach_service import CALLER_UID, OWNER_UID, POLICY, Service, own_folders, unprivileged
 from support.service.daemon import Daemon, error_of, running_daemon, watch_to_end
 from support.waiting import until
 
@@ -39,12 +40,7 @@ def sockets() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def front_end(service: Service, sockets: Path) -> Iterator[Daemon]:
-    environ = {
-        "KINETOD_ATTACH_HELPER_SOCKET": str(service.socket),
-        "KINETOD_DYNOLOG_IPC": "true",
-        "KINETOD_DYNOLOG_CONTAINERS": "false",
-        "KINETOD_DYNOLOG_SOCKET_DIRS": str(sockets),
-    }
+    environ = {"KINETOD_ATTACH_HELPER_SOCKET": str(service.socket), **polls_in(str(sockets))}
     with running_daemon(uid=CALLER_UID, environ=environ) as daemon:
         yield daemon
 
@@ -87,11 +83,6 @@ def ended(front_end: Daemon, capture: pb.Capture) -> pb.Target:
     return target
 
 
-def folders() -> list[Path]:
-    """The helper's folders in /tmp."""
-    return [path for path in Path("/tmp").glob("kinetod-*") if path.stat().st_uid == attach_service.SERVICE_UID]
-
-
 @pytest.fixture(scope="module")
 def target(front_end: Daemon, sockets: Path) -> Iterator[int]:
     with training(front_end, sockets) as pid:
@@ -105,7 +96,7 @@ def test_another_users_libkineto_records_and_nothing_is_left(front_end: Daemon, 
     request = pb.FetchTraceRequest(capture_id=capture.id, pid=target, format="chrome-json")
     trace = json.loads(b"".join(chunk.data for chunk in front_end.stub().FetchTrace(request, timeout=60)))
     assert sum(row.get("cat") == "cpu_op" for row in trace["traceEvents"]) == found.summary.activities["cpu_op"]
-    assert not folders()
+    assert not own_folders()
     for asked in ("makefolder", "opentracefile", "removefolder"):
         service.logged(f"{asked} by process {front_end.pid} of uid {CALLER_UID} to process {target} (uid {OWNER_UID}")
 
@@ -120,7 +111,7 @@ def test_a_user_whom_the_helpers_policy_leaves_alone_is_refused(
         service.policy.write_text(POLICY)
     assert reason == "LIBKINETO_UNAVAILABLE"
     assert f"processes of uid {OWNER_UID} are left alone" in text
-    assert not folders()
+    assert not own_folders()
 
 
 def test_a_capture_that_no_poll_has_fetched_leaves_nothing(front_end: Daemon, target: int) -> None:
@@ -130,7 +121,7 @@ def test_a_capture_that_no_poll_has_fetched_leaves_nothing(front_end: Daemon, ta
     finally:
         os.kill(target, signal.SIGCONT)
     assert (found.verdict, found.reason_code) == (pb.VERDICT_FAILED, "NOT_POLLED")
-    assert not folders()
+    assert not own_folders()
 
 
 def test_the_next_front_end_and_the_next_helper_fetch_what_the_killed_ones_asked_for(
@@ -146,7 +137,7 @@ def test_the_next_front_end_and_the_next_helper_fetch_what_the_killed_ones_asked
     service.start()
     front_end.start()
     assert ended(front_end, capture).verdict == pb.VERDICT_DONE
-    assert not folders()
+    assert not own_folders()
 
 
 def _is_sent(path: Path) -> bool:
@@ -161,4 +152,4 @@ def test_a_process_that_is_killed_while_it_records_leaves_nothing(front_end: Dae
         os.kill(pid, signal.SIGKILL)
         found = ended(front_end, capture)
     assert (found.verdict, found.reason_code) == (pb.VERDICT_FAILED, "TARGET_EXITED")
-    until(lambda: not folders(), "what it left is removed")
+    until(lambda: not own_folders(), "what it left is removed")

@@ -60,9 +60,9 @@ def kinetoctl(daemon: Daemon, *arguments: str) -> Result:
     return run_process(arguments, daemon.client_environ())
 
 
-def trace(daemon: Daemon, pid: int, folder: Path, *options: str) -> dict[str, Any]:
+def trace(daemon: Daemon, pid: int, folder: Path, *options: str, duration: str = "300ms") -> dict[str, Any]:
     """The only target of a short trace that must be DONE."""
-    arguments = ["--pid", str(pid), "--duration", "300ms", "--output-dir", str(folder), "-o", "json", *options]
+    arguments = ["--pid", str(pid), "--duration", duration, "--output-dir", str(folder), "-o", "json", *options]
     result = kinetoctl(daemon, "trace", *arguments)
     assert result.code == 0, result.stderr
     target: dict[str, Any]
@@ -96,7 +96,7 @@ def threads(pid: int) -> int:
 
 def test_an_unprepared_process_is_traced_by_its_pid(daemon: Daemon, tmp_path: Path) -> None:
     with plain() as process:
-        target = trace(daemon, process.pid, tmp_path)
+        target = trace(daemon, process.pid, tmp_path, duration="1s")  # of less, a busy machine may have no sample
         assert target["attach"]["method"] in ("pending-call", "native-thread")
         assert target["attach"]["latency_ns"] > 0
         assert target["process"]["attached"]
@@ -143,6 +143,7 @@ def test_an_agent_that_is_not_kept_leaves_nothing_but_memory(daemon: Daemon, tmp
 
 def test_a_main_thread_that_sleeps_is_no_obstacle(daemon: Daemon, tmp_path: Path) -> None:
     with plain(ASLEEP) as process:
+        until(lambda: subjects.state(process.pid) == "S", "it sleeps")
         target = trace(daemon, process.pid, tmp_path)
         assert target["attach"]["method"] == "native-thread"
         # A thread that blocks the C library's own signals would make setuid() in the program wait for ever.

@@ -13,6 +13,7 @@ from support.machine.descriptors import open_files
 from support.machine.seccomp_host import ALLOW, ERRNO, KILL_PROCESS, all_but
 from support.service.cli import run_process
 from support.service.daemon import Daemon, running_daemon
+from support.service.subjects import state
 from support.waiting import until
 
 own = read_own()
@@ -70,6 +71,8 @@ def test_a_strict_filter_that_allows_the_calls_of_the_table_is_survived(
         try:
             assert target.stdout is not None
             assert target.stdout.readline() == b"ready\n"
+            if after == SLEEPS:
+                until(lambda: state(target.pid) == "S", "it sleeps")
             at_first = files(target.pid)
             arguments = ["trace", "--pid", str(target.pid), "--duration", "200ms", "--with-stack", "-o", "json"]
             result = run_process([*arguments, "--output-dir", str(tmp_path)], daemon.client_environ())

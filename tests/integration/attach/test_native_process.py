@@ -25,6 +25,7 @@ from support.targets.fake_program import FakeProgram, sockets
 from support.waiting import scaled, until
 
 pytestmark = pytest.mark.slow
+WINDOW = "2s"  # a starved program launches nothing in less
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ def events(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_its_kernels_and_calls_are_traced(daemon: Daemon, program: FakeProgram, tmp_path: Path) -> None:
-    target = trace(daemon, program, tmp_path, "--duration", "300ms")
+    target = trace(daemon, program, tmp_path, "--duration", WINDOW)
     assert (target["verdict"], target["warnings"]) == ("VERDICT_DONE", [])
     found = Counter(event.get("cat") for event in events(tmp_path) if event["ph"] == "X")
     assert found["kernel"] > 20
@@ -123,7 +124,7 @@ def test_a_program_that_lives_in_malloc_is_never_harmed(busy: int, parked: int) 
             pytest.skip("this user may not trace its own processes (ptrace_scope)")
         tasks = Path(f"/proc/{process.pid}/task")
         for _ in range(20):
-            _stop, channel = collector_thread.bring_in(TargetImage(process.pid), time.time_ns(), Deadline(20))
+            _stop, channel = collector_thread.bring_in(TargetImage(process.pid), time.time_ns(), Deadline(scaled(20)))
             remote = RemoteCollector(channel)
             assert cuda_devices.describe(remote.device) == {"devices": []}
             remote.leave()

@@ -19,7 +19,7 @@ NOT_THERE = (
 @every_python
 def test_stacks_of_all_interpreters_are_sampled_and_the_program_goes_on(daemon: Daemon, python: Path) -> None:
     with own_gil_target(python) as target:
-        traces = [target.trace(daemon, "300ms", []) for _ in range(3)]
+        traces = [target.trace(daemon, "1s", []) for _ in range(3)]
         assert [(trace.verdict, trace.inside) for trace in traces] == [("VERDICT_DONE", ALL_INSIDE)] * 3
         assert target.finish() == UNTOUCHED
 

@@ -13,6 +13,7 @@ import pytest
 from kinetod.attach_helper.helper_client import HelperService
 from kinetod.kineto_ipc.network_namespaces import NamespacesSeen, inhabited, own_namespace
 from kinetod.kineto_ipc.poll_door import PollDoor
+from support.machine.namespaces import polled_namespaces
 from support.service import attach_service
 from support.service.attach_service import CALLER_UID, OWNER_UID, POLICY, Service, as_caller, unprivileged
 from support.service.daemon import child_environ
@@ -34,6 +35,12 @@ served = set(map(int, sys.argv[2:]))
 seen = asyncio.run(HelperService(Path(sys.argv[1])).poll_sockets(served))
 print(None if seen is None else sorted(seen.opened))
 """
+
+
+@pytest.fixture(autouse=True)
+def _alone() -> Iterator[None]:
+    with polled_namespaces():
+        yield
 
 
 @pytest.fixture(scope="module")

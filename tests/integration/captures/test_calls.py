@@ -1,7 +1,6 @@
 """Calls that need no capture: who is asked what, and how refusals look."""
 
 import os
-import socket
 import subprocess
 import sys
 from typing import Any
@@ -15,7 +14,8 @@ from kineto_agent.protocol import wire
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
 from support.agent.scripted_agent import ScriptedAgent, hello_message
-from support.service.daemon import Daemon, DaemonFailed, error_of, running_daemon
+from support.service.daemon import Daemon, DaemonFailed, error_of, free_address, running_daemon
+from support.waiting import until
 
 SECOND_NS = 10**9
 DAY_NS = 86_400 * SECOND_NS
@@ -128,7 +128,15 @@ def test_a_connected_agent_is_listed_with_fresh_data(daemon: Daemon, stub: Profi
         listing = stub.ListProcesses.future(pb.ListProcessesRequest(), timeout=10)
         agent.expect(wire.Describe)
         agent.send(hello_message(rank=3, world_size=8, iterations=6))
-        (process,) = listing.result().processes
+        listing.result()  # it waits half a second at most
+        (process,) = until(
+            lambda: [
+                each
+                for each in stub.ListProcesses(pb.ListProcessesRequest(), timeout=10).processes
+                if each.iterations == 6
+            ],
+            "what it has said is listed",
+        )
     assert process.pid == os.getpid()
     assert process.uid == os.getuid()
     assert (process.rank, process.world_size, process.iterations) == (3, 8, 6)
@@ -168,9 +176,7 @@ def test_an_agent_of_another_version_is_shown_and_refused(daemon: Daemon, stub: 
 
 @pytest.mark.slow
 def test_a_loopback_port_serves_too_and_belongs_to_one_daemon() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = free_address()
     allowed = {"KINETOD_ACCESS_LOOPBACK_WITHOUT_TLS": "true"}
     with running_daemon("--listen", address, environ=allowed) as first:
         with grpc.insecure_channel(address) as channel:

@@ -18,20 +18,32 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
 from support.agent.scripted_agent import RemoteAgent, ScriptedAgent
 from support.service.daemon import Daemon, error_of, running_daemon, watch_to_end
-from support.waiting import scaled, slowdown
+from support.waiting import scaled
 
 SECOND_NS = 10**9
 OWN = pb.Selector(pids=[os.getpid()])
-DEADLINE_NS = round(700 * slowdown()) * 10**6  # short, since some tests wait for it
-DEADLINE = f"{DEADLINE_NS // 10**6}ms"
+ANSWER_NS = 4 * SECOND_NS  # of an impatient daemon; what its agents do at all, they do at once
 
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
-    with running_daemon(
-        "--agent-deadline", DEADLINE, "--process-deadline", DEADLINE, "--max-duration", "1min"
-    ) as started:
+    with running_daemon("--max-duration", "1min") as started:
         yield started
+
+
+@pytest.fixture(scope="module")
+def impatient() -> Iterator[Daemon]:
+    """For tests that wait for its deadlines."""
+    with running_daemon("--agent-deadline", f"{ANSWER_NS}ns", "--process-deadline", "500ms") as started:
+        yield started
+
+
+@pytest.fixture
+def stuck(impatient: Daemon) -> Iterator[ScriptedAgent]:
+    """An agent that is connected to it."""
+    with ScriptedAgent(impatient.agent_socket) as connected:
+        connected.hello()
+        yield connected
 
 
 def create(stub: ProfilerStub, key: str = "", **fields: Any) -> pb.Capture:
@@ -234,22 +246,22 @@ def test_a_target_whose_cupti_is_taken_is_told_who_else_profiles_here(
     assert re.search(rf"Nsight Compute \(.*\bpid {tool.pid}\b", target.reason)
 
 
-def test_an_agent_that_never_answers_has_failed(stub: ProfilerStub, agent: ScriptedAgent) -> None:
-    created = create(stub)
-    agent.await_start()
-    target = only_target(watch_to_end(stub, created.id))
+def test_an_agent_that_never_answers_has_failed(impatient: Daemon, stuck: ScriptedAgent) -> None:
+    created = create(impatient.stub())
+    stuck.await_start()
+    target = only_target(watch_to_end(impatient.stub(), created.id))
     assert (target.verdict, target.reason_code) == (pb.VERDICT_FAILED, "AGENT_SILENT")
-    assert f"did not answer within {format_duration(DEADLINE_NS)}" in target.reason
+    assert f"did not answer within {format_duration(ANSWER_NS)}" in target.reason
     assert not target.collected_ns
-    assert agent.expect(wire.Cancel).capture_id == created.id
+    assert stuck.expect(wire.Cancel).capture_id == created.id
 
 
-def test_what_a_stuck_agent_has_recorded_is_kept(stub: ProfilerStub, agent: ScriptedAgent) -> None:
-    created = create(stub)
-    agent.collect()
-    agent.record(50)
-    agent.state("PROCESS")
-    target = only_target(watch_to_end(stub, created.id))
+def test_what_a_stuck_agent_has_recorded_is_kept(impatient: Daemon, stuck: ScriptedAgent) -> None:
+    created = create(impatient.stub(), duration_ns=60 * SECOND_NS)
+    stuck.collect()
+    stuck.record(50)
+    stuck.state("PROCESS")
+    target = only_target(watch_to_end(impatient.stub(), created.id))
     assert (target.verdict, target.reason_code) == (pb.VERDICT_PARTIAL, "AGENT_STUCK")
     assert len(target.files) == 1
 
@@ -277,11 +289,11 @@ def test_a_cancelled_capture_keeps_what_it_has_if_asked(stub: ProfilerStub, agen
     assert len(target.files) == 1
 
 
-def test_a_cancel_that_the_agent_does_not_confirm_ends_all_the_same(stub: ProfilerStub, agent: ScriptedAgent) -> None:
-    created = create(stub)
-    agent.await_start()
-    agent.state("COLLECT")
-    capture = stub.CancelCapture(pb.CancelCaptureRequest(id=created.id), timeout=20)
+def test_a_cancel_that_the_agent_does_not_confirm_ends_all_the_same(impatient: Daemon, stuck: ScriptedAgent) -> None:
+    created = create(impatient.stub(), duration_ns=60 * SECOND_NS)
+    stuck.await_start()
+    stuck.state("COLLECT")
+    capture = impatient.stub().CancelCapture(pb.CancelCaptureRequest(id=created.id), timeout=20)
     assert capture.status == pb.CAPTURE_STATUS_CANCELLED
 
 

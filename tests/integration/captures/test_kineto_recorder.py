@@ -16,7 +16,7 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
 from kineto_trace import open_trace
 from kinetod.base.libc import LIBC
-from support.peers.on_demand_kineto import OnDemandKineto, event, on_demand_kineto, trace_text
+from support.peers.on_demand_kineto import OnDemandKineto, event, on_demand_kineto, polls_in, trace_text
 from support.service.daemon import IMPORT_PATH, Daemon, error_of, running_daemon, watch_to_end
 from support.waiting import until
 
@@ -30,7 +30,7 @@ def daemon_with(*options: str, **environ: str) -> Iterator[tuple[Daemon, Path]]:
     with tempfile.TemporaryDirectory(prefix="dynolog-") as name:
         folder = Path(name)
         folder.chmod(0o1777)
-        settings = {"KINETOD_DYNOLOG_IPC": "true", "KINETOD_DYNOLOG_SOCKET_DIRS": name, **environ}
+        settings = {**polls_in(name), **environ}
         with running_daemon(*options, environ=settings) as started:
             yield started, folder
 

@@ -11,6 +11,7 @@ from kineto_trace.open.trace_opener import open_trace
 from support.machine.control_groups import cpu_group
 from support.service.daemon import Daemon, watch_to_end
 from support.targets.programs import connected
+from support.waiting import scaled
 
 SECOND_NS = 10**9
 VIEWS = ("threads", "process_use", "thread_times", "child_processes", "settings")
@@ -58,7 +59,7 @@ def test_a_capture_tells_who_ran_and_who_was_blocked(daemon: Daemon, tmp_path: P
     assert all(row["cpu_pct"] < computes["cpu_pct"] for row in others)
     (use,) = found["process_use"]
     assert (use["usable_cores"], use["host_cores"]) == (len(os.sched_getaffinity(0)), os.cpu_count())
-    assert 1.9 < use["seconds"] < 7
+    assert 0.5 < use["seconds"] < scaled(7)  # from the first to the last look, which come late on a busy machine
     assert len([row for row in found["thread_times"] if row["name"] == "computes"]) >= 2
     (worker,) = found["child_processes"]
     assert worker["name"].startswith("python")
@@ -73,7 +74,7 @@ def test_a_capture_tells_that_a_quota_stops_the_process(daemon: Daemon, tmp_path
     with connected(daemon, TARGET) as process:
         try:
             with cpu_group(f"kineto-quota-{process.pid}") as group:
-                group.limit(0.2, 20)
+                group.limit(0.1, 20)  # less than a busy machine gives it
                 group.add([process.pid])
                 found = traced(daemon, process.pid, tmp_path)
                 process.kill()
@@ -81,6 +82,6 @@ def test_a_capture_tells_that_a_quota_stops_the_process(daemon: Daemon, tmp_path
         except OSError as exc:
             pytest.skip(f"control groups cannot be made here: {exc}")
     (use,) = found["process_use"]
-    assert use["quota_cores"] == 0.2
+    assert use["quota_cores"] == 0.1
     assert use["throttled_pct"] > 10  # nearly all periods on a quiet machine; on a busy one it does not get its quota
     assert use["cpu_cores"] < 0.5

@@ -17,6 +17,7 @@ from support.service.daemon import Daemon, running_daemon, watch_to_end
 from support.targets.programs import Program, program, ready_pids
 from support.waiting import until
 
+SECOND_NS = 10**9
 SPAN = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 CALLER = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 TARGET = """
@@ -72,7 +73,7 @@ def target(daemon: Daemon) -> Iterator[Program]:
 
 
 def capture(daemon: Daemon, pid: int, key: str = "", **metadata: str) -> pb.Capture:
-    spec = pb.CaptureSpec(selector=pb.Selector(pids=[pid]), duration_ns=10**9 // 2)
+    spec = pb.CaptureSpec(selector=pb.Selector(pids=[pid]), duration_ns=SECOND_NS)
     request = pb.CreateCaptureRequest(spec=spec, idempotency_key=key)
     created = daemon.stub().CreateCapture(request, timeout=10, metadata=tuple(metadata.items()))
     return watch_to_end(daemon.stub(), created.id)
@@ -93,6 +94,20 @@ def pushed(daemon: Daemon, receiver: ProfileReceiver, ended: pb.Capture) -> list
     return found()
 
 
+@pytest.fixture(autouse=True)
+def _all_are_pushed(daemon: Daemon, receiver: ProfileReceiver) -> Iterator[None]:
+    """Afterwards the profiles of the test have come, so that the next one sees its own."""
+    yield
+    for ended in daemon.stub().ListCaptures(pb.ListCapturesRequest(), timeout=10).captures:
+        pushed(daemon, receiver, ended)
+
+
+def calls(daemon: Daemon, result: str) -> float:
+    """How often the hook was called with this result."""
+    found = re.search(rf'^kineto_hook_calls_total{{hook="profiles",result="{result}"}} (.*)$', metrics(daemon), re.M)
+    return float(found[1]) if found else 0.0
+
+
 def metrics(daemon: Daemon) -> str:
     found = re.search(r"metrics on (http://127\.0\.0\.1:\d+/metrics)", daemon.log())
     assert found is not None
@@ -107,6 +122,7 @@ def attributes(found: Any) -> dict[str, str]:
 def test_a_capture_s_profiles_come_with_the_process_s_own_resource_and_span(
     daemon: Daemon, target: Program, receiver: ProfileReceiver
 ) -> None:
+    before = {result: calls(daemon, result) for result in ("ok", "failed")}
     receiver.statuses = [grpc.StatusCode.UNAVAILABLE]  # the first try: the push is made again
     ended = capture(daemon, target.pid, traceparent=CALLER)
     until(lambda: len(pushed(daemon, receiver, ended)) == 2, "the second try", state=daemon.log)
@@ -114,9 +130,8 @@ def test_a_capture_s_profiles_come_with_the_process_s_own_resource_and_span(
     assert push.headers["authorization"] == "Bearer t0ken-of-ours"
     assert "t0ken-of-ours" not in daemon.log()
     assert f"hook {receiver.address} of capture {ended.id}, try 1: target {target.pid}-" in daemon.log()
-    told = 'kineto_hook_calls_total{hook="profiles",result="ok"} 1.0'
-    until(lambda: told in metrics(daemon), "the push is counted", state=daemon.log)
-    assert 'kineto_hook_calls_total{hook="profiles",result="failed"} 1.0' in metrics(daemon)
+    until(lambda: calls(daemon, "ok") == before["ok"] + 1, "the push is counted", state=daemon.log, pause_s=0.2)
+    assert calls(daemon, "failed") == before["failed"] + 1
     [resource] = push.profiles.resource_profiles
     known = attributes(resource.resource.attributes)
     assert known["service.name"] == "trainer"
@@ -133,7 +148,8 @@ def test_a_capture_s_profiles_come_with_the_process_s_own_resource_and_span(
     names = {words.string_table[function.name_strindex] for function in words.function_table}
     assert "train_step" in names
     assert {words.link_table[each.link_index].trace_id.hex() for each in samples} == {SPAN.split("-")[1]}
-    assert sum(value for each in samples for value in each.values) > 10**8
+    # As much of the second as a busy machine gave it; in microseconds a whole one would not be as much.
+    assert 10**6 < sum(value for each in samples for value in each.values) < 2 * SECOND_NS
 
 
 def test_the_process_s_span_and_the_caller_s_are_in_the_capture(daemon: Daemon, target: Program) -> None:

@@ -54,7 +54,7 @@ def until_records(stub: ProfilerStub, capture_id: str) -> None:
 def test_a_running_process_is_traced_by_pid(daemon: Daemon) -> None:
     stub = daemon.stub()
     with target(daemon) as process:
-        capture = watch_to_end(stub, create(stub, process.pid, SECOND_NS // 2))
+        capture = watch_to_end(stub, create(stub, process.pid, SECOND_NS))
         (traced,) = capture.targets
         assert (pb.Verdict.Name(traced.verdict), traced.reason) == ("VERDICT_DONE", "")
         chunks = stub.FetchTrace(pb.FetchTraceRequest(capture_id=capture.id), timeout=10)
@@ -70,8 +70,7 @@ def test_a_target_that_is_killed_leaves_a_partial_trace(daemon: Daemon) -> None:
     with target(daemon) as process:
         capture_id = create(stub, process.pid, 60 * SECOND_NS)
         until_records(stub, capture_id)
-        process.kill()
-        process.wait()
+        process.kill()  # not waited for: of a process that is gone, not every kernel tells how it ended
         (traced,) = watch_to_end(stub, capture_id).targets
     assert (traced.verdict, traced.reason_code) == (pb.VERDICT_PARTIAL, "TARGET_EXITED")
     assert traced.reason.endswith("it was killed by SIGKILL")

@@ -1,5 +1,6 @@
 """Hardware counters of AMD's GPUs in a trace: real daemon, agent and processes over ROCm's fakes and a played /sys."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,13 +45,16 @@ def traced(tmp_path: Path, memory: dict[int, int]) -> Iterator[tuple[dict[str, A
     ):
         played.host.kfd_process(program.pid, memory, {})
 
-        def are_sampled() -> bool:
+        def are_sampled(since_ns: int) -> bool:
             files = (daemon.state_dir / "captures").glob(f"*/targets/{program.pid}-*/raw/*{SUFFIX}")
             sampled = [path for path in files if not path.name.endswith(POWER_SUFFIX)]
-            return len(sampled) == len(memory) and all(path.stat().st_size and last_end_ns(path) for path in sampled)
+            return len(sampled) == len(memory) and all(
+                path.stat().st_size and last_end_ns(path) > since_ns for path in sampled
+            )
 
         def launched() -> bool:
-            until(are_sampled, "each GPU has samples", state=daemon.log)
+            begin_ns = time.time_ns()
+            until(lambda: are_sampled(begin_ns), "each GPU has samples of the window", state=daemon.log)
             for _ in range(20):
                 program.order("launch 100")
             return True

@@ -7,14 +7,14 @@ import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from support.agent.scripted_agent import ScriptedAgent
 from support.service.daemon import Daemon, running_daemon, watch_to_end
-from support.waiting import scaled
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
-    with running_daemon("--agent-deadline", f"{round(scaled(100))}ms", "--max-duration", "1s") as started:
+    deadlines = ("--agent-deadline", "4s", "--process-deadline", "500ms")  # the agent of these tests is in time
+    with running_daemon(*deadlines, "--max-duration", "1s") as started:
         yield started
 
 

@@ -127,6 +127,7 @@ class RunningTarget:
     def wait_ready(self) -> None:
         """Waits until the target may be attached to. Raises Ended."""
         until(lambda: self.words[READY] or self.process.poll() is not None, f"{self.kind} is ready", 120)
+        self._last = (self.words[LAPS], time.monotonic())
         self.check()
 
     def check(self) -> None:
@@ -156,10 +157,11 @@ class RunningTarget:
 
     def end(self) -> tuple[int, bytes]:
         """Tells the target to end. Returns its exit status and output. Raises Ended."""
-        self.words[STOP] = 1
-        if self.kind.startswith("for_good"):
+        if self.kind.startswith("for_good"):  # by the signal alone: after its only lap nothing would catch it
             with contextlib.suppress(ProcessLookupError):
                 self.process.send_signal(signal.SIGUSR1)
+        else:
+            self.words[STOP] = 1
         try:
             output, _ = self.process.communicate(timeout=scaled(HANG_S))
         except subprocess.TimeoutExpired:

@@ -22,7 +22,7 @@ from kinetod.processes.identity import BOOT_TIME_NS, PROC, start_time_ns
 from support.attach_targets.control import LAPS
 from support.campaigns.attach_harness import Attempt, Ended, Row, RunningTarget, version_of
 from support.targets.attachers import HelperAttacher
-from support.waiting import until
+from support.waiting import scaled, until
 
 ANSWER_S = 20.0
 BEYOND = 1.3
@@ -36,7 +36,7 @@ class LoneHelper:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self.process = subprocess.Popen([*COMMAND], stdin=theirs.fileno())
-        self._socket.settimeout(ANSWER_S)
+        self._socket.settimeout(scaled(ANSWER_S))
 
     def warm(self) -> None:
         """Waits until the helper has answered once."""

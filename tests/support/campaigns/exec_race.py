@@ -36,7 +36,9 @@ ADA, BOB, FRONT_END = 61011, 61012, 64995
 SECRET = b"secret_of_bob"
 STEPPED = Path(__file__).parents[1] / "service" / "stepped.py"
 SOURCES = Path(__file__).parent
-CHANGED_S, IN_THE_STOP_S = 5.0, 0.03
+CHANGED_S = 5.0
+ATTACH_S = 3 * CHANGED_S  # an attach may have to wait for the change
+_EXECVE = b"221 " if os.uname().machine == "aarch64" else b"59 "
 ROOT_DAEMON, WITH_HELPER = "root daemon", "front end and helper"
 POLICY = f'callers = [{FRONT_END}]\nroot = "always"\n'  # the policy alone would not keep root's processes out
 SETTINGS = '[access]\naudit_file = "{audit}"\nrequests_per_second = 100000\nquota_per_user = "0"\n'
@@ -152,6 +154,15 @@ class _Target:
             self.process.stdin.write(b"x")
             self.process.stdin.flush()
 
+    def executes(self) -> bool:
+        """Whether a thread is in execve, which waits for the end of the others: also of one that is stopped."""
+        with contextlib.suppress(OSError):
+            for task in Path(f"/proc/{self.process.pid}/task").iterdir():
+                with contextlib.suppress(OSError):
+                    if (task / "syscall").read_bytes().startswith(_EXECVE):
+                        return True
+        return False
+
     def traces_of_us(self) -> list[str]:
         """What an attach has left in bob's program."""
         found = []
@@ -199,6 +210,8 @@ class Race:
             self.service.start()
             environ = {**environ, "KINETOD_ATTACH_HELPER_SOCKET": str(self.service.socket)}
         uid = FRONT_END if deployment == WITH_HELPER else None
+        deadline = f"{round(1000 * scaled(ATTACH_S))}ms"
+        environ |= {"KINETOD_ATTACH_DEADLINE": deadline, "KINETOD_AGENT_DEADLINE": deadline}
         self.daemon = _SteppedDaemon(root, ("--config", str(config)), uid=uid, environ=environ)
         root.chmod(0o755)
         if uid is not None:
@@ -236,7 +249,7 @@ class Race:
     def attempt(self, step: str = "", *, uid: int = BOB, agent: bool = False, delay_s: float = 0.0) -> Outcome:
         """Requests one trace as ada."""
         outcome = Outcome()
-        with self._target(uid, agent=agent) as target:
+        with self._target(uid, agent=agent) as target, contextlib.ExitStack() as stack:
             outcome.pid = target.process.pid
             if step and agent:
                 said = f"agent of process {outcome.pid} (uid {ADA}) has connected"
@@ -248,11 +261,15 @@ class Race:
 
                 def act() -> None:
                     target.change()
-                    target.changed.wait(IN_THE_STOP_S if step in IN_THE_STOP else scaled(CHANGED_S))
+                    if step in IN_THE_STOP:
+                        until(lambda: target.executes() or target.changed.is_set(), "it executes", CHANGED_S)
+                    else:
+                        target.changed.wait(scaled(CHANGED_S))
 
                 self._steps.action = act
             else:
                 timer = threading.Timer(delay_s, target.change)
+                stack.callback(timer.cancel)
                 timer.start()
             self._trace(target, outcome)
             outcome.reached = not step or (self._steps is not None and self._steps.reached.is_set())

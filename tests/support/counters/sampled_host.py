@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kineto_protos.v1 import profiler_pb2 as pb
-from kineto_trace.spool.counter_samples import SUFFIX
+from kineto_trace.spool.counter_samples import SUFFIX, last_end_ns
 from kinetod.counters.power.interface import POWER_SUFFIX
 
 from support.counters.fake_pm_sampling import FakePmSampling
@@ -123,6 +123,15 @@ class SampledHost:
         for target in capture.targets:
             self.until_grown(capture.id, target.pid)
 
+    def until_power_is_read(self, capture: pb.Capture) -> None:
+        """Waits until all targets have a row of power and clocks."""
+
+        def read() -> bool:
+            folders = [self.folder(capture.id, target.pid) / "raw" for target in capture.targets]
+            return all(_is_read(folder) for folder in folders)
+
+        until(read, "power is read", state=self.daemon.log)
+
     def until_grown(self, capture_id: str, pid: int) -> None:
         """Waits for half a second of further samples of a target, of 1 ms and eight metrics."""
 
@@ -140,6 +149,11 @@ class SampledHost:
             if entry.name.isdecimal() and _is_sampler_of(entry, self.daemon.pid)
         )
         return pid
+
+
+def _is_read(folder: Path) -> bool:
+    found = [path for path in folder.glob(f"*{POWER_SUFFIX}") if path.stat().st_size]
+    return bool(found) and all(last_end_ns(path) for path in found)
 
 
 def _is_sampler_of(entry: Path, parent: int) -> bool:

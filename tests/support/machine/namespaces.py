@@ -1,10 +1,13 @@
 """Hosts that share nothing but a wire: network namespaces of this machine, joined to it one by one. Needs root."""
 
 import contextlib
+import fcntl
 import os
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 
 class NoNamespaces(Exception):
@@ -21,6 +24,17 @@ class Namespace:
     def command(self, *arguments: str) -> list[str]:
         """The same command, run in the namespace."""
         return ["ip", "netns", "exec", self.name, *arguments]
+
+
+@contextlib.contextmanager
+def polled_namespaces() -> Iterator[None]:
+    """One test at a time, of all workers, has namespaces with processes that look for a daemon there.
+
+    Whoever looks for such namespaces finds, and takes, all that the machine has.
+    """
+    with Path(tempfile.gettempdir(), "kinetod-polled-namespaces").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 @contextlib.contextmanager

@@ -16,6 +16,15 @@ POLL_PAUSE_S = 0.25  # the daemon looks at five datagrams of a process in a seco
 BASE_NS = 1_700_000_000_000_000_000
 
 
+def polls_in(folder: str) -> dict[str, str]:
+    """Settings of a daemon that answers polls in this folder and leaves network namespaces of other tests alone."""
+    return {
+        "KINETOD_DYNOLOG_IPC": "true",
+        "KINETOD_DYNOLOG_CONTAINERS": "false",
+        "KINETOD_DYNOLOG_SOCKET_DIRS": folder,
+    }
+
+
 def event(name: str, begin_us: float, length_us: float, **fields: Any) -> dict[str, Any]:
     """An operator as libkineto writes it."""
     own = {"ph": "X", "cat": "cpu_op", "pid": os.getpid(), "tid": os.getpid(), "ts": begin_us, "dur": length_us}

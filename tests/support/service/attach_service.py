@@ -14,7 +14,9 @@ from typing import Any
 from support.service.daemon import IMPORT_PATH
 from support.waiting import scaled, until
 
-SERVICE_UID, CALLER_UID, OWNER_UID = 64990, 64991, 64992
+# The service's own user is another one in each worker of pytest-xdist: folders in /tmp are told from others' by it.
+SERVICE_UID = 64960 + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 30
+CALLER_UID, OWNER_UID = 64991, 64992
 CAPABILITIES = ("sys_ptrace", "dac_read_search", "sys_admin")  # as in the unit; a test compares
 MODULE = ("-m", "kinetod.attach_helper")
 POLICY = f'callers = [{CALLER_UID}]\nroot = "containers"\n'
@@ -38,6 +40,16 @@ def as_caller(uid: int, program: str, *arguments: str) -> subprocess.CompletedPr
         text=True,
         timeout=scaled(60),
     )
+
+
+def own_folders() -> list[Path]:
+    """The folders in /tmp of this worker's attach helper. Others in /tmp come and go meanwhile."""
+    found = []
+    for path in Path("/tmp").glob("kinetod-*"):
+        with contextlib.suppress(FileNotFoundError):
+            if path.lstat().st_uid == SERVICE_UID:
+                found.append(path)
+    return found
 
 
 class Service:
@@ -66,6 +78,7 @@ class Service:
         self.socket.chmod(0o666)  # whom the socket's mode lets through is systemd's part
         self._options = options
         self._prefix = prefix
+        self._logged_before = 0
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -77,6 +90,7 @@ class Service:
             sys.executable, *(self._module or MODULE), "--policy", str(self.policy), *self._options,
         ]  # fmt: skip
         with self._log.open("ab") as log:
+            self._logged_before = log.tell()
             self.process = subprocess.Popen(
                 command,
                 env={**os.environ, "PYTHONPATH": IMPORT_PATH},
@@ -93,11 +107,15 @@ class Service:
             os.dup2(self._listener.fileno(), _LISTEN_FD)
 
     def stop(self) -> None:
-        """Stops the service if it runs."""
-        if self.process is not None:
-            self.process.terminate()
-            assert self.process.wait(20) == 0, self.log()
+        """Stops the service if it runs. One that is still starting would be killed by the signal, so it is awaited."""
+        if (process := self.process) is not None:
+            until(lambda: self._serves() or process.poll() is not None, "the service serves", state=self.log)
+            process.terminate()
+            assert process.wait(scaled(20)) == 0, self.log()
             self.process = None
+
+    def _serves(self) -> bool:
+        return b" serves\n" in self._log.read_bytes()[self._logged_before :]
 
     def log(self) -> str:
         """What the service has logged so far."""

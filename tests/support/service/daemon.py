@@ -8,6 +8,7 @@ Readiness comes from the daemon itself (READY=1 on a notify socket): nothing pol
 
 import contextlib
 import os
+import random
 import shutil
 import signal
 import socket
@@ -30,6 +31,7 @@ from support.waiting import scaled
 REPOSITORY = Path(__file__).parents[3]
 START_DEADLINE_S = 30
 STOP_DEADLINE_S = 20
+LEAST_PORT = 10_000  # services of the machine have lower ones
 AGENT_DEADLINE_S = 10  # the defaults of captures.agent_deadline and attach.deadline
 # The packages of the repository, before what this process was told to import from.
 IMPORT_PATH = os.pathsep.join(
@@ -269,10 +271,13 @@ def error_of(call: Callable[[], object]) -> tuple[grpc.StatusCode, str, str]:
 
 
 def free_address(host: str = "127.0.0.1") -> str:
-    """An address with a port at which nothing listens now."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return f"{host}:{probe.getsockname()[1]}"
+    """An address with a port at which nothing listens now, and which nobody gets who asks for any port."""
+    end = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    ports = range(LEAST_PORT, end) or [0]
+    while True:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((host, random.choice(ports)))
+            return f"{host}:{probe.getsockname()[1]}"
 
 
 @contextlib.contextmanager

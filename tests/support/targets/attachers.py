@@ -22,7 +22,7 @@ class HelperAttacher:
     name = "kinetod"
 
     def __init__(self, deadline_s: float = DEADLINE_S, *, wait_for_leave: bool = False) -> None:
-        self._deadline_s = scaled(deadline_s)
+        self._deadline_s = deadline_s
         self._wait_for_leave = wait_for_leave
         self._runner = asyncio.Runner()
         self._helpers = AttachHelpers(1)
@@ -37,7 +37,7 @@ class HelperAttacher:
         begin = time.perf_counter_ns()
         try:
             attached, channel = self._runner.run(
-                self._helpers.attach(key, approval_of(pid), deadline_s=self._deadline_s)
+                self._helpers.attach(key, approval_of(pid), deadline_s=scaled(self._deadline_s))
             )
         except AttachError as exc:
             outcome = "failed" if exc.code in ("ATTACH_FAILED",) else "refused"

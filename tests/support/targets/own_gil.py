@@ -13,6 +13,7 @@ from support.agent.python_child import environment
 from support.campaigns.attach_harness import pythons
 from support.service.cli import run_process
 from support.service.daemon import Daemon
+from support.waiting import scaled
 
 INTERPRETERS = 3
 ENDS_WITHIN_S = 30
@@ -99,7 +100,7 @@ class Target:
     def finish(self) -> tuple[int, str, str]:
         """Ends the program. Returns its exit status, its output since it was ready, and its standard error."""
         self._end.touch()
-        output, errors = self.process.communicate(timeout=ENDS_WITHIN_S)
+        output, errors = self.process.communicate(timeout=scaled(ENDS_WITHIN_S))
         return self.process.returncode, output, errors
 
 

@@ -14,7 +14,9 @@ from kineto_protos import unix_peer
 from kinetod.attach.attach_types import AttachCode, Attached, AttachError
 from kinetod.attach_helper import attach_pool as module
 from kinetod.attach_helper.attach_pool import AttachHelpers
+from kinetod.attach_helper.folder_queries import FOLDER, NOTHING
 from kinetod.processes.identity import ProcessKey, identify, start_time_ns
+from kinetod.supervise.child import WarmChild
 from support.service import scripted_helper, subjects
 from support.service.approvals import APPROVAL
 from support.waiting import scaled, until
@@ -101,6 +103,29 @@ def test_a_helper_that_overruns_its_deadline_is_killed_and_replaced(monkeypatch:
     error = failure("hang", deadline_s=0.05)
     assert error.code is AttachCode.TIMEOUT
     assert "process 4242 could not be attached to within 50 ms" in error.reason
+
+
+def test_the_start_of_a_helper_does_not_count_for_a_question_that_allows_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    question = {"do": FOLDER, "step": NOTHING}
+    start_s, deadline_s = scaled(60), scaled(20)
+    within, awaited = WarmChild.within, []
+
+    async def noted(child: WarmChild, seconds: float, answer: Awaitable[T]) -> T:
+        awaited.append(seconds)
+        return await within(child, seconds, answer)
+
+    async def scenario() -> None:
+        helpers = AttachHelpers(1)
+        await helpers.start()
+        for _ in range(2):
+            assert (await helpers.ask(question, deadline_s=deadline_s, start_s=start_s))["ok"]
+        await helpers.stop()
+
+    monkeypatch.setattr(WarmChild, "within", noted)
+    asyncio.run(scenario())
+    assert awaited == [start_s, deadline_s, deadline_s]
 
 
 def test_a_warm_helper_that_was_killed_is_passed_over() -> None:

@@ -13,6 +13,7 @@ from kinetod.kineto_ipc import namespace_upkeep, network_namespaces
 from kinetod.kineto_ipc.network_namespaces import NamespacesSeen, inhabited, open_in, own_namespace
 from kinetod.kineto_ipc.poll_door import PollDoor
 from kinetod.processes.identity import ProcessKey
+from support.machine.namespaces import polled_namespaces
 from support.service.daemon import child_environ
 from support.waiting import soon
 
@@ -31,6 +32,12 @@ sock.bind(b"\\0dynolog\\0")
 print(flush=True)
 sys.stdin.read()
 """
+
+
+@pytest.fixture(autouse=True)
+def _alone() -> Iterator[None]:
+    with polled_namespaces():
+        yield
 
 
 class Inside:

@@ -1,9 +1,11 @@
 """Which files of a process are looked at for device code that launches graphs."""
 
+import time
 from pathlib import Path
 
 import pytest
 from kinetod.attach.inspect import device_graph_code
+from kinetod.attach.inspect.process_inspection import mapped_paths
 from support.machine.device_code import LAUNCHING, fatbin, program
 
 WITH = program(fatbin(LAUNCHING))
@@ -67,6 +69,17 @@ def test_a_file_is_read_once_until_it_changes(tmp_path: Path, monkeypatch: pytes
     assert (device_graph_code.find(7, proc), device_graph_code.find(7, proc), len(reads)) == ("", "", 1)
     (tmp_path / "7/root/opt/server").write_bytes(b"12")
     assert (device_graph_code.find(7, proc), len(reads)) == ("", 2)
+
+
+def test_time_in_which_a_busy_host_runs_somebody_else_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(folder: Path) -> list[str]:
+        time.sleep(1.5 * device_graph_code.BUDGET_S)
+        return list(mapped_paths(folder))
+
+    monkeypatch.setattr(device_graph_code, "mapped_paths", late)
+    assert device_graph_code.find(7, process(tmp_path, {"/opt/server": WITH})).endswith("/opt/server")
 
 
 def test_no_file_is_opened_after_the_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
