@@ -14,7 +14,7 @@ import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
 from support.losses import without_losses
-from support.service.daemon import Daemon, running_daemon, watch_to_end
+from support.service.daemon import Daemon, running_daemon, watch_to_end, watch_until_it_collects
 from support.service.plugin_packages import beside_kinetod, install_example
 from support.targets import programs
 from support.xla.profiler_stress import LOOP, OWN_STEPS, TYPES, stress
@@ -39,9 +39,7 @@ def begin(stub: ProfilerStub, pid: int, duration_ms: int, *types: str) -> str:
     """A capture that collects by now."""
     spec = pb.CaptureSpec(selector=pb.Selector(pids=[pid]), duration_ns=duration_ms * MS, activity_types=types)
     capture_id: str = stub.CreateCapture(pb.CreateCaptureRequest(spec=spec), timeout=60).id
-    for event in stub.WatchCapture(pb.WatchCaptureRequest(id=capture_id), timeout=60):
-        if event.target.state == pb.TARGET_STATE_COLLECT:
-            break
+    watch_until_it_collects(stub, capture_id)
     return capture_id
 
 

@@ -15,7 +15,7 @@ from support.accelerators import private_device
 from support.accelerators.private_device import COPY, FILL, KERNEL, NAME
 from support.machine.kernel import allowed_to_trace
 from support.service.cli import run_process
-from support.service.daemon import Daemon, watch_to_end
+from support.service.daemon import Daemon, watch_to_end, watch_until_it_collects
 from support.targets.programs import Program, hear, tell
 from support.waiting import scaled
 
@@ -141,9 +141,7 @@ def test_a_capture_gives_way_to_the_programs_own_profiler(daemon: Daemon, proces
     stub = daemon.stub()
     spec = pb.CaptureSpec(selector=pb.Selector(pids=[process.pid]), duration_ns=60 * 10**9, activity_types=["kernel"])
     capture_id = stub.CreateCapture(pb.CreateCaptureRequest(spec=spec), timeout=scaled(30)).id
-    for event in stub.WatchCapture(pb.WatchCaptureRequest(id=capture_id), timeout=scaled(30)):
-        if event.target.state == pb.TARGET_STATE_COLLECT:
-            break
+    watch_until_it_collects(stub, capture_id)
     asked(process, "log")
     profiled(process, tmp_path / "own.json")
     (target,) = watch_to_end(stub, capture_id).targets
