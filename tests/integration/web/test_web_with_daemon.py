@@ -9,6 +9,7 @@ from kineto_trace.html.view_heads import view_title
 from support.service.cli import wait_for_agent
 from support.service.daemon import Daemon
 from support.targets.programs import crunching, program
+from support.waiting import scaled_option
 from support.web.browsing import browsing
 
 pytestmark = pytest.mark.slow
@@ -24,7 +25,7 @@ def test_a_process_is_traced_by_a_click_and_its_verdict_is_shown(
         tab.page.goto(server.web.address)
         tab.page.get_by_text("There are no captures yet").wait_for()
         tab.page.get_by_role("link", name="Processes").click()
-        tab.page.get_by_label("Duration").fill("500ms")
+        tab.page.get_by_label("Duration").fill(scaled_option(0.5))
         tab.page.keyboard.press("Enter")  # chooses no process
         tab.page.get_by_role("button", name=f"Trace process {child.pid}", exact=True).click()
         tab.page.wait_for_url("**/c/**")

@@ -25,7 +25,7 @@ from grpc_status import rpc_status
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
 
-from support.waiting import scaled
+from support.waiting import scaled, scaled_option
 
 REPOSITORY = Path(__file__).parents[3]
 START_DEADLINE_S = 30
@@ -140,7 +140,7 @@ class Daemon:
         """Settings for a machine with little disk; unless a file has the deadlines, also for a slow one."""
         defaults = {"KINETOD_STORE_START_FREE_BYTES": "0"}
         if not self._file_has_deadlines():
-            deadline = f"{round(1000 * scaled(AGENT_DEADLINE_S))}ms"
+            deadline = scaled_option(AGENT_DEADLINE_S)
             defaults |= {"KINETOD_AGENT_DEADLINE": deadline, "KINETOD_ATTACH_DEADLINE": deadline}
         return defaults
 
