@@ -36,7 +36,7 @@ def test_a_process_is_traced_by_a_click_and_its_verdict_is_shown(
         tab.page.get_by_role("link", name=view_title("python_samples"), exact=True).click()
         tab.page.locator("td", has_text="crunch_numbers").first.wait_for()
         capture_id = re.findall(r'href="/c/([\w-]+)"', server.ask("/").text)[0]
-        assert server.ask(f"/c/{capture_id}/timeline/trace").status == 200
+        assert server.shown(f"/c/{capture_id}/timeline/trace").status == 200
         tab.page.goto(f"{server.own}/")
         tab.page.locator("tbody tr", has_text=str(child.pid)).wait_for()
         assert (tab.problems, tab.elsewhere) == ([], [])
@@ -46,7 +46,7 @@ def test_the_pages_have_the_rights_of_their_user(daemon: Daemon) -> None:
     with browsing(address=daemon.address) as server:
         fields = {"pid": str(os.getpid()), "duration": "1s", "form_secret": "wrong"}
         assert server.ask("/live/trace", "POST", fields).status == 403
-        assert server.ask("/c/20260131-120000-nothing").status == 404
+        assert server.shown("/c/20260131-120000-nothing").status == 404
         fields["form_secret"] = next(iter(server.web.sessions._sessions.values())).form_secret
         gone = server.ask("/live/trace", "POST", fields | {"pid": "2147483000"})
         assert gone.status == 404
