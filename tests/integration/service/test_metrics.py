@@ -216,7 +216,7 @@ def test_on_request_dynologs_names_are_on_the_page_and_in_lines_of_json(gpus: Fa
     def lines() -> list[dict[str, object]]:
         return [json.loads(line.partition(" data = ")[2]) for line in path.read_text().splitlines()]
 
-    def values() -> dict[tuple[str, ...], float] | None:
+    def values(daemon: Daemon) -> dict[tuple[str, ...], float] | None:
         """They are left out when they are older than two intervals."""
         found = samples(page(daemon))
         return found if {"uptime", "cpu_util", "rx_bytes"} <= {key[0] for key in found} else None
@@ -225,7 +225,7 @@ def test_on_request_dynologs_names_are_on_the_page_and_in_lines_of_json(gpus: Fa
         until(lambda: any("cpu_util" in line for line in lines()), "an interval of the host has ended")
         until(lambda: {line.get("device") for line in lines()} >= {0, 1}, "both GPUs have a line")
         until(lambda: any("tensorcore_active" in line for line in lines()), "an interval of a GPU has ended")
-        found = until(values, "the values of the last interval are on the page", pause_s=0.5)
+        found = until(lambda: values(daemon), "the values of the last interval are on the page", pause_s=0.5)
         host = next(key[1] for key in found if key[0] == "uptime")
         assert found["uptime", host] > 0
         assert 0 <= found["cpu_util", host] <= 100

@@ -47,7 +47,7 @@ def small_disk() -> Iterator[Path]:
     try:
         yield folder
     finally:
-        unmount = ["umount", folder]  # what the daemon has killed may still be ending
+        unmount = ["umount", str(folder)]  # what the daemon has killed may still be ending
         until(lambda: subprocess.run(unmount, capture_output=True).returncode == 0, "nobody uses the disk", pause_s=0.1)
         folder.rmdir()
 
