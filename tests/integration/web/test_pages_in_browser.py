@@ -151,6 +151,7 @@ def test_without_scripts_the_pages_work(new_tab: Any, server: Browser, ids: list
     tab.page.get_by_role("link", name="Kernels", exact=True).click()
     tab.page.wait_for_url("**/view/kernels")
     tab.page.locator("tbody tr").nth(1).wait_for()
+    assert tab.page.locator("tbody tr").count() > 1
 
 
 def test_a_page_in_a_frame_of_another_site_is_refused(new_tab: Any, server: Browser, tmp_path: Path) -> None:
