@@ -30,6 +30,11 @@ def scaled(deadline_s: float) -> float:
     return deadline_s * slowdown()
 
 
+def scaled_option(duration_s: float) -> str:
+    """A scaled duration as options and settings take it: in it must happen what a quiet machine does many times."""
+    return f"{round(1000 * scaled(duration_s))}ms"
+
+
 def until(
     condition: Callable[[], Optional[T]],
     what: str,

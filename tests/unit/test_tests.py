@@ -6,7 +6,7 @@ from pathlib import Path
 TESTS = Path(__file__).parents[1]
 # What fails by itself: helpers that assert, and runs of programs that do.
 CHECKERS = {
-    *("raises", "until", "until_gone", "until_marked", "soon", "expect_end", "finish"),
+    *("raises", "until", "until_gone", "until_marked", "until_said", "soon", "expect_end", "finish"),
     "run",  # support.agent.python_child and the like: the program that is run asserts
     "no_harm_and_all_succeed",
     "note_after",  # of the campaigns of faults

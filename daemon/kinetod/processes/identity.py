@@ -177,6 +177,8 @@ def how_it_ended(identity: Identity, proc: Path = PROC) -> str:
     status = _exit_status_of_pidfd(identity.pidfd)
     if status is None:
         status = _exit_status_of_zombie(identity, proc)
+    if status is None:  # whoever started it may have waited for it in between: the pidfd tells from then on
+        status = _exit_status_of_pidfd(identity.pidfd)
     if status is None:
         return ""
     if os.WIFSIGNALED(status):

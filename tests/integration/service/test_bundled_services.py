@@ -10,6 +10,7 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 from support.fuzz import mutate
 from support.service.daemon import Daemon, error_of
+from support.waiting import scaled
 
 NO_MESSAGE = b"\xff\xff\xff"
 CHECK = "/grpc.health.v1.Health/Check"
@@ -21,7 +22,7 @@ LIST = reflection_pb2.ServerReflectionRequest(list_services="").SerializeToStrin
 def call(daemon: Daemon, path: str, *requests: bytes) -> Callable[[], object]:
     """A call with these bytes and no others."""
     method: Any = daemon.channel().stream_stream(path)  # over the wire one request is a stream of one
-    return lambda: method(iter(requests), timeout=10)
+    return lambda: method(iter(requests), timeout=scaled(20))
 
 
 @pytest.mark.parametrize("path", [CHECK, WATCH, REFLECTION])

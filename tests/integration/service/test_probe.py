@@ -11,10 +11,11 @@ import pytest
 from kinetod.probe import main
 from support.service import attach_service
 from support.service.daemon import running_daemon
-from support.waiting import until
+from support.waiting import scaled, until
 
 
-def test_a_daemon_that_serves_is_well(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_daemon_that_serves_is_well(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("kinetod.probe.ask_daemon.__defaults__", (scaled(60),))
     with running_daemon() as daemon:
         assert main([f"unix:{daemon.rpc_socket}"]) == 0
     assert capsys.readouterr().err == ""

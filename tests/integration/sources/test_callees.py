@@ -9,6 +9,7 @@ from support.machine.pythons import python
 from support.service.cli import kinetoctl, run_process, wait_for_agent
 from support.service.daemon import Daemon
 from support.targets.programs import program
+from support.waiting import scaled_option
 
 SOURCE = """\
 import dis, hashlib, pickle, sys, threading, time, zlib
@@ -46,7 +47,8 @@ def test_the_c_functions_that_lines_call_are_in_the_trace(daemon: Daemon, tmp_pa
     command = kinetoctl("--quiet", "run", "--", str(python(version)), str(tmp_path / "work.py"))
     with program(command, daemon, quiet=True) as process:
         wait_for_agent(daemon, process.pid)
-        arguments = ["trace", "--pid", str(process.pid), "--duration", "2s", "--activities", "python_function"]
+        arguments = ["trace", "--pid", str(process.pid), "--activities", "python_function"]
+        arguments += ["--duration", scaled_option(2)]
         result = run_process(arguments, daemon.client_environ(), tmp_path)
         assert result.code == 0, result
     (path,) = tmp_path.glob("*.json.gz")

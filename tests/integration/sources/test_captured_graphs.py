@@ -13,6 +13,7 @@ from support.machine.kernel import allowed_to_trace
 from support.machine.native import ROOT, fake_cupti, fake_graph_driver
 from support.service.cli import kinetoctl, run_process, wait_for_agent
 from support.service.daemon import Daemon
+from support.waiting import scaled, scaled_option
 
 pytestmark = [pytest.mark.slow, pytest.mark.torch]
 PLAN = """
@@ -51,7 +52,7 @@ def test_replays_in_a_trace_belong_to_the_operators_of_a_capture_before_it(
             assert process.stdout is not None
             assert json.loads(process.stdout.readline())["ready"]
             wait_for_agent(daemon, process.pid)
-            arguments = ["trace", "--pid", str(process.pid), "--duration", "300ms", "-o", "json"]
+            arguments = ["trace", "--pid", str(process.pid), "--duration", scaled_option(0.3), "-o", "json"]
             found = run_process(arguments, daemon.client_environ(), tmp_path)
         finally:
             process.kill()
@@ -92,7 +93,7 @@ def test_an_attached_agent_watches_captures_from_then_on(daemon: Daemon, tmp_pat
             arguments = ["trace", "--pid", str(process.pid), "--duration", "100ms", "-o", "json"]
             found = run_process(arguments, daemon.client_environ(), tmp_path)
             assert found.code == 0, found.stderr
-            out, _ = process.communicate("go on\n", timeout=60)
+            out, _ = process.communicate("go on\n", timeout=scaled(60))
         finally:
             process.kill()
     assert (out, process.returncode) == ("True\n", 0)

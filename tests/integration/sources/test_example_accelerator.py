@@ -21,7 +21,7 @@ from support.machine.kernel import allowed_to_trace
 from support.service.cli import Result, run_process, wait_for_agent
 from support.service.daemon import REPOSITORY, Daemon, running_daemon
 from support.service.plugin_packages import EXAMPLE, beside_kinetod, install_example, replace_method, rewrite
-from support.waiting import until
+from support.waiting import scaled_option, until
 
 COMPILER = shutil.which("cc")
 KERNELS = {"pebble_matmul": 4, "pebble_add": 3, "pebble_sum": 1}  # of a step
@@ -76,8 +76,8 @@ def kinetoctl(daemon: Daemon, *arguments: str) -> Result:
 
 
 def trace(daemon: Daemon, pid: int, folder: Path, *options: str) -> dict[str, Any]:
-    arguments = ["--pid", str(pid), "--duration", "500ms", "--output-dir", str(folder), "-o", "json", *options]
-    result = kinetoctl(daemon, "trace", *arguments)
+    arguments = ["--pid", str(pid), "--duration", scaled_option(0.5), "--output-dir", str(folder), "-o", "json"]
+    result = kinetoctl(daemon, "trace", *arguments, *options)
     assert result.stdout, result.stderr
     target: dict[str, Any]
     (target,) = result.json()["targets"]
@@ -117,7 +117,7 @@ def test_a_running_program_is_traced_with_the_plug_in(library: Path, site: Path,
         kernels, calls = events(target, "kernel"), events(target, "pebble_runtime")
         counts = Counter(event["name"] for event in kernels)
         assert set(counts) == set(KERNELS)
-        assert counts["pebble_matmul"] > 40
+        assert counts["pebble_matmul"] > KERNELS["pebble_matmul"]
         for name, number in KERNELS.items():  # the first and the last step may be cut
             assert abs(counts[name] - number * counts["pebble_sum"]) <= 2 * number
         assert {event["name"] for event in calls} == {"pebble_launch"}
@@ -128,7 +128,7 @@ def test_a_running_program_is_traced_with_the_plug_in(library: Path, site: Path,
             for event in kernels
             if event["args"]["correlation"] in launched
         ]
-        assert len(pairs) > 0.9 * len(kernels)
+        assert len(kernels) - len(pairs) <= 2 * sum(KERNELS.values())  # likewise
         assert all(launch["ts"] <= kernel["ts"] for launch, kernel in pairs)
         assert int(target["summary"]["activities"]["pebble_runtime"]) == len(calls)
         assert "cuda_runtime" not in target["summary"]["activities"]
@@ -220,7 +220,7 @@ def test_a_refused_plug_in_is_told_once_and_only_where_its_types_may_be_missed(
         assert (status, detail.partition(":")[0]) == ("CHECK_STATUS_NOTE", "pebble is not used")
         target = trace(daemon, process.pid, tmp_path / "kernels", "--activities", "kernel,python_function")
         assert target["reason_code"] == "ACTIVITY_TYPE_UNAVAILABLE"
-        assert (target["reason"].count(refusal), target["warnings"]) == (1, [])
+        assert (target["reason"].count(refusal), without_losses(target["warnings"])) == (1, [])
 
 
 def test_an_agent_that_came_with_the_program_gets_the_plug_in_too(library: Path, site: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from support.machine.native import FAKES, fake_cupti
 from support.service.cli import kinetoctl, run_process, wait_for_agent, wait_for_records
 from support.service.daemon import Daemon
-from support.waiting import scaled
+from support.waiting import scaled, scaled_option
 
 KERNELS_A_STEP = 30
 EVERYTHING = "kernel,gpu_memcpy,gpu_memset,cuda_runtime,cuda_driver,cuda_sync,overhead"
@@ -103,13 +103,13 @@ def test_every_kernel_has_its_launch_and_its_flow(daemon: Daemon, app: subproces
 
 @pytest.mark.slow
 def test_gpu_and_python_are_on_one_clock(daemon: Daemon, app: subprocess.Popen[str], tmp_path: Path) -> None:
-    _, target = trace(daemon, app, tmp_path, "--duration", "500ms")
+    _, target = trace(daemon, app, tmp_path, "--duration", scaled_option(0.5))
     rows = events(tmp_path)
     starts = {
         category: min(row["ts"] for row in rows if row.get("cat") == category)
         for category in ("kernel", "python_function")
     }
-    assert abs(starts["kernel"] - starts["python_function"]) < 500_000
+    assert abs(starts["kernel"] - starts["python_function"]) < scaled(500_000)
     assert 0 < target["summary"]["gpu_busy_fraction"] <= 1
     names = {kernel["name"].partition("(")[0] for kernel in target["summary"]["top_kernels"]}
     assert names == {"void gemm<float, 128, 64>", "softmax_warp_forward", "layer_norm"}

@@ -14,9 +14,10 @@ import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
 from support.losses import without_losses
-from support.service.daemon import Daemon, running_daemon, watch_to_end
+from support.service.daemon import Daemon, running_daemon, watch_to_end, watch_until_it_collects
 from support.service.plugin_packages import beside_kinetod, install_example
 from support.targets import programs
+from support.waiting import scaled
 from support.xla.profiler_stress import LOOP, OWN_STEPS, TYPES, stress
 
 pytestmark = pytest.mark.jax
@@ -39,9 +40,7 @@ def begin(stub: ProfilerStub, pid: int, duration_ms: int, *types: str) -> str:
     """A capture that collects by now."""
     spec = pb.CaptureSpec(selector=pb.Selector(pids=[pid]), duration_ns=duration_ms * MS, activity_types=types)
     capture_id: str = stub.CreateCapture(pb.CreateCaptureRequest(spec=spec), timeout=60).id
-    for event in stub.WatchCapture(pb.WatchCaptureRequest(id=capture_id), timeout=60):
-        if event.target.state == pb.TARGET_STATE_COLLECT:
-            break
+    watch_until_it_collects(stub, capture_id)
     return capture_id
 
 
@@ -60,7 +59,7 @@ def ask(process: programs.Program, command: str) -> dict[str, Any]:
 def test_hlo_operations_and_steps_are_in_the_trace_without_asking_for_them(
     daemon: Daemon, loop: programs.Program
 ) -> None:
-    capture_id = begin(daemon.stub(), loop.pid, 200)
+    capture_id = begin(daemon.stub(), loop.pid, round(scaled(200)))
     (target,) = watch_to_end(daemon.stub(), capture_id, 120).targets
     assert target.verdict == pb.VERDICT_DONE, target.reason
     assert target.attach.method in ("pending-call", "native-thread")
@@ -78,7 +77,7 @@ def test_hlo_operations_and_steps_are_in_the_trace_without_asking_for_them(
 def test_iterations_are_counted_in_one_way_whatever_is_recorded(daemon: Daemon, loop: programs.Program) -> None:
     numbers = []
     for types in ((), ("python_function",), ("user_annotation",)):
-        capture_id = begin(daemon.stub(), loop.pid, 200, *types)
+        capture_id = begin(daemon.stub(), loop.pid, round(scaled(200)), *types)
         (target,) = watch_to_end(daemon.stub(), capture_id, 120).targets
         assert (target.verdict, without_losses(target.warnings)) == (pb.VERDICT_DONE, [])
         rows = [row for row in trace_of(daemon.stub(), capture_id)["traceEvents"] if row.get("ph") == "X"]
@@ -156,7 +155,7 @@ def test_a_program_that_ends_during_a_capture_ends_as_it_would(
         programs.tell(loop, "exit")
     else:
         os.kill(loop.pid, signal.SIGKILL)
-    status = loop.wait(60)
+    status = loop.wait(scaled(60))
     (target,) = watch_to_end(daemon.stub(), capture_id, 120).targets
     assert status == (0 if how == "exit" else -signal.SIGKILL)
     assert target.verdict in (pb.VERDICT_PARTIAL, pb.VERDICT_FAILED)

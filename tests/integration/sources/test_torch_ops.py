@@ -14,7 +14,7 @@ import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
 from support.losses import without_losses
-from support.service.daemon import Daemon, running_daemon, watch_to_end
+from support.service.daemon import Daemon, running_daemon, watch_to_end, watch_until_it_collects
 from support.targets import programs
 from support.waiting import until
 
@@ -65,9 +65,7 @@ def record(stub: ProfilerStub, process: programs.Program, options: pb.Options) -
         options=options,
     )
     capture_id = stub.CreateCapture(pb.CreateCaptureRequest(spec=spec), timeout=10).id
-    for event in stub.WatchCapture(pb.WatchCaptureRequest(id=capture_id), timeout=30):
-        if event.target.state == pb.TARGET_STATE_COLLECT:
-            break
+    watch_until_it_collects(stub, capture_id)
     do(process, "work")
     stub.CancelCapture(pb.CancelCaptureRequest(id=capture_id, keep_partial=True), timeout=10)
     (target,) = watch_to_end(stub, capture_id).targets

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.service.cli import run_process, wait_for_agent
 from support.service.daemon import running_daemon
-from support.waiting import scaled
+from support.waiting import scaled, scaled_option
 
 pytestmark = [pytest.mark.slow, pytest.mark.torch]
 
@@ -44,7 +44,7 @@ def test_the_losses_of_a_seeded_run_are_bit_identical_with_and_without_captures(
         traced = start(environ, "100")
         wait_for_agent(daemon, traced.pid)
         for arguments in CAPTURES:
-            command = ["trace", "--pid", str(traced.pid), "--duration", "200ms", "--no-fetch", "-o", "json"]
+            command = ["trace", "--pid", str(traced.pid), "--duration", scaled_option(0.2), "--no-fetch", "-o", "json"]
             # Every call of a loop that does nothing else: the default memory is full after 0.1 s of a fast machine.
             result = run_process([*command, "--buffer-limit=1GiB", *arguments], environ, tmp_path)
             (target,) = result.json()["targets"]

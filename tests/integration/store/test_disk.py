@@ -15,6 +15,7 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
 from support.agent.scripted_agent import RemoteAgent, ScriptedAgent
 from support.service.daemon import DaemonFailed, as_user, error_of, running_daemon, watch_to_end
+from support.waiting import until
 
 SECOND_NS = 10**9
 NOBODY = 65534
@@ -46,7 +47,8 @@ def small_disk() -> Iterator[Path]:
     try:
         yield folder
     finally:
-        subprocess.run(["umount", folder], check=True)
+        unmount = ["umount", str(folder)]  # what the daemon has killed may still be ending
+        until(lambda: subprocess.run(unmount, capture_output=True).returncode == 0, "nobody uses the disk", pause_s=0.1)
         folder.rmdir()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.waiting import scaled
+from support.waiting import scaled, until
 from support.web.browsing import LOCAL
 
 AXE = "axe-core@4.10.3"
@@ -31,6 +31,15 @@ class Tab:
         self.page.on("request", lambda request: self._asked(request.url))
         self.page.on("dialog", lambda dialog: self.problems.append(f"dialog {dialog.message}"))
         return self
+
+    def until_said(self, text: str) -> None:
+        """Waits until the console has said that something with this text is wrong."""
+
+        def said() -> bool:
+            self.page.wait_for_timeout(1)  # what the browser has sent is heard meanwhile
+            return any(text in problem for problem in self.problems)
+
+        until(said, f"the console says {text!r}", state=lambda: self.problems)
 
     def _said(self, message: Any) -> None:
         if message.type in ("error", "warning"):

@@ -125,6 +125,7 @@ def test_without_scripts_graphs_are_drawn_and_lead_on(new_tab: Any, server: Brow
     tab.page.get_by_role("link", name="Whole graph").click()
     tab.page.get_by_label("Stacks").select_option("sandwich")
     tab.page.get_by_role("button", name="Show").click()
+    tab.page.locator("svg.flame").nth(1).wait_for()
     assert tab.page.locator("svg.flame").count() == 2
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from support.service.cli import DEADLINE_S, environment, kinetoctl
 from support.service.stored import store
+from support.waiting import scaled
 
 
 @pytest.mark.parametrize("form", ["chrome", "store"])
@@ -32,9 +33,9 @@ def test_the_opened_trace_is_shown_without_the_internet(new_tab: Any, tmp_path: 
             tab.page.on("requestfinished", lambda request: answered.append(request.url))
             tab.page.goto(address)
             tab.page.get_by_text("python 4242").first.wait_for()
-            assert tab.page.get_by_text("Opening trace").count() == 0
+            tab.page.get_by_text("Opening trace").first.wait_for(state="hidden")
             assert [url for url in answered if not url.startswith((address, "data:", "blob:"))] == []
             process.send_signal(signal.SIGINT)
-            assert process.wait(DEADLINE_S) == 0
+            assert process.wait(scaled(DEADLINE_S)) == 0
         finally:
             process.kill()

@@ -9,7 +9,7 @@ import pytest
 from support.trace_files import synthetic
 from support.web.browsing import LOCAL, Browser, browsing
 from support.web.hostile_trace import ATTACKS, write_hostile
-from support.web.tabs import entered
+from support.web.tabs import entered, opened
 
 pytestmark = pytest.mark.slow
 
@@ -69,13 +69,13 @@ def test_no_page_has_an_error_and_no_name_in_a_trace_acts(new_tab: Any, server: 
 
 
 def test_selectors_show_what_they_say(new_tab: Any, server: Browser, ids: list[str]) -> None:
-    tab = entered(new_tab, server)
-    tab.page.goto(f"{server.own}/c/{ids[1]}/view/kernels")
+    tab = opened(new_tab, server, f"/c/{ids[1]}/view/kernels")
     tab.page.locator("select[name=rank]").select_option("1")
     tab.page.get_by_role("button", name="Show").click()
     tab.page.wait_for_url("**rank=1**")
     tab.page.locator("tbody tr").first.wait_for()
     assert set(tab.page.locator("tbody tr td:first-child").all_inner_texts()) == {"1"}
+    server.shown(f"/c/{ids[0]}/view/diff_kernel_names")
     tab.page.goto(f"{server.own}/c/{ids[0]}/view/diff_kernel_names")
     tab.page.get_by_label("Baseline").select_option(ids[2])
     tab.page.get_by_role("button", name="Show").click()
@@ -98,8 +98,7 @@ def test_tables_sort_and_explain_by_the_keyboard(new_tab: Any, server: Browser, 
 
 
 def test_a_query_is_typed_run_and_remembered(new_tab: Any, server: Browser, ids: list[str]) -> None:
-    tab = entered(new_tab, server)
-    tab.page.goto(f"{server.own}/sql?c={ids[2]}")
+    tab = opened(new_tab, server, f"/sql?c={ids[2]}")
     tab.page.locator("textarea").fill("SELECT count(*) AS found FROM kernel")
     tab.page.keyboard.press("Control+Enter")
     tab.page.locator("td.number").wait_for()
@@ -150,6 +149,8 @@ def test_without_scripts_the_pages_work(new_tab: Any, server: Browser, ids: list
     tab.page.get_by_role("button", name="Open").click()
     tab.page.get_by_role("link", name="plain.json").click()
     tab.page.get_by_role("link", name="Kernels", exact=True).click()
+    tab.page.wait_for_url("**/view/kernels")
+    tab.page.locator("tbody tr").nth(1).wait_for()
     assert tab.page.locator("tbody tr").count() > 1
 
 
@@ -158,5 +159,4 @@ def test_a_page_in_a_frame_of_another_site_is_refused(new_tab: Any, server: Brow
     outside.write_text(f'<iframe src="{server.own}/enter"></iframe>')
     tab = new_tab()
     tab.page.goto(outside.as_uri())
-    tab.page.wait_for_timeout(0)
-    assert any("frame-ancestors" in problem for problem in tab.problems)
+    tab.until_said("frame-ancestors")

@@ -75,7 +75,7 @@ def test_a_script_that_slipped_into_the_page_would_not_run(
     broken.write_text(reports["one"].read_text().replace("<main", f"{attack}<main"))
     tab = shown(new_tab, broken)
     assert tab.page.evaluate("typeof window.attacked") == "undefined"
-    assert any("Content Security Policy" in problem for problem in tab.problems)
+    tab.until_said("Content Security Policy")
 
 
 @pytest.mark.parametrize("width", [360, 500, 1280, 3840])

@@ -134,8 +134,8 @@ def test_the_list_has_the_captures_of_all_hosts_newest_first(fleet: Fleet) -> No
 
 def test_each_daemon_decides_what_a_user_sees(fleet: Fleet) -> None:
     assert listed(fleet.web.ask("/", BEA).text) == [(OF_BEA, "gpu-2")]
-    assert fleet.web.ask(f"/c/{OF_BEA}", ADA).status == 404
-    assert fleet.web.ask(f"/c/{FLEET}", BEA).status == 404
+    assert fleet.web.shown(f"/c/{OF_BEA}", ADA).status == 404
+    assert fleet.web.shown(f"/c/{FLEET}", BEA).status == 404
     for host in HOSTS:
         line = fleet.calls(host, "ListCaptures", BEA)[-1]
         assert (line["decision"], line["proxy"]["user"]) == ("allowed", "root")
@@ -157,7 +157,7 @@ def test_a_dead_host_is_named_until_it_is_back_and_the_others_are_shown(fleet: F
     fleet.daemons["gpu-2"].kill()
     began = time.monotonic()
     page = fleet.web.ask("/", ADA)
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < scaled(30)
     assert listed(page.text)[:2] == [(FLEET, "gpu-1"), (own("gpu-1"), "gpu-1")]
     assert "gpu-2" not in dict(listed(page.text)).values()
     assert re.search(r"1 host is missing below:\s*<ul><li><b>gpu-2</b>: no daemon at unix:", page.text)
@@ -166,7 +166,7 @@ def test_a_dead_host_is_named_until_it_is_back_and_the_others_are_shown(fleet: F
     for path in ("/live", f"/c/{FLEET}", f"/c/{FLEET}/view/ranks"):
         assert "<b>gpu-2</b>: no daemon at" in fleet.web.shown(path, ADA).text
     assert ranks(fleet.web.shown(f"/c/{FLEET}/view/ranks.json", ADA).text) == [0]  # though the other was fetched
-    missing = fleet.web.ask(f"/c/{own('gpu-2')}", ADA)
+    missing = fleet.web.shown(f"/c/{own('gpu-2')}", ADA)
     assert missing.status == 502 and "gpu-2: no daemon at" in missing.text
     fleet.daemons["gpu-2"].start()
     until(lambda: (own("gpu-2"), "gpu-2") in listed(fleet.web.ask("/", ADA).text), "the host is shown again")

@@ -137,7 +137,7 @@ def test_a_baseline_of_another_user_is_not_compared_with(setup: Setup) -> None:
 
 def test_what_a_user_may_not_see_any_more_is_not_served_from_what_was_kept(setup: Setup) -> None:
     capture_id = "20260101-000003-000-cccccc"
-    assert setup.web.ask(f"/c/{capture_id}/timeline/trace", ADA).status == 404
+    assert setup.web.shown(f"/c/{capture_id}/timeline/trace", ADA).status == 404
     path = f"/c/{OF_BEA}/view/kernels.json"
     assert setup.web.shown(path, BEA).status == 200
     setup.daemon.stub().DeleteCapture(pb.DeleteCaptureRequest(id=OF_BEA), timeout=20)
@@ -145,7 +145,7 @@ def test_what_a_user_may_not_see_any_more_is_not_served_from_what_was_kept(setup
 
 
 def test_a_timeline_is_the_users_own_file(setup: Setup) -> None:
-    found = setup.web.ask(f"/c/{OF_ADA}/timeline/trace", ADA)
+    found = setup.web.shown(f"/c/{OF_ADA}/timeline/trace", ADA)
     assert (found.status, found.headers["Content-Type"]) == (200, "application/octet-stream")
 
 

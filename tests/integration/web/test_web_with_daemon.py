@@ -9,6 +9,7 @@ from kineto_trace.html.view_heads import view_title
 from support.service.cli import wait_for_agent
 from support.service.daemon import Daemon
 from support.targets.programs import crunching, program
+from support.waiting import scaled_option
 from support.web.browsing import browsing
 
 pytestmark = pytest.mark.slow
@@ -24,7 +25,7 @@ def test_a_process_is_traced_by_a_click_and_its_verdict_is_shown(
         tab.page.goto(server.web.address)
         tab.page.get_by_text("There are no captures yet").wait_for()
         tab.page.get_by_role("link", name="Processes").click()
-        tab.page.get_by_label("Duration").fill("500ms")
+        tab.page.get_by_label("Duration").fill(scaled_option(0.5))
         tab.page.keyboard.press("Enter")  # chooses no process
         tab.page.get_by_role("button", name=f"Trace process {child.pid}", exact=True).click()
         tab.page.wait_for_url("**/c/**")
@@ -35,7 +36,7 @@ def test_a_process_is_traced_by_a_click_and_its_verdict_is_shown(
         tab.page.get_by_role("link", name=view_title("python_samples"), exact=True).click()
         tab.page.locator("td", has_text="crunch_numbers").first.wait_for()
         capture_id = re.findall(r'href="/c/([\w-]+)"', server.ask("/").text)[0]
-        assert server.ask(f"/c/{capture_id}/timeline/trace").status == 200
+        assert server.shown(f"/c/{capture_id}/timeline/trace").status == 200
         tab.page.goto(f"{server.own}/")
         tab.page.locator("tbody tr", has_text=str(child.pid)).wait_for()
         assert (tab.problems, tab.elsewhere) == ([], [])
@@ -45,7 +46,7 @@ def test_the_pages_have_the_rights_of_their_user(daemon: Daemon) -> None:
     with browsing(address=daemon.address) as server:
         fields = {"pid": str(os.getpid()), "duration": "1s", "form_secret": "wrong"}
         assert server.ask("/live/trace", "POST", fields).status == 403
-        assert server.ask("/c/20260131-120000-nothing").status == 404
+        assert server.shown("/c/20260131-120000-nothing").status == 404
         fields["form_secret"] = next(iter(server.web.sessions._sessions.values())).form_secret
         gone = server.ask("/live/trace", "POST", fields | {"pid": "2147483000"})
         assert gone.status == 404

@@ -59,6 +59,18 @@ def run_process(
     return Result(done.returncode, done.stdout, done.stderr)
 
 
+def watched_counters(environ: Mapping[str, str], *options: str, least: int = 1) -> list[Any]:
+    """The GPUs of `counters watch --once`, when a busy machine has let each of them be sampled so often."""
+
+    def sampled() -> list[Any]:
+        result = run_process(["counters", "watch", "--once", "-o", "json", *options], environ)
+        assert result.code == 0, result
+        gpus: list[Any] = result.json()["gpus"]
+        return gpus if all(gpu["samples"] >= least for gpu in gpus) else []
+
+    return until(sampled, "all GPUs are sampled", DEADLINE_S)
+
+
 def wait_for_agent(daemon: Daemon, pid: int) -> None:
     """Waits until the agent in this process can be asked for a trace."""
 

@@ -26,7 +26,7 @@ from grpc_status import rpc_status
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
 
-from support.waiting import scaled
+from support.waiting import scaled, scaled_option
 
 REPOSITORY = Path(__file__).parents[3]
 START_DEADLINE_S = 30
@@ -141,10 +141,14 @@ class Daemon:
     def _defaults(self) -> dict[str, str]:
         """Settings for a machine with little disk; unless a file has the deadlines, also for a slow one."""
         defaults = {"KINETOD_STORE_START_FREE_BYTES": "0"}
-        if "--config" not in self.options:
-            deadline = f"{round(1000 * scaled(AGENT_DEADLINE_S))}ms"
+        if not self._file_has_deadlines():
+            deadline = scaled_option(AGENT_DEADLINE_S)
             defaults |= {"KINETOD_AGENT_DEADLINE": deadline, "KINETOD_ATTACH_DEADLINE": deadline}
         return defaults
+
+    def _file_has_deadlines(self) -> bool:
+        files = [Path(self.options[at + 1]) for at, option in enumerate(self.options) if option == "--config"]
+        return any("deadline" in file.read_text() for file in files if file.exists())
 
     def _await_ready(self, notify: socket.socket, notify_path: Path) -> None:
         process = self.process
@@ -252,6 +256,13 @@ def watch_to_end(stub: ProfilerStub, capture_id: str, timeout_s: float = 60) -> 
     *_, last = stub.WatchCapture(pb.WatchCaptureRequest(id=capture_id), timeout=timeout_s)
     capture: pb.Capture = last.snapshot
     return capture
+
+
+def watch_until_it_collects(stub: ProfilerStub, capture_id: str, timeout_s: float = 60) -> None:
+    """Returns once a target of the capture collects, which the first snapshot may tell, or when all is over."""
+    for event in stub.WatchCapture(pb.WatchCaptureRequest(id=capture_id), timeout=timeout_s):
+        if any(each.state == pb.TARGET_STATE_COLLECT for each in (event.target, *event.snapshot.targets)):
+            return
 
 
 def error_of(call: Callable[[], object]) -> tuple[grpc.StatusCode, str, str]:

@@ -14,7 +14,10 @@ def entered(new_tab: Any, server: Browser, heading: str = "Traces", **options: A
 
 
 def opened(new_tab: Any, server: Browser, path: str, **options: Any) -> Any:
-    """A tab at a page whose results are there. options: of the browser's context."""
+    """A tab at a page whose results are there. options: of the browser's context.
+
+    A page whose results are being computed loads itself again, and what was chosen in its forms is gone.
+    """
     tab = entered(new_tab, server, **options)
     server.shown(path)
     tab.page.goto(server.own + path)

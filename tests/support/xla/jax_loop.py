@@ -122,7 +122,8 @@ def main() -> None:
     always = "--profile-all-the-time" in sys.argv
     threading.Thread(target=listen, daemon=True).start()
     training = Training()
-    training.step()
+    for _ in range(2):  # the second one compiles anew, for weights that come from a step
+        training.step()
     print("ready", flush=True)
     next_trace = time.monotonic()
     while "end" not in commands:

@@ -159,7 +159,7 @@ def test_a_capture_gives_way_to_the_programs_own_profiler_which_gets_all(
             answers.append(program.tell("kineto begin"))
             program.tell("steps 20 10 2")
 
-        found = capture(daemon, program.pid, WORK, during=work, duration_ns=4 * SECOND_NS)
+        found = capture(daemon, program.pid, WORK, during=work, duration_ns=60 * SECOND_NS)
         assert found.verdict == ("PARTIAL", "USER_PROFILER_STARTED")
         assert counts(found.trace) == {"kernel": 400, "gpu_memcpy": 80, "gpu_memset": 40}
         program.tell("steps 20 10 2")  # the end of the capture has switched nothing off

@@ -6,9 +6,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from kinetod.processes import identity as identities
 from kinetod.processes.identity import Identity, ProcessKey, Unidentified, how_it_ended, identify, start_time_ns
+from support.waiting import scaled
 
 CONNECT = """
 import socket, sys
@@ -62,6 +65,24 @@ def test_the_end_of_a_peer_is_noticed_and_explained(
     assert how_it_ended(identity) == how  # a zombie: nobody has waited for it
     assert not identity.alive()
     identity.close()
+
+
+def test_a_peer_that_is_waited_for_between_two_looks_is_known_to_have_ended_so(
+    peer: tuple[socket.socket, "subprocess.Popen[bytes]"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sock, process = peer
+    found = identify(sock)
+    look = identities._exit_status_of_zombie
+
+    def late(*which: Any) -> int | None:
+        process.wait()
+        return look(*which)
+
+    monkeypatch.setattr(identities, "_exit_status_of_zombie", late)
+    process.kill()
+    assert found.pidfd is not None and select.select([found.pidfd], [], [], scaled(10))[0]
+    assert how_it_ended(found) == "it was killed by SIGKILL"
+    found.close()
 
 
 def test_a_peer_that_is_gone_is_not_identified(peer: tuple[socket.socket, "subprocess.Popen[bytes]"]) -> None:
