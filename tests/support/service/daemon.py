@@ -8,6 +8,7 @@ Readiness comes from the daemon itself (READY=1 on a notify socket): nothing pol
 
 import contextlib
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -30,6 +31,7 @@ from support.waiting import scaled
 REPOSITORY = Path(__file__).parents[3]
 START_DEADLINE_S = 30
 STOP_DEADLINE_S = 20
+LOWEST_PORT = 10_000  # of those that tests take; below are services
 AGENT_DEADLINE_S = 10  # the defaults of captures.agent_deadline and attach.deadline
 # The packages of the repository, before what this process was told to import from.
 IMPORT_PATH = os.pathsep.join(
@@ -44,6 +46,12 @@ def child_environ(**variables: str) -> dict[str, str]:
     """Environment of a child process that imports from the repository and from the tests' support."""
     import_path = os.pathsep.join([IMPORT_PATH, str(REPOSITORY / "tests")])
     return {**os.environ, "PYTHONPATH": import_path, **variables}
+
+
+def patient_deadlines() -> dict[str, str]:
+    """Variables of a daemon that gives agents and attaches the time that they need on this machine at present."""
+    deadline = f"{round(1000 * scaled(AGENT_DEADLINE_S))}ms"
+    return {"KINETOD_AGENT_DEADLINE": deadline, "KINETOD_ATTACH_DEADLINE": deadline}
 
 
 def as_user(uid: int | None) -> list[str]:
@@ -137,12 +145,10 @@ class Daemon:
         self._await_ready(notify, notify_path)
 
     def _defaults(self) -> dict[str, str]:
-        """Settings for a machine with little disk; unless a file has the deadlines, also for a slow one."""
-        defaults = {"KINETOD_STORE_START_FREE_BYTES": "0"}
-        if "--config" not in self.options:
-            deadline = f"{round(1000 * scaled(AGENT_DEADLINE_S))}ms"
-            defaults |= {"KINETOD_AGENT_DEADLINE": deadline, "KINETOD_ATTACH_DEADLINE": deadline}
-        return defaults
+        """Settings for a machine with little disk; unless a file has deadlines, also for a slow one."""
+        given = dict(zip(self.options, self.options[1:], strict=False)).get("--config")
+        has_deadlines = given is not None and "deadline" in Path(given).read_text()
+        return {"KINETOD_STORE_START_FREE_BYTES": "0", **({} if has_deadlines else patient_deadlines())}
 
     def _await_ready(self, notify: socket.socket, notify_path: Path) -> None:
         process = self.process
@@ -269,10 +275,17 @@ def error_of(call: Callable[[], object]) -> tuple[grpc.StatusCode, str, str]:
 
 
 def free_address(host: str = "127.0.0.1") -> str:
-    """An address with a port at which nothing listens now."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return f"{host}:{probe.getsockname()[1]}"
+    """An address with a port at which nothing listens now.
+
+    It is none of those that the kernel gives to whoever connects or asks for any port: so it is still free some seconds
+    later, whatever other processes do.
+    """
+    first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    others = [*range(LOWEST_PORT, first), *range(last + 1, 1 << 16)]
+    while True:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((host, secrets.choice(others) if others else 0))
+            return f"{host}:{probe.getsockname()[1]}"
 
 
 @contextlib.contextmanager

@@ -6,7 +6,6 @@ import os
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -106,9 +105,7 @@ def test_no_user_of_the_node_can_hold_jobs_up(tmp_path: Path) -> None:
             descriptor = os.open(path, os.O_RDONLY)
             stack.callback(os.close, descriptor)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-        began = time.monotonic()
-        run("Epilog", str(tmp_path), SLURM_JOB_ID="41")
-        assert time.monotonic() - began < scaled(4)  # they wait for 5 seconds
+        run("Epilog", str(tmp_path), SLURM_JOB_ID="41")  # leaves the job where it is if it waits in vain
     assert listed(tmp_path) == {}
 
 
