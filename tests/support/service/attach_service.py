@@ -96,7 +96,7 @@ class Service:
         """Stops the service if it runs."""
         if self.process is not None:
             self.process.terminate()
-            assert self.process.wait(20) == 0, self.log()
+            assert self.process.wait(scaled(20)) == 0, self.log()
             self.process = None
 
     def log(self) -> str:
