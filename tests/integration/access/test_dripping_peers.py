@@ -3,7 +3,6 @@
 import contextlib
 import os
 import re
-import socket
 import tempfile
 import threading
 import time
@@ -20,7 +19,7 @@ from support.agent.scripted_agent import ScriptedAgent
 from support.peers import api_server as fake
 from support.peers.dripping import BODY, HEAD, HTTP2, Dripping, dripping
 from support.peers.s3 import credentials
-from support.service.daemon import Daemon, running_daemon, watch_to_end
+from support.service.daemon import Daemon, free_address, running_daemon, watch_to_end
 from support.waiting import scaled
 
 pytestmark = pytest.mark.slow
@@ -37,21 +36,11 @@ class Peers:
     object_store: Dripping
     receiver: Dripping
 
-    def await_met(self) -> None:
-        for each in (self.api_server, self.kubelet, self.object_store, self.receiver):
-            assert each.met.wait(scaled(30))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
 
 @pytest.fixture(params=[HEAD, BODY])
-def peers(request: pytest.FixtureRequest) -> Iterator[tuple[Daemon, Peers, int, int]]:
-    """With a daemon that has them, its port for tokens and that for metrics."""
-    tokens, metrics = free_port(), free_port()
+def peers(request: pytest.FixtureRequest) -> Iterator[tuple[Daemon, Peers, str, str]]:
+    """With a daemon that has them, its address for tokens and that for metrics."""
+    tokens, metrics = free_address(), free_address()
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         cluster = stack.enter_context(fake.api_server(folder / "cluster"))
@@ -67,12 +56,12 @@ def peers(request: pytest.FixtureRequest) -> Iterator[tuple[Daemon, Peers, int, 
             **cluster.environ,
             "KUBERNETES_SERVICE_PORT": str(made.api_server.port),
             "KINETOD_ACCESS_KUBERNETES": "true",
-            "KINETOD_ACCESS_KUBERNETES_LISTEN": f"127.0.0.1:{tokens}",
+            "KINETOD_ACCESS_KUBERNETES_LISTEN": tokens,
             "KINETOD_KUBERNETES_NODE_NAME": "node-1",
             "KINETOD_KUBERNETES_ACCOUNT_DIR": str(cluster.account),
             "KINETOD_KUBERNETES_POD_RESOURCES": "true",
             "KINETOD_KUBERNETES_KUBELET_SOCKET": str(folder / "kubelet.sock"),
-            "KINETOD_METRICS_LISTEN": f"127.0.0.1:{metrics}",
+            "KINETOD_METRICS_LISTEN": metrics,
             "KINETOD_UPLOAD_URL": "s3://bucket/prefix",
             "KINETOD_UPLOAD_ENDPOINT": f"http://127.0.0.1:{made.object_store.port}",
             "KINETOD_HOOKS_WEBHOOK": f"http://127.0.0.1:{made.receiver.port}/",
@@ -80,20 +69,20 @@ def peers(request: pytest.FixtureRequest) -> Iterator[tuple[Daemon, Peers, int, 
         yield stack.enter_context(running_daemon(environ=environ)), made, tokens, metrics
 
 
-def asked(tokens: int, said: list[str]) -> None:
-    with grpc.insecure_channel(f"127.0.0.1:{tokens}") as channel:
+def asked(tokens: str, said: list[str]) -> None:
+    with grpc.insecure_channel(tokens) as channel:
         stub = ProfilerStub(channel)  # type: ignore[no-untyped-call]  # generated code
         with pytest.raises(grpc.RpcError) as raised:
-            stub.GetHost(pb.GetHostRequest(), metadata=[("authorization", "Bearer x")], timeout=60)
+            stub.GetHost(pb.GetHostRequest(), metadata=[("authorization", "Bearer x")], timeout=scaled(60))
         said.append(raised.value.code().name)
 
 
-def scraped(port: int) -> None:
+def scraped(address: str) -> None:
     with contextlib.suppress(OSError):
-        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=scaled(30)).close()
+        urllib.request.urlopen(f"http://{address}/metrics", timeout=scaled(30)).close()
 
 
-def test_the_daemon_stops_in_time_and_says_what_it_left(peers: tuple[Daemon, Peers, int, int]) -> None:
+def test_the_daemon_stops_in_time_and_says_what_it_left(peers: tuple[Daemon, Peers, str, str]) -> None:
     daemon, dripped_on, tokens, metrics = peers
     said: list[str] = []
     with ScriptedAgent(daemon.agent_socket) as agent:
@@ -103,9 +92,12 @@ def test_the_daemon_stops_in_time_and_says_what_it_left(peers: tuple[Daemon, Pee
         agent.capture(samples=10)
         watch_to_end(daemon.stub(), created.id)
     threads = [threading.Thread(target=asked, args=(tokens, said)), threading.Thread(target=scraped, args=(metrics,))]
-    for thread in threads:
-        thread.start()
-    dripped_on.await_met()
+    asking, scraping = threads
+    scraping.start()
+    for peer in (dripped_on.kubelet, dripped_on.object_store, dripped_on.receiver):
+        assert peer.met.wait(scaled(30))
+    asking.start()  # last: the daemon asks the API server for 3 s
+    assert dripped_on.api_server.met.wait(scaled(30))
     began = time.monotonic()
     assert daemon.stop() == 0
     took_s = time.monotonic() - began

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
-from kinetod.probe import Unwell, ask_daemon
+from kinetod.probe import DEADLINE_S, Unwell, ask_daemon
 from support.campaigns.hostile import Hostile
 from support.service.calls_as import OK, CallsAs
 from support.service.daemon import Daemon, running_daemon
+from support.waiting import scaled
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.getuid() != 0, reason="users are played by root")]
 
@@ -45,7 +46,7 @@ def bob(daemon: Daemon) -> Iterator[CallsAs]:
 def is_well(daemon: Daemon) -> bool:
     """As a container is probed."""
     try:
-        ask_daemon(daemon.address)
+        ask_daemon(daemon.address, scaled(DEADLINE_S))
     except Unwell:
         return False
     return True

@@ -26,7 +26,7 @@ def trace(daemon: Daemon, pid: int, folder: Path, *arguments: str) -> Result:
 
 def test_what_dynolog_sends_gives_the_file_that_it_names(daemon: Daemon, pid: int, tmp_path: Path) -> None:
     config = (
-        f"ACTIVITIES_LOG_FILE={tmp_path}/traces/x.json\nPROFILE_START_TIME=0\nACTIVITIES_DURATION_MSECS=500\n"
+        f"ACTIVITIES_LOG_FILE={tmp_path}/traces/x.json\nPROFILE_START_TIME=0\nACTIVITIES_DURATION_MSECS=2000\n"
         "PROFILE_REPORT_INPUT_SHAPES=false\nPROFILE_PROFILE_MEMORY=false\nPROFILE_WITH_STACK=true\n"
         "PROFILE_WITH_FLOPS=false\nPROFILE_WITH_MODULES=false\nREQUEST_TRACE_ID=7fe21c\n"
     )
@@ -38,7 +38,7 @@ def test_what_dynolog_sends_gives_the_file_that_it_names(daemon: Daemon, pid: in
     assert any("crunch_numbers" in event["name"] for event in events if event.get("cat") == "python_function")
     document = result.json()
     summary = document["targets"][0]["summary"]
-    assert summary["window_end_ns"] - summary["window_start_ns"] == 500_000_000
+    assert summary["window_end_ns"] - summary["window_start_ns"] == 2_000_000_000
     assert document["spec"]["labels"] == {"request_trace_id": "7fe21c"}
     assert [file["path"] for file in document["targets"][0]["files"]] == [str(path)]
     assert [each.name for each in tmp_path.iterdir()] == ["traces"]

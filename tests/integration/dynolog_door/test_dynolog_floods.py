@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
+from kinetod.base.log_tally import PERIOD_S
 from support.agent.scripted_agent import RemoteAgent
 from support.dynolog import client, recorded
 from support.dynolog.door import door_of, trace_request
@@ -45,7 +46,7 @@ def test_who_floods_the_door_keeps_no_other_user_out(daemon: Daemon, door: str) 
     try:
         agent.do("hello")
         with flooded(door) as flood, CallsAs(BOB) as bob:
-            slowest_s = 0.0
+            slowest_s, flooded_s = 0.0, time.monotonic()
             for _ in range(20):
                 began = time.monotonic()
                 assert client.asked_as(BOB, door, recorded.STATUS) == {"status": 1}
@@ -58,13 +59,14 @@ def test_who_floods_the_door_keeps_no_other_user_out(daemon: Daemon, door: str) 
             assert flood.stdin is not None and flood.stdout is not None
             flood.stdin.close()
             counts = json.loads(flood.stdout.readline())
+            periods = 2 + (time.monotonic() - flooded_s) / PERIOD_S
     finally:
         agent.kill()
     assert counts["hang_up"] > 100 and counts["silent"] > 100, counts
     refused = [line for line in daemon.log().splitlines() if f"uid {ADA}, was refused" in line]
     unanswered = [line for line in daemon.log().splitlines() if f"uid {ADA}, got no answer" in line]
-    assert 1 <= len(refused) < 40  # counted, not listed
-    assert len(unanswered) < 10
+    assert 1 <= len(refused) < 20 * periods  # counted, not listed
+    assert len(unanswered) < 5 * periods
     assert client.asked_as(BOB, door, recorded.STATUS) == {"status": 1}
 
 

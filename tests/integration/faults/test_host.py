@@ -57,7 +57,7 @@ def test_a_clock_that_is_set_in_the_window_makes_the_trace_partial_and_removes_n
         stub = host.daemon.stub()
         kept = watch_to_end(stub, host.begin(*host.pids()).id)
         assert kept.status == pb.CAPTURE_STATUS_DONE
-        begun, began = host.begin(*host.pids(), milliseconds=700), time.monotonic()
+        begun, began = host.begin(*host.pids(), milliseconds=5000), time.monotonic()
         until(
             lambda: any(
                 each.records

@@ -60,6 +60,7 @@ def test_gpus_have_the_names_of_the_containers_that_hold_them_used_or_not(daemon
         return [(each["namespace"], each["pod"], each["container"]) for each in labels(daemon, "kineto_gpu_up")]
 
     until(lambda: named() == [("ml", "llama-0", "trainer"), ("ml", "notebook", "jupyter")], "the kubelet has said it")
+    until(lambda: labels(daemon, "kineto_gpu_container_info"), "the process has been looked at")
     (info,) = labels(daemon, "kineto_gpu_container_info")
     found = (info["pod"], info["container"], info["container_id"], info["pod_uid"])
     assert found == ("llama-0", "trainer", CONTAINER_ID, POD_UID)

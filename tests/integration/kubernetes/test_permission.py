@@ -6,7 +6,6 @@ import collections
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -25,7 +24,7 @@ from support.peers.certificates import Authority, write_server_files
 from support.service import subjects
 from support.service.calls_as import OK, Answer, call
 from support.service.cli import Result, environment, run_process
-from support.service.daemon import Daemon, running_daemon
+from support.service.daemon import Daemon, free_address, running_daemon
 from support.waiting import scaled, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
@@ -53,9 +52,10 @@ class Node:
         captured = capsys.readouterr()
         return Result(code, captured.out, captured.err)
 
-    def audit(self) -> list[Any]:
+    def audited(self, call: str) -> list[Any]:
+        """The lines of the audit log about a call."""
         lines = [line.partition("{") for line in self.daemon.log().splitlines() if '"call":' in line]
-        return [json.loads("{" + rest) for _, _, rest in lines]
+        return [each for each in (json.loads("{" + rest) for _, _, rest in lines) if each["call"] == call]
 
 
 Details = collections.namedtuple("Details", ("method", "timeout", "metadata"))
@@ -77,9 +77,7 @@ def _sending(channel: grpc.Channel, metadata: list[tuple[str, str]]) -> grpc.Cha
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return int(free_address().rpartition(":")[2])
 
 
 def settings(cluster: fake.ApiServer, listen: str) -> str:
@@ -131,7 +129,12 @@ def spec(*pids: int) -> pb.CreateCaptureRequest:
 
 def test_a_user_sees_and_traces_the_processes_of_a_pod_to_exec_into_and_nothing_else(node: Node) -> None:
     request = pb.ListProcessesRequest(include_without_agent=True, selector=pb.Selector(helpers=True))
-    (process,) = node.call("ListProcesses", request).only.processes
+
+    def named() -> Any:
+        (process,) = node.call("ListProcesses", request).only.processes
+        return process.pod_name and process  # a list waits half a second for names
+
+    process = until(named, "the API server has said the name of the pod")
     found = (process.pid, process.pod_uid, process.container_id, process.pod_namespace, process.pod_name)
     assert found == (node.pid, POD_UID, CONTAINER_ID, "training", "llama-0")
     assert node.call("CreateCapture", spec(os.getpid())).reason == "NOT_YOUR_PROCESS"
@@ -151,7 +154,7 @@ def test_a_token_means_nothing_where_callers_are_known_by_the_kernel(node: Node)
     with grpc.insecure_channel(node.daemon.address) as channel:
         answer = call(_sending(channel, [("authorization", "Bearer bob-s")]), "ListCaptures", pb.ListCapturesRequest())
     assert answer.code == OK
-    assert node.audit()[-1]["via"] == "unix"
+    assert node.audited("ListCaptures")[-1]["via"] == "unix"
 
 
 def test_pods_that_are_named_and_may_not_be_entered_are_refused_with_what_is_missing(node: Node) -> None:
@@ -159,7 +162,7 @@ def test_pods_that_are_named_and_may_not_be_entered_are_refused_with_what_is_mis
     answer = node.call("ListProcesses", request, token="bob-s")
     assert (answer.code, answer.reason) == ("PERMISSION_DENIED", "POD_EXEC_NEEDED")
     assert "the Kubernetes user bob may not create pods/exec on this pod" in answer.message
-    line = node.audit()[-1]
+    line = node.audited("ListProcesses")[-1]
     assert (line["user"], line["decision"], line["reason"]) == ("bob", "denied", "POD_EXEC_NEEDED")
 
 
@@ -187,7 +190,8 @@ def test_kubectl_kineto_traces_a_pod_with_the_kubeconfig_alone(node: Node, tmp_p
     )
     assert traced(Result(done.returncode, done.stdout, done.stderr)) == [("node-1", ["VERDICT_DONE"])]
     assert list(tmp_path.glob("**/*.json.gz"))
-    (line,) = [each for each in node.audit() if each["call"] == "CreateCapture" and each["decision"] == "allowed"]
+    (line,) = [each for each in node.audited("CreateCapture") if each.get("selector", {}).get("pod_uids")]
+    assert line["decision"] == "allowed"
     assert (line["via"], line["user"], line["roles"]) == ("kubernetes", "ada", ["pods"])
     assert line["owner_uid"] >= 1 << 31  # no user of this host; which number depends on who came first
     assert line["selector"]["pod_uids"] == [POD_UID] and line["targets"][0]["pid"] == node.pid
@@ -204,8 +208,12 @@ def test_captures_belong_to_the_user_who_made_them(node: Node) -> None:
 
 
 def test_ps_shows_the_pods_of_a_selector_by_name(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
-    result = node.kinetoctl(capsys, "ps", "--kube", "training", "-l", "job-name=llama", "--all")
-    assert result.code == 0, result.stderr
+    def named() -> Result | None:
+        found = node.kinetoctl(capsys, "ps", "--kube", "training", "-l", "job-name=llama", "--all")
+        assert found.code == 0, found.stderr
+        return found if "POD" in found.stdout else None
+
+    result = until(named, "the API server has said the name of the pod")
     head, row = (line.split() for line in result.stdout.splitlines())
     assert (head[0], head[-2], row[0]) == ("HOST", "POD", "node-1")
     assert "training/llama-0" in row

@@ -20,7 +20,7 @@ from support.peers.kubernetes import MANIFESTS, base_daemon_set, containers, pat
 from support.service import subjects
 from support.service.attach_service import OWNER_UID, as_caller, unprivileged
 from support.service.cli import run_process
-from support.service.daemon import IMPORT_PATH
+from support.service.daemon import IMPORT_PATH, patient_deadlines
 from support.waiting import scaled, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
@@ -74,8 +74,8 @@ class Pod:
         return ["setpriv", *user, "--bounding-set", ",".join(["-all", *added]), *start, *arguments]
 
     def environ(self) -> dict[str, str]:
-        return {**os.environ, "PYTHONPATH": IMPORT_PATH, "KINETOD_STORE_START_FREE_BYTES": "0",
-                "KINETOD_MIN_FREE_BYTES": "1MiB", "KINETOD_STORE_MIN_FREE_PERCENT": "0"}  # fmt: skip
+        return {**os.environ, **patient_deadlines(), "PYTHONPATH": IMPORT_PATH, "KINETOD_MIN_FREE_BYTES": "1MiB",
+                "KINETOD_STORE_START_FREE_BYTES": "0", "KINETOD_STORE_MIN_FREE_PERCENT": "0"}  # fmt: skip
 
     def run(self, name: str) -> int:
         """A container that ends."""

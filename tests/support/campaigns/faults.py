@@ -176,10 +176,13 @@ class Site:
 
     # faults
 
-    def kill_daemon(self) -> float:
-        """Kills the daemon and starts a new one, as a service manager would. Returns the monotonic time of the kill."""
+    def kill_daemon(self) -> tuple[float, int]:
+        """Kills the daemon and starts a new one, as a service manager would.
+
+        Returns a monotonic time and a time in Unix ns between the death of the one and the start of the other.
+        """
         self.daemon.kill()
-        died = time.monotonic()
+        died = time.monotonic(), time.time_ns()
         self.daemon.start()
         return died
 

@@ -25,7 +25,7 @@ GROWTH_MIB = 24.0  # of the allocator's own, over hundreds of captures; figures 
 class Grounds:
     """What was done to the targets, and therefore may appear in verdicts. Times are Unix ns.
 
-    killed_ns: dead targets, with a time after their death. daemon_killed_ns: a time before the daemon's death.
+    killed_ns: dead targets, with a time after their death. daemon_killed_ns: a time after the daemon's death.
     reasons, reasons_of: further codes that any target, or the one of that pid, may have.
     """
 

@@ -15,7 +15,7 @@ from kineto_protos.v1 import profiler_pb2 as pb
 
 from support.campaigns.faults import SERVES_S, SETTLED_S, Site, site
 from support.campaigns.faults_checks import Grounds, check_verdicts, slower_than_idle
-from support.campaigns.faults_kills import LONGEST_S, pause
+from support.campaigns.faults_kills import BUSY, LONGEST_S, pause
 from support.machine.shifted_clock import ShiftedClock
 from support.service.daemon import watch_to_end
 from support.waiting import until
@@ -25,7 +25,7 @@ LONGEST_FULL_S = 8.0  # the daemon tries for 5 s to store a verdict before it go
 LONGEST_JUMP_S = 30 * 24 * 3600
 ROOM = ("--min-free-bytes", "0")
 CANNOT_WRITE = frozenset({"DISK_FULL", "STORE_IO"})
-DISK_FULL = Grounds(reasons=CANNOT_WRITE, refusals=frozenset({"LOW_DISK"}))
+DISK_FULL = Grounds(reasons=CANNOT_WRITE, refusals=BUSY | {"LOW_DISK"})
 
 
 class CannotMount(Exception):
@@ -99,7 +99,7 @@ def remove_store(host: Site, chance: random.Random) -> None:
 def _begun_anew(host: Site) -> bool:
     host.begun.clear()
     begun = host.begin(*host.pids())
-    assert begun.refusal in ("", "STORE_NOT_WRITABLE"), begun
+    assert begun.refusal in {"", "STORE_NOT_WRITABLE"} | BUSY, begun
     return not begun.refusal
 
 

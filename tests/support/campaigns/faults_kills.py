@@ -18,6 +18,7 @@ from support.waiting import until
 LONGEST_S = 1.2  # a capture of 300 ms is stored by then
 LONGEST_ATTACH_S = 0.25
 HELPER_REASONS = frozenset({"ATTACH_FAILED"})
+BUSY = frozenset({"BUSY"})  # an agent still ends what it recorded for a capture that is over
 
 
 def pause(seconds: float) -> None:
@@ -31,11 +32,10 @@ def kill_daemon(site: Site, chance: random.Random) -> None:
     asking = site.begin_in_background(first)
     site.begin(*others)
     pause(chance.uniform(0, LONGEST_S))
-    killed_ns = time.time_ns()
-    died = site.kill_daemon()
+    died, killed_ns = site.kill_daemon()
     asking.join()
     site.serves_again(died)
-    captures = site.settle(Grounds(daemon_killed_ns=killed_ns))
+    captures = site.settle(Grounds(daemon_killed_ns=killed_ns, refusals=BUSY))
     site.tally.hits += any("DAEMON_RESTARTED" in str(capture) for capture in captures)
 
 

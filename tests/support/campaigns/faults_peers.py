@@ -12,15 +12,17 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from support.campaigns.faults import Site, site
+from kineto_protos.v1 import profiler_pb2 as pb
+
+from support.campaigns.faults import CALL_S, SETTLED_S, Begun, Site, site
 from support.campaigns.faults_checks import Grounds
 from support.campaigns.faults_kills import pause
-from support.waiting import until
+from support.waiting import scaled, until
 
 SILENT = 1000
 STREAMS = 8
 UNREAD_S = 4.0
-AGENT_DEADLINE = ("--agent-deadline", "500ms")
+AGENT_DEADLINE_S = 2.0  # on a quiet machine
 NOT_READING = frozenset({"AGENT_SILENT", "AGENT_STUCK"})
 # Opens streams that never end, then is stopped: nobody takes what comes out of its sockets.
 _CLIENT = """
@@ -43,7 +45,7 @@ sys.stdin.read()
 @contextlib.contextmanager
 def with_short_deadline(agents: int = 2) -> Iterator[Site]:
     """Runs a host whose daemon does not wait long for agents."""
-    with site(*AGENT_DEADLINE, agents=agents) as host:
+    with site("--agent-deadline", f"{round(1000 * scaled(AGENT_DEADLINE_S))}ms", agents=agents) as host:
         yield host
 
 
@@ -72,12 +74,18 @@ def slow_agent(host: Site, chance: random.Random) -> None:
     victim.send_signal(signal.SIGSTOP)
     try:
         host.serves_again(time.monotonic())
-        host.begin(*host.pids())
-        pause(chance.uniform(1.0, 2.0))
+        begun = host.begin(*host.pids())
+        until(lambda: _has_verdict(host, begun, victim.pid), "its target has failed", SETTLED_S, state=host.daemon.log)
     finally:
         victim.send_signal(signal.SIGCONT)
     captures = host.settle(Grounds(reasons_of={victim.pid: NOT_READING}))
     host.tally.hits += any(target.reason_code for capture in captures for target in capture.targets)
+
+
+def _has_verdict(host: Site, begun: Begun, pid: int) -> bool:
+    capture = host.daemon.stub().GetCapture(pb.GetCaptureRequest(id=begun.id), timeout=CALL_S)
+    (target,) = (each for each in capture.targets if each.pid == pid)
+    return bool(target.verdict)
 
 
 def silent_connections(host: Site, _chance: random.Random, *, count: int = SILENT, hang_up: bool = False) -> None:

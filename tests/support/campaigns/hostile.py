@@ -21,6 +21,8 @@ import grpc
 from grpc_health.v1 import health_pb2
 from kineto_protos.v1 import profiler_pb2 as pb
 
+from support.waiting import scaled
+
 TIMEOUT_S = 60
 SETTLE_S = 5.0  # what is not answered by then waits in the client
 HEALTH_WATCH = "/grpc.health.v1.Health/Watch"
@@ -127,7 +129,7 @@ class _Attack:
 
                 threads.append(threading.Thread(target=first, daemon=True))
                 threads[-1].start()
-        end = time.monotonic() + SETTLE_S
+        end = time.monotonic() + scaled(SETTLE_S)
         for thread in threads:
             thread.join(max(0.0, end - time.monotonic()))
         return found

@@ -27,7 +27,7 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
 
 from support.service.cli import Result
-from support.service.daemon import IMPORT_PATH, REPOSITORY
+from support.service.daemon import IMPORT_PATH, REPOSITORY, free_address, patient_deadlines
 from support.waiting import scaled, until
 
 ADA, BOB = 61001, 61002
@@ -133,7 +133,7 @@ class Cluster:
         key = self.root / "munge.key"
         key.touch(mode=0o600)
         key.write_bytes(secrets.token_bytes(128))
-        controller, *ports = _free_ports(1 + len(self.nodes))
+        controller, *ports = (free_address().rpartition(":")[2] for _ in range(1 + len(self.nodes)))
         nodes = [
             f"NodeName={node} NodeHostname={node} NodeAddr=127.0.0.1 Port={port} CPUs=8 RealMemory=100 Gres=gpu:{GPUS}"
             for node, port in zip(self.nodes, ports, strict=True)
@@ -151,7 +151,7 @@ class Cluster:
             "nodes": self.nodes,
             "open": [sys.base_prefix, sys.prefix, str(REPOSITORY)],
             "daemon_options": ["--min-free-bytes", "1MiB"],
-            "daemon_environ": {"KINETOD_STORE_START_FREE_BYTES": "0"},
+            "daemon_environ": {"KINETOD_STORE_START_FREE_BYTES": "0", **patient_deadlines()},
         }
         (self.root / "cluster.json").write_text(json.dumps(told))
 
@@ -278,14 +278,6 @@ def _command(pid: int) -> Sequence[str]:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0").split("\0")
     return [""]
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
 
 
 @contextlib.contextmanager

@@ -109,7 +109,7 @@ class CallsAs:
     def __exit__(self, *_exc: object) -> None:
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.close()
-        self._process.wait(TIMEOUT_S)
+        self._process.wait(scaled(TIMEOUT_S))
         self._process.stdout.close()
 
 

@@ -8,7 +8,7 @@ Readiness comes from the daemon itself (READY=1 on a notify socket): nothing pol
 
 import contextlib
 import os
-import random
+import secrets
 import shutil
 import signal
 import socket
@@ -31,7 +31,7 @@ from support.waiting import scaled, scaled_option
 REPOSITORY = Path(__file__).parents[3]
 START_DEADLINE_S = 30
 STOP_DEADLINE_S = 20
-LEAST_PORT = 10_000  # services of the machine have lower ones
+LOWEST_PORT = 10_000  # of those that tests take; below are services
 AGENT_DEADLINE_S = 10  # the defaults of captures.agent_deadline and attach.deadline
 # The packages of the repository, before what this process was told to import from.
 IMPORT_PATH = os.pathsep.join(
@@ -46,6 +46,12 @@ def child_environ(**variables: str) -> dict[str, str]:
     """Environment of a child process that imports from the repository and from the tests' support."""
     import_path = os.pathsep.join([IMPORT_PATH, str(REPOSITORY / "tests")])
     return {**os.environ, "PYTHONPATH": import_path, **variables}
+
+
+def patient_deadlines() -> dict[str, str]:
+    """Variables of a daemon that gives agents and attaches the time that they need on this machine at present."""
+    deadline = f"{round(1000 * scaled(AGENT_DEADLINE_S))}ms"
+    return {"KINETOD_AGENT_DEADLINE": deadline, "KINETOD_ATTACH_DEADLINE": deadline}
 
 
 def as_user(uid: int | None) -> list[str]:
@@ -139,16 +145,10 @@ class Daemon:
         self._await_ready(notify, notify_path)
 
     def _defaults(self) -> dict[str, str]:
-        """Settings for a machine with little disk; unless a file has the deadlines, also for a slow one."""
-        defaults = {"KINETOD_STORE_START_FREE_BYTES": "0"}
-        if not self._file_has_deadlines():
-            deadline = scaled_option(AGENT_DEADLINE_S)
-            defaults |= {"KINETOD_AGENT_DEADLINE": deadline, "KINETOD_ATTACH_DEADLINE": deadline}
-        return defaults
-
-    def _file_has_deadlines(self) -> bool:
-        files = [Path(self.options[at + 1]) for at, option in enumerate(self.options) if option == "--config"]
-        return any("deadline" in file.read_text() for file in files if file.exists())
+        """Settings for a machine with little disk; unless a file has deadlines, also for a slow one."""
+        given = dict(zip(self.options, self.options[1:], strict=False)).get("--config")
+        has_deadlines = given is not None and Path(given).exists() and "deadline" in Path(given).read_text()
+        return {"KINETOD_STORE_START_FREE_BYTES": "0", **({} if has_deadlines else patient_deadlines())}
 
     def _await_ready(self, notify: socket.socket, notify_path: Path) -> None:
         process = self.process
@@ -282,12 +282,16 @@ def error_of(call: Callable[[], object]) -> tuple[grpc.StatusCode, str, str]:
 
 
 def free_address(host: str = "127.0.0.1") -> str:
-    """An address with a port at which nothing listens now, and which nobody gets who asks for any port."""
-    end = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    ports = range(LEAST_PORT, end) or [0]
+    """An address with a port at which nothing listens now.
+
+    It is none of those that the kernel gives to whoever connects or asks for any port: so it is still free some seconds
+    later, whatever other processes do.
+    """
+    first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    others = [*range(LOWEST_PORT, first), *range(last + 1, 1 << 16)]
     while True:
         with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind((host, random.choice(ports)))
+            probe.bind((host, secrets.choice(others) if others else 0))
             return f"{host}:{probe.getsockname()[1]}"
 
 

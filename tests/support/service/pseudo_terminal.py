@@ -15,22 +15,28 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from support.waiting import scaled
+from support.waiting import DEADLINE_S, scaled
 
-DEADLINE_S = 10.0
 _SEQUENCE = re.compile(r"\x1b\[(?P<numbers>[0-9;?]*)(?P<kind>[A-Za-z])")
+_END = "z"  # the kind of a sequence that no program writes
 ALTERNATE, CURSOR = "?1049", "?25"
 
 
 class PseudoTerminal:
-    """The program and the screen that it has drawn so far. process: leads a session with this terminal."""
+    """The program and the last picture that it has drawn whole. process: leads a session with this terminal.
 
-    def __init__(self, outer: int, inner: int, process: "subprocess.Popen[bytes]", rows: int) -> None:
+    A picture comes in parts where the program is interrupted meanwhile. It is whole with its last line, which is filled
+    with blanks as all of them are.
+    """
+
+    def __init__(self, outer: int, inner: int, process: "subprocess.Popen[bytes]", *, columns: int, rows: int) -> None:
         self.process = process
-        self._outer, self._inner, self._rows = outer, inner, rows
+        self._outer, self._inner, self._columns, self._rows = outer, inner, columns, rows
         self._text = ""
-        self._cells: dict[int, str] = {}
+        self._drawn: dict[int, str] = {}  # of the picture that is coming
+        self._cells: dict[int, str] = {}  # of the last whole one
         self._row = 1
+        self._read_to_the_end = False
         self.modes_on: set[str] = {CURSOR}  # private modes that are set: ALTERNATE, CURSOR
         self.printed = ""  # outside the alternate screen
 
@@ -40,7 +46,8 @@ class PseudoTerminal:
 
     def resize(self, columns: int, rows: int) -> None:
         """Changes the size, which the program is told by SIGWINCH."""
-        self._rows = rows
+        self._columns, self._rows = columns, rows
+        self._drawn.clear()
         self._cells.clear()
         fcntl.ioctl(self._outer, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
@@ -79,7 +86,9 @@ class PseudoTerminal:
     def ended(self) -> int:
         """Waits for the end of the program. Returns its status, as Popen does."""
         self._until(lambda: self.process.poll() is not None, "the program has ended")
-        self._read(0.05)
+        self._read(0)
+        os.write(self._inner, f"\x1b[{_END}".encode())  # the kernel may still be passing on what came before this
+        self._until(lambda: self._read_to_the_end, "everything that it wrote has come")
         return int(self.process.returncode)
 
     def stopped(self) -> None:
@@ -115,7 +124,9 @@ class PseudoTerminal:
             numbers, kind = found["numbers"], found["kind"]
             if kind == "H":
                 self._row = int(numbers.split(";")[0] or 1)
-                self._cells[self._row] = ""
+                self._drawn[self._row] = ""
+            elif kind == _END:
+                self._read_to_the_end = True
             elif kind in "hl":
                 (self.modes_on.add if kind == "h" else self.modes_on.discard)(numbers)
         rest = self._text[done:]
@@ -125,7 +136,9 @@ class PseudoTerminal:
 
     def _put(self, text: str) -> None:
         if ALTERNATE in self.modes_on:
-            self._cells[self._row] = self._cells.get(self._row, "") + text
+            self._drawn[self._row] = self._drawn.get(self._row, "") + text
+            if len(self._drawn.get(self._rows, "")) >= self._columns:
+                self._cells = dict(self._drawn)
         else:
             self.printed += text
 
@@ -146,7 +159,7 @@ def in_terminal(
         env={**given, "TERM": "xterm-256color"},
     )
     try:
-        yield PseudoTerminal(outer, inner, process, rows)
+        yield PseudoTerminal(outer, inner, process, columns=columns, rows=rows)
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()

@@ -12,6 +12,8 @@ import pytest
 from kinetoctl.client.network_errors import explanation
 from support.peers.certificates import Authority
 from support.service.cli import environment, run_process
+from support.service.daemon import free_address
+from support.waiting import scaled
 
 GREETING = b"HTTP/1.1 400 Bad Request\r\n\r\n"
 
@@ -66,7 +68,7 @@ def variables(folder: Path, trusted: Authority, own: Authority) -> dict[str, str
 
 
 def problem(address: str, **given: str) -> str:
-    result = run_process(["--address", address, "--timeout", "5s", "host"], environment(**given))
+    result = run_process(["--address", address, "--timeout", f"{scaled(20):g}s", "host"], environment(**given))
     assert (result.code, result.stdout) == (7, "")
     first, advice = result.stderr.split("\n", 1)
     assert advice.startswith("Start a daemon with `kinetod`")
@@ -74,9 +76,10 @@ def problem(address: str, **given: str) -> str:
 
 
 def test_a_port_where_nothing_listens_is_said_to_be_so() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
-    assert problem(address) == "nothing listens there (connection refused); start kinetod there, or check host and port"
+    assert (
+        problem(free_address())
+        == "nothing listens there (connection refused); start kinetod there, or check host and port"
+    )
 
 
 def test_a_web_server_is_not_taken_for_a_daemon() -> None:

@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,14 +41,14 @@ except BlockingIOError:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    made = tmp_path / "kineto"
-    made.mkdir(mode=0o755)
-    made.chmod(0o755)
-    for each in (tmp_path, *tmp_path.parents):
-        if each.stat().st_uid == os.geteuid() and each != Path("/"):
-            each.chmod(each.stat().st_mode | 0o011)
-    return made
+def folder() -> Iterator[Path]:
+    """It and the one that it is in may be entered by every user; pytest's folders may not: each pytest closes them."""
+    with tempfile.TemporaryDirectory(prefix="kinetoctl-") as above:
+        made = Path(above) / "kineto"
+        made.mkdir()
+        for each in (made, made.parent):
+            each.chmod(0o755)
+        yield made
 
 
 @contextlib.contextmanager

@@ -18,12 +18,14 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.base.visible_text import in_json, one_line, visible
+from kinetoctl.options import completers
 from kinetoctl.options.completers import pids, users
 from kinetoctl.output.capture_progress import LiveTable, show_progress
 from kinetoctl.output.console import rich_console, say, stderr_console
 from rich.live import Live
 from support.service.cli import run_here
 from support.service.fake_profiler import Abort, FakeProfiler, FakeServer, serve
+from support.waiting import scaled
 
 EVIL = "\x1b]0;title\x07\x1b[2J\x9b31m\x7f\b\r\nFAKE line\u202e\u2066\u2028end"
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
@@ -152,6 +154,7 @@ def test_progress_of_a_trace_is_shown_without_controls(capsys: pytest.CaptureFix
 
 def test_a_shell_is_offered_only_what_can_be_typed(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KINETO_ADDRESS", server.address)
+    monkeypatch.setattr(completers, "COMPLETION_TIMEOUT_S", scaled(20))
     assert users("") == []
     (item,) = pids("")
     assert item.value == "7" and not CONTROL.search(item.help or "") and "\n" not in (item.help or "")

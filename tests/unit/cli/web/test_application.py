@@ -4,6 +4,7 @@ import csv
 import gzip
 import io
 import json
+import os
 import re
 from collections.abc import Iterator
 from html import escape
@@ -20,6 +21,8 @@ from kinetoctl.web.http.static_files import _FILES
 from support.trace_files import synthetic
 from support.web.browsing import Browser, browsing
 from support.web.hostile_trace import write_hostile
+
+CHANGED_S = 1_700_000_000  # so long ago that the list of traces stays the same for hours
 
 
 class Markup(HTMLParser):
@@ -62,6 +65,8 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     job.mkdir()
     for rank in range(2):
         (job / f"rank{rank}.json").write_text(synthetic.text(2_000, rank=rank))
+    for path in folder.rglob("*.json"):
+        os.utime(path, (CHANGED_S, CHANGED_S))
     with browsing([first, second, job]) as found:
         yield found
 

@@ -1,12 +1,14 @@
 """Where the page listens."""
 
 import socket
-from contextlib import closing
+from contextlib import suppress
 
 import pytest
 from kinetoctl.base.common_options import CommonOptions
 from kinetoctl.errors import Refused
 from kinetoctl.web.running import WebOptions, running_web
+from support.service.daemon import free_address
+from support.waiting import until
 from support.web.browsing import Browser, browsing
 
 SETTINGS = CommonOptions(address="unix:/nowhere", output="table", color=False, quiet=True, timeout_s=1)
@@ -14,11 +16,19 @@ SETTINGS = CommonOptions(address="unix:/nowhere", output="table", color=False, q
 
 @pytest.fixture
 def ipv6_port() -> int:
+    """One that is free on both addresses."""
     try:
-        with closing(socket.create_server(("::1", 0), family=socket.AF_INET6)) as free:
-            return int(free.getsockname()[1])
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError:
         pytest.skip("needs the IPv6 loopback address")
+
+    def found() -> int | None:
+        port = int(free_address().rpartition(":")[2])
+        with suppress(OSError), socket.create_server(("::1", port), family=socket.AF_INET6):
+            return port
+        return None
+
+    return until(found, "a port is free on both addresses")
 
 
 def test_nobody_else_can_listen_where_the_browser_looks_for_the_ui(ipv6_port: int) -> None:

@@ -197,11 +197,16 @@ def test_a_list_that_always_goes_on_is_given_up(cluster: fake.ApiServer, monkeyp
 def test_an_api_server_that_forwards_nothing_is_given_up(
     cluster: fake.ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kube, "ANSWER_S", scaled(1))
+    forward = Cluster.forward
+
+    def impatient(*arguments: Any) -> socket.socket:
+        monkeypatch.setattr(kube, "ANSWER_S", 0.5)  # from now on: what is asked before is answered
+        return forward(*arguments)
 
     async def silent(*_: Any) -> None:
         await asyncio.Event().wait()
 
+    monkeypatch.setattr(Cluster, "forward", impatient)
     monkeypatch.setattr(cluster, "_forward", silent)
     with pytest.raises(KubeFailed, match=r"cannot forward ports to kineto/kinetod-node-0 .* does not answer"):
         found(cluster, "training/llama-0", environ={})

@@ -9,12 +9,19 @@ import pytest
 from kinetoctl.base.common_options import CommonOptions
 from kinetoctl.base.temporary_folders import removable_folder
 from kinetoctl.errors import NotFound
+from kinetoctl.web.analyses import trace_list
 from kinetoctl.web.analyses.analysis_queue import Computing
 from kinetoctl.web.analyses.trace_library import TraceLibrary
 from support.waiting import scaled
 
 CAPTURE = "20260131-120000-abc"
 SETTINGS = CommonOptions(address="unix:/nowhere", output="table", color=False, quiet=True, timeout_s=1)
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first look is waited for."""
+    monkeypatch.setattr(trace_list, "FIRST_S", scaled(20))
 
 
 @pytest.fixture

@@ -8,6 +8,13 @@ from pathlib import Path
 import pytest
 from kinetoctl.web.analyses import trace_list
 from kinetoctl.web.analyses.trace_list import TraceList
+from support.waiting import scaled
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first look is waited for."""
+    monkeypatch.setattr(trace_list, "FIRST_S", scaled(20))
 
 
 def write(path: Path, changed_s: float = 1.0) -> Path:
