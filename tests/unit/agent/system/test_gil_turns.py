@@ -140,7 +140,8 @@ def test_the_end_changes_what_the_thread_might_be_about_to_sleep_on(words: Any, 
     assert (words[0] != rest, words[1]) == (True, 1)
 
 
-def test_the_end_waits_for_what_is_being_queued(words: Any) -> None:
+def test_the_end_waits_for_what_is_being_queued(words: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gil_turns, "_END_LIMIT_S", scaled(60))
     turns = Turns(ctypes.addressof(words))
     words[2] = 1
     ended = threading.Thread(target=turns.end)
@@ -226,7 +227,8 @@ def test_the_thread_has_its_name_and_begins_once(own: Turns) -> None:
 
 
 @with_gil
-def test_many_agents_one_after_the_other_leave_nothing() -> None:
+def test_many_agents_one_after_the_other_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gil_turns, "_END_LIMIT_S", scaled(20))  # each begins once the thread before it has ended
     addresses = set()
     for _ in range(20):
         turns = Turns(library=collector_library.path())
