@@ -8,6 +8,7 @@ import pytest
 from kineto_agent.sources.cupti import gpu_activities
 from kineto_agent.sources.cupti.gpu_activities import CuptiSession
 from kineto_agent.sources.interface import SourceError
+from kineto_agent.sources.kit import limits
 from support.agent.collector import LONG_MS, calling, fake_cuda, maps_with, own_warnings, recording, request, source
 from support.waiting import scaled, until
 
@@ -18,7 +19,7 @@ STAYS = "stayed attached: the program's own torch.profiler started and has CUPTI
 @pytest.fixture(autouse=True)
 def _in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """The collector's thread gets to run while the program is held up, however busy the machine is."""
-    assert gpu_activities.GIVE_WAY_LIMIT_MS == LIMIT_MS
+    assert limits.GIVE_WAY_LIMIT_MS == LIMIT_MS
     monkeypatch.setattr(gpu_activities, "GIVE_WAY_LIMIT_MS", int(scaled(20_000)))
 
 
