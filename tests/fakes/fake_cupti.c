@@ -260,10 +260,11 @@ int cuptiActivityDisable(uint32_t kind) {
     return 0;
 }
 
-/* Blocks until every buffer is with the client, like CUPTI. */
+/* Blocks until every buffer is with the client, like CUPTI. A delay ends early once it is set to 0. */
 int cuptiActivityFlushAll(uint32_t flag) {
-    if (flag == 1 && fake.flush_delay_ms > 0) {
-        usleep((useconds_t)fake.flush_delay_ms * 1000);
+    for (long passed_ms = 0; flag == 1 && passed_ms < __atomic_load_n(&fake.flush_delay_ms, __ATOMIC_RELAXED);
+         passed_ms++) {
+        usleep(1000);
     }
     fake_lock();
     if (fake.completed == NULL) {

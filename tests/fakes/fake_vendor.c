@@ -310,10 +310,9 @@ static void stop(void) {
 }
 
 static int32_t flush(bool forced) {
-    const long delay_ms = planned(&plan.flush_delay_ms);
     expect(true);
-    if (forced && delay_ms > 0) {
-        const struct timespec delay = {.tv_sec = delay_ms / 1000, .tv_nsec = delay_ms % 1000 * 1000000};
+    for (long passed_ms = 0; forced && passed_ms < planned(&plan.flush_delay_ms); passed_ms++) { /* until it is 0 */
+        const struct timespec delay = {.tv_nsec = 1000000};
         nanosleep(&delay, NULL);
     }
     for (uint32_t i = planned(&plan.hold_a_buffer) != 0; i < STREAMS; i++) {

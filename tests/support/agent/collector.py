@@ -23,6 +23,7 @@ from support.agent.arenas import ArenaReader
 from support.machine.native import FakeCuda
 
 MIB = 1 << 20
+LONG_MS = 60_000  # a limit for the detach that `calling` meets on any machine
 MARK = "kineto-cupti-stays-"  # agent/native/cupti/detach_safety.c
 # A name that CuptiSource does not find by itself, so that other tests in the process are not affected.
 _FAKE_NAME = "fake-cupti-in-process.so"

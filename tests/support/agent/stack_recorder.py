@@ -12,7 +12,7 @@ from kineto_agent.sources.interface import SourceRequest
 from kineto_agent.sources.python.stack_sampling import PythonStacksSession, PythonStacksSource
 
 from support.agent.agent_daemon import ArenaReader, Sample
-from support.waiting import until
+from support.waiting import scaled, until
 
 TYPES: FrozenSet[str] = frozenset(["python_function"])
 
@@ -73,7 +73,7 @@ class Waiter:
         self.ready, self.end = threading.Event(), threading.Event()
         self.thread = threading.Thread(target=self.outer, args=(depth,), name="waiter")
         self.thread.start()
-        assert self.ready.wait(20)
+        assert self.ready.wait(scaled(20))
         until(self._is_asleep, "the thread waits")
 
     def _is_asleep(self) -> bool:
@@ -91,7 +91,7 @@ class Waiter:
         """Waits until the test ends the thread."""
         self.tid = threading.get_native_id()
         self.ready.set()
-        self.end.wait(20)
+        self.end.wait(scaled(200))
 
     def __enter__(self) -> "Waiter":
         return self

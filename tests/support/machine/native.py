@@ -121,7 +121,9 @@ def has_sanitizer(name: str) -> bool:
         return False
     source = CACHE / "sanitizer_probe.c"
     source.parent.mkdir(parents=True, exist_ok=True)
-    source.write_text("int main(void) { return 0; }\n")
+    scratch = source.with_name(f"sanitizer_probe.{os.getpid()}")
+    scratch.write_text("int main(void) { return 0; }\n")
+    scratch.replace(source)  # another test may be reading it
     try:
         program = build(f"probe_{name.replace(',', '_')}", [source], [f"-fsanitize={name}"])
     except AssertionError:

@@ -96,8 +96,9 @@ class Model:
         self.steps += 1
 
     def step_for(self, seconds: float) -> None:
-        """Train for so long."""
+        """Train for so long, one iteration at least."""
         end = time.monotonic() + seconds
+        self.step()
         while time.monotonic() < end:
             self.step()
 

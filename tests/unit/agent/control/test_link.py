@@ -1,14 +1,16 @@
+import contextlib
 import os
 import socket
 from pathlib import Path
-from typing import Any, List
+from typing import Any, List, Tuple
 
 import pytest
 from kineto_agent.control import link as module
 from kineto_agent.control.link import Link, LinkClosed, vouched_for
 from kineto_agent.protocol import wire
-from support.agent.agent_daemon import Daemon
+from support.agent.agent_daemon import Connection, Daemon
 from support.agent.plugins import sealed_bytes
+from support.machine.descriptors import open_files
 from support.waiting import until
 
 S = 1_000_000_000
@@ -278,11 +280,24 @@ def test_root_vouches_for_the_user_to_whom_it_has_given_a_folder_in_run(tmp_path
 # ------------------------------------------------------------ descriptors
 
 
-def open_files() -> List[str]:
-    return sorted(str(entry.resolve()) for entry in Path("/proc/self/fd").iterdir())
+def is_open(inode: int) -> bool:
+    """Whether a descriptor of this process names it; other tests may have left some that go away meanwhile."""
+    found = []
+    for number in open_files(os.getpid()):
+        with contextlib.suppress(OSError):
+            found.append(os.fstat(number).st_ino)
+    return inode in found
 
 
-def connected(daemon: Daemon) -> "tuple[Link, Any]":
+def sent(connection: Connection, message: wire.Message, count: int = 1) -> List[int]:
+    """Sends the message with so many descriptors. Returns their inodes."""
+    descriptors = [sealed_bytes(b"content") for _ in range(count)]
+    inodes = [os.fstat(number).st_ino for number in descriptors]
+    connection.send_with(message, *descriptors)
+    return inodes
+
+
+def connected(daemon: Daemon) -> Tuple[Link, Connection]:
     link = a_link(Path(daemon.path))
     assert link.connect()
     return link, daemon.accept()
@@ -307,16 +322,18 @@ def test_the_descriptor_of_a_message_is_the_callers_once_it_was_asked_for(tmp_pa
 def test_a_descriptor_that_nobody_asked_for_is_closed(tmp_path: Path) -> None:
     with Daemon(str(tmp_path / "d.sock")) as daemon:
         link, connection = connected(daemon)
-        before = len(open_files())
-        connection.send_with(PLUGINS, sealed_bytes(b"content"))
+        (first,) = sent(connection, PLUGINS)
         receive(link)
+        assert is_open(first)
         connection.send(wire.Describe())
         receive(link)
-        assert len(open_files()) == before
-        connection.send_with(PLUGINS, sealed_bytes(b"content"))
+        assert not is_open(first)
+        (second,) = sent(connection, PLUGINS)
         receive(link)
+        own = os.fstat(link.fileno()).st_ino
         link.close("end")
-        assert len(open_files()) == before - 1
+        assert not is_open(second)
+        assert not is_open(own)
 
 
 @pytest.mark.parametrize(
@@ -325,7 +342,7 @@ def test_a_descriptor_that_nobody_asked_for_is_closed(tmp_path: Path) -> None:
 def test_another_number_of_descriptors_ends_the_link(tmp_path: Path, message: wire.Message, count: int) -> None:
     with Daemon(str(tmp_path / "d.sock")) as daemon:
         link, connection = connected(daemon)
-        before = len(open_files())
-        connection.send_with(message, *(sealed_bytes(b"content") for _ in range(count)))
+        own = os.fstat(link.fileno()).st_ino
+        inodes = sent(connection, message, count)
         assert "descriptor" in expect_closed(link)
-        assert len(open_files()) == before - 1
+        assert not [inode for inode in (own, *inodes) if is_open(inode)]

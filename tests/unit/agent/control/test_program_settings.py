@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 from kineto_agent.control import program_settings as settings
 from kineto_agent.control.program_settings import MAX_CHARS, program_settings
+from kineto_agent.system.threads import Thread
 from support.waiting import scaled
+
+
+@pytest.fixture(autouse=True)
+def _in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that asks gets to run, however busy the machine is."""
+    monkeypatch.setattr(settings, "_TIMEOUT_S", scaled(20))
 
 
 def test_nothing_is_imported_and_no_torch_has_no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,9 +114,20 @@ def test_what_compiling_did_is_counted_without_adding_entries(monkeypatch: pytes
 
 
 def test_a_getter_that_hangs_delays_the_capture_only_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    hangs = threading.Event()
-    monkeypatch.setattr(settings, "_TIMEOUT_S", scaled(0.5))  # until then the thread must have come to the getter
-    fake_torch(monkeypatch, get_num_threads=hangs.wait)
+    reached, hangs = threading.Event(), threading.Event()
+
+    class Waited(Thread):
+        def join(self, timeout_s: float = -1) -> bool:
+            assert timeout_s == settings._TIMEOUT_S
+            assert reached.wait(scaled(20))
+            return super().join(0)
+
+    def hang() -> None:
+        reached.set()
+        hangs.wait(scaled(20))
+
+    monkeypatch.setattr("kineto_agent.system.threads.Thread", Waited)
+    fake_torch(monkeypatch, get_num_threads=hang)
     try:
         found = program_settings((), {})
     finally:

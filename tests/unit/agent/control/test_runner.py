@@ -6,21 +6,23 @@ import select
 import socket
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 import pytest
-from kineto_agent.control.link import Link
+from kineto_agent.control import self_description
 from kineto_agent.control.runner import Agent
 from kineto_agent.protocol import wire
 from kineto_agent.protocol.records import STEP_MARK
 from kineto_agent.sources.interface import Source
 from kineto_agent.sources.python.stack_sampling import PythonStacksSource
-from kineto_agent.steps.counting import StepCounter
+from kineto_agent.steps.counting import RING_ITERATIONS, StepCounter
 from kineto_agent.steps.step_marks import StepMarkSession
 from kineto_agent.system.threads import thread_names
 from support.agent.agent_daemon import Connection, Daemon, start_request
 from support.agent.failing_source import Failing
+from support.losses import without_losses
 from support.waiting import scaled, until
 
 S = 1_000_000_000
@@ -81,12 +83,12 @@ def test_describe_is_answered_with_the_present(process: Process) -> None:
 
 def test_a_capture_of_python_stacks_from_start_to_release(process: Process) -> None:
     connection = process.connect()
-    requested_ns = time.time_ns()
-    connection.send(start_request())
+    requested_ns, duration_ns = time.time_ns(), S  # long enough for the sampler to get to run
+    connection.send(start_request(duration_ns=duration_ns))
     result = connection.expect(wire.Result)
     assert connection.states == ["WARMUP", "COLLECT", "PROCESS"]
-    assert (result.outcome, result.reason_code, result.warnings) == ("done", "", [])
-    assert result.window_end_ns - result.window_start_ns == 200_000_000
+    assert (result.outcome, result.reason_code, without_losses(result.warnings)) == ("done", "", [])
+    assert result.window_end_ns - result.window_start_ns == duration_ns
     assert result.window_start_ns >= requested_ns
     samples = connection.arenas[0].samples()
     counts = result.sources["python_stacks"]
@@ -106,14 +108,14 @@ def test_a_clock_that_is_set_in_the_window_does_not_change_its_length(
     process: Process, monkeypatch: pytest.MonkeyPatch, hours: int
 ) -> None:
     connection = process.connect()
+    began_ns, real = time.monotonic_ns(), time.time_ns
     connection.send(start_request())
     connection.expect_state("WARMUP")
     connection.expect_state("COLLECT")
-    began_ns, real = time.monotonic_ns(), time.time_ns
     monkeypatch.setattr(time, "time_ns", lambda: real() + hours * 3600 * S)
     result = connection.expect(wire.Result)
     assert result.window_end_ns - result.window_start_ns == 200_000_000
-    assert S // 10 < time.monotonic_ns() - began_ns < 10 * S
+    assert S // 10 < time.monotonic_ns() - began_ns < scaled(10) * S
     assert result.outcome == "done"  # that the clock was set, the daemon sees
 
 
@@ -169,12 +171,15 @@ def test_cancelling_throws_away_or_keeps_what_there_is(process: Process) -> None
 
 
 @contextlib.contextmanager
-def training(counter: StepCounter, pause_s: float) -> Iterator[threading.Thread]:
+def training(
+    counter: StepCounter, pause_s: float, may_step: Callable[[], bool] = lambda: True
+) -> Iterator[threading.Thread]:
     done = threading.Event()
 
     def train() -> None:
         while not done.is_set():
-            counter.step()
+            if may_step():
+                counter.step()
             select.select([], [], [], pause_s)
 
     trainer = threading.Thread(target=train)
@@ -215,7 +220,13 @@ def test_an_iteration_window_holds_exactly_those_iterations(process: Process) ->
 
 def test_of_a_thousand_iterations_and_more_all_are_marked(process: Process) -> None:
     connection = process.connect()
-    with training(process.counter, pause_s=0.0002):
+
+    def is_followed() -> bool:
+        """Whether an agent that gets no processor for a while loses none: what it has not copied is in the ring."""
+        marks = getattr(process.agent._recording, "_marks", None)
+        return marks is None or process.counter.count - marks._next < RING_ITERATIONS // 2
+
+    with training(process.counter, pause_s=0.0002, may_step=is_followed):
         until(lambda: process.counter.count > 20, "the training has begun")
         connection.send(start_request(duration_ns=None, iterations=3000))
         result = connection.expect(wire.Result)
@@ -257,8 +268,9 @@ def test_a_process_without_iterations_has_no_source_for_them(process: Process) -
 
 def test_a_later_start_time_is_acknowledged_and_kept(process: Process) -> None:
     connection = process.connect()
-    start_ns = time.time_ns() + S // 2
-    connection.send(start_request(start_time_ns=start_ns, warmup_ns=S // 10, duration_ns=S // 10))
+    warmup_ns = int(scaled(0.8) * S)  # until then the agent must have got to run, and in this time to start its sources
+    start_ns = time.time_ns() + 2 * warmup_ns
+    connection.send(start_request(start_time_ns=start_ns, warmup_ns=warmup_ns, duration_ns=S // 10))
     result = connection.expect(wire.Result)
     assert connection.states == ["WAIT_FOR_REQUEST", "WARMUP", "COLLECT", "PROCESS"]
     assert (result.window_start_ns, result.window_end_ns) == (start_ns, start_ns + S // 10)
@@ -341,15 +353,20 @@ def test_when_every_source_fails_the_capture_has_failed(process: Process) -> Non
 def test_an_error_of_our_own_ends_the_capture_and_the_agent_comes_back(
     process: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    hellos = [lambda *_arguments, **_options: 1 / 0]  # once: it comes back sooner than this could be undone
+
+    def hello(*arguments: Any, **options: Any) -> Any:
+        return (hellos.pop() if hellos else usual)(*arguments, **options)
+
+    usual = self_description.hello
     connection = process.connect()
     connection.collect()
-    monkeypatch.setattr("kineto_agent.control.self_description.hello", lambda *_arguments, **_options: 1 / 0)
+    monkeypatch.setattr(self_description, "hello", hello)
     connection.send(wire.Describe())
     result = connection.expect(wire.Result)
     assert (result.outcome, result.reason_code) == ("failed", "AGENT_ERROR")
     assert result.reason == "error in the agent: ZeroDivisionError: division by zero"
     connection.expect_end()
-    monkeypatch.undo()
     again = process.daemon.welcome()[0]
     again.send(start_request("c2", duration_ns=1))
     assert again.expect(wire.Result).outcome == "done"
@@ -374,7 +391,7 @@ def test_a_capture_dies_with_the_daemon_and_the_next_daemon_finds_a_free_agent(p
     process.daemon = Daemon(process.daemon.path)
     again, hello = process.daemon.welcome()
     assert hello.busy_capture_id == ""
-    assert "kineto-stacks" not in our_threads()
+    until(lambda: "kineto-stacks" not in our_threads(), "the sampler's thread has ended")
     again.send(start_request("c2", duration_ns=1))
     assert again.expect(wire.Result).capture_id == "c2"
 
@@ -430,9 +447,10 @@ def test_a_program_that_closes_our_descriptors_is_left_alone(process: Process, t
 # ---------------------------------------------------------------- costs nothing
 
 
-def switches(tid: int) -> int:
-    with Path("/proc/self/task/%d/status" % tid).open() as stream:
-        return sum(int(line.split()[1]) for line in stream if "ctxt_switches" in line)
+def switches(tid: int) -> Tuple[bool, int]:
+    """Whether the thread sleeps, not only waits for a processor, and how often it has been given one or lost it."""
+    lines = Path("/proc/self/task/%d/status" % tid).read_text().splitlines()
+    return "State:\tS (sleeping)" in lines, sum(int(line.split()[1]) for line in lines if "ctxt_switches" in line)
 
 
 def test_an_idle_agent_does_not_wake_up(process: Process) -> None:
@@ -446,55 +464,28 @@ def test_an_idle_agent_does_not_wake_up(process: Process) -> None:
     assert switches(thread.native_id) == before
 
 
-def settled(read: Callable[[], int]) -> int:
-    """The value once it has stopped to change."""
+def settled(read: Callable[[], Tuple[bool, int]]) -> Tuple[bool, int]:
+    """The value once it has stopped to change and the thread sleeps."""
     values = [read()]
 
     def steady() -> bool:
         select.select([], [], [], 0.05)
         values.append(read())
-        return values[-1] == values[-2]
+        return values[-1][0] and values[-1] == values[-2]
 
     until(steady, "the agent is idle")
     return values[-1]
 
 
 def test_nothing_is_left_behind(process: Process) -> None:
-    def arenas() -> List[str]:
+    def arenas() -> "Counter[str]":
         names = [os.path.realpath(str(entry)) for entry in Path("/proc/self/fd").iterdir()]
-        return sorted(name for name in names if "memfd:" in name)
+        return Counter(name for name in names if "memfd:" in name)
 
     before = arenas()
     connection = process.connect()
     connection.send(start_request(duration_ns=1))
     connection.expect(wire.Result)
     process.end()
-    assert arenas() == before
+    assert not arenas() - before
     until(lambda: our_threads() == [], "the thread has ended")
-
-
-def test_an_agent_over_an_adopted_link_ends_with_it() -> None:
-    theirs, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    connection, ended = Connection(theirs), threading.Event()
-    agent = Agent(StepCounter(), sources=lambda: [PythonStacksSource()], link=Link.adopted(ours), on_end=ended.set)
-    agent.start()
-    assert connection.expect(wire.Hello).pid == os.getpid()
-    connection.collect()
-    assert not ended.is_set()
-    connection.close()
-    assert ended.wait(scaled(20))
-    until(lambda: our_threads() == [], "its threads have ended")
-    assert ours.fileno() == -1
-
-
-def test_an_agent_over_an_adopted_link_can_be_stopped() -> None:
-    theirs, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    connection = Connection(theirs)
-    agent = Agent(StepCounter(), sources=lambda: [PythonStacksSource()], link=Link.adopted(ours))
-    agent.start()
-    connection.expect(wire.Hello)
-    connection.collect()
-    agent.stop("AGENT_STOPPED", "the test ends", timeout_s=20)
-    assert connection.expect(wire.Result).reason_code == "AGENT_STOPPED"
-    connection.expect_end()
-    connection.close()

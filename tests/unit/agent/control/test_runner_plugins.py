@@ -3,15 +3,15 @@
 import sys
 import threading
 from pathlib import Path
-from typing import Iterator, List
+from typing import Any, Callable, Iterator, List
 
 import pytest
 from kineto_agent.control.runner import Agent
 from kineto_agent.protocol import wire
 from kineto_agent.protocol.records import DECLARED_FORMAT, PYTHON_STACKS_FORMAT
 from kineto_agent.sources import registry
-from kineto_agent.sources.plugins import deadlines
 from kineto_agent.sources.plugins.installed import PLUGINS
+from kineto_agent.sources.plugins.worker import PluginWorker
 from kineto_agent.sources.python.stack_sampling import PythonStacksSource
 from kineto_agent.steps.counting import StepCounter
 from support.agent.agent_daemon import Connection, Daemon, start_request
@@ -103,7 +103,12 @@ def test_a_type_of_a_plug_in_can_be_named(peer: Peer) -> None:
 def test_the_capture_goes_on_without_one_that_hangs(
     peer: Peer, leave: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deadlines, "STOP_S", 0.2)
+    call = PluginWorker.call
+
+    def impatient(worker: PluginWorker, what: str, function: Callable[[], Any], deadline_s: float) -> Any:
+        return call(worker, what, function, 0.2 if (worker.name, what) == ("toy", "stop()") else deadline_s)
+
+    monkeypatch.setattr(PluginWorker, "call", impatient)
     connection = peer.connect(bad("stop", HANGS), GOOD)
     result = recorded(connection, everything())
     text = "toy: stop(): did not return within 0.2 s; this plug-in is not used again in this process"

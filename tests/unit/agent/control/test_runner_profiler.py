@@ -222,11 +222,17 @@ def test_sources_that_conflict_with_nothing_go_on_beside_it(process: Process) ->
     assert process.result().outcome == "done"
 
 
-def test_a_kineto_that_began_unannounced_makes_the_trace_partial(process: Process) -> None:
-    process.capture(duration_ns=10**9)
-    process.connection.expect_state("WARMUP")
-    process.connection.expect_state("COLLECT")
-    process.kineto = True
+def test_a_kineto_that_began_unannounced_makes_the_trace_partial(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = process.gpu.start
+
+    def then_kineto() -> None:
+        start()
+        process.kineto = True
+
+    monkeypatch.setattr(process.gpu, "start", then_kineto)
+    process.capture(duration_ns=1)
     result = process.result()
     assert (result.outcome, result.reason_code) == ("partial", "USER_PROFILER_STARTED")
     assert "Kineto began its own trace" in result.reason

@@ -24,6 +24,7 @@ from kineto_agent.sources.native_interface import EnableResult
 from kinetod.attach.channel.remote_collector import RemoteCollector
 
 KERNEL, MEMSET = 10, 2
+LIMIT_MS = 20_000  # the threads of the program get to run within it, however busy the machine is
 CONFIG = CollectorConfig(
     buffer_limit_bytes=16 << 20,
     buffer_bytes=1 << 20,
@@ -64,7 +65,7 @@ def program() -> Iterator[Program]:
 def test_kernels_of_a_program_without_python_arrive(program: Program) -> None:
     with ArenaReader(program.begin()) as reader:
         until(lambda: program.remote.counts().records > 100, "there are records")
-        stopped = program.remote.stop(2000)
+        stopped = program.remote.stop(LIMIT_MS)
         records, names = reader.records(), reader.strings()
     assert (stopped.timed_out, stopped.counts.dropped) == (0, 0)
     assert len(records[KERNEL]) == stopped.counts.records > 100
@@ -80,14 +81,14 @@ def test_calls_are_recorded_through_the_subscriber(program: Program) -> None:
         remote.start([KERNEL])
         assert remote.record_calls() == ""
         until(lambda: remote.counts().records > 20, "there are records")
-        remote.stop(2000)
+        remote.stop(LIMIT_MS)
         assert {5, KERNEL} <= set(reader.records())
 
 
 def test_cupti_is_detached_at_the_next_call(program: Program) -> None:
     program.begin()
-    program.remote.stop(2000)
-    assert program.remote.detach(2000).outcome == 0
+    program.remote.stop(LIMIT_MS)
+    assert program.remote.detach(LIMIT_MS).outcome == 0
     program.remote.close()
     assert "finalized 1 misused 0" in program.ask("counts")
 
@@ -96,8 +97,8 @@ def test_a_second_recording_follows_the_first(program: Program) -> None:
     for _ in range(2):
         program.begin()
         until(lambda: program.remote.counts().records > 10, "there are records")
-        program.remote.stop(2000)
-        program.remote.detach(2000)
+        program.remote.stop(LIMIT_MS)
+        program.remote.detach(LIMIT_MS)
         program.remote.close()
     assert "finalized 2 misused 0" in program.ask("counts")
 

@@ -13,6 +13,7 @@ from kineto_agent.steps.counting import StepCounter
 from kineto_agent.steps.torch_hooks import StepHooks
 from support.agent.python_child import environment
 from support.targets import torch_forks
+from support.waiting import until
 
 # ---------------------------------------------------------------- a stand-in for torch on the disk
 
@@ -199,9 +200,12 @@ def test_without_a_finder_only_a_torch_that_is_there_is_hooked(fake_torch: Calla
 
 
 @pytest.mark.parametrize("others", [0, 1, 3])
-def test_hooking_never_makes_a_step_fail(fake_torch: Callable[[str], None], others: int) -> None:
+def test_hooking_never_makes_a_step_fail(
+    fake_torch: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, others: int
+) -> None:
     """While steps walk through hooks that give up the GIL, ours comes and goes from another thread."""
     fake_torch(FAKE_OPTIMIZER)
+    monkeypatch.setattr(optimizer_hook, "_TRIES", 10_000)  # a loaded machine may not let us look for a while
     module = import_optimizer()
     for _ in range(others):
         module.register_optimizer_step_post_hook(lambda *_arguments: time.sleep(0.0002))
@@ -218,13 +222,13 @@ def test_hooking_never_makes_a_step_fail(fake_torch: Callable[[str], None], othe
 
     trainer = threading.Thread(target=train)
     trainer.start()
+    until(lambda: steps, "the training has begun")
     hook = StepHooks(StepCounter())
     for _ in range(20):
         hook.install(wait_for_import=False)
         hook.remove()
     stop.set()
     trainer.join()
-    assert steps
     assert not failures
     assert len(hooks_of(module)) == others
 

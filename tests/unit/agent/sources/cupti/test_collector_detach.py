@@ -3,16 +3,16 @@
 from pathlib import Path
 
 import pytest
-from support.agent.collector import another_collector, calling, fake_cuda, maps_with, own_warnings, recording
+from support.agent.collector import LONG_MS, another_collector, calling, fake_cuda, maps_with, own_warnings, recording
 
 
 def test_cupti_is_finalized_inside_the_end_of_a_cuda_call() -> None:
     cuda = fake_cuda()
     finalized = cuda.finalized
-    with recording(detach_limit_ms=5000) as (session, _), calling(cuda):
+    with recording(detach_limit_ms=LONG_MS) as (session, _), calling(cuda):
         outcome = session.stop()
     assert own_warnings(outcome.warnings) == []
-    assert 0 < outcome.detach_ns < 5_000_000_000
+    assert 0 < outcome.detach_ns < LONG_MS * 1_000_000
     assert cuda.finalized == finalized + 1
     assert cuda.misused == 0
     assert not cuda.attached
@@ -21,7 +21,7 @@ def test_cupti_is_finalized_inside_the_end_of_a_cuda_call() -> None:
 def test_what_cupti_drops_as_it_leaves_is_not_counted_in_the_next_recording() -> None:
     cuda = fake_cuda(drop_at_finalize=1)
     for _ in range(2):
-        with recording(["kernel"], detach_limit_ms=5000) as (session, _), calling(cuda):
+        with recording(["kernel"], detach_limit_ms=LONG_MS) as (session, _), calling(cuda):
             outcome = session.stop()
         assert outcome.counts.dropped == 0
     assert cuda.finalized > 0
@@ -45,7 +45,7 @@ def test_after_staying_attached_the_next_capture_records_and_detaches() -> None:
     cuda = fake_cuda()
     with recording(detach_limit_ms=1) as (session, _):
         session.stop()
-    with recording(["kernel"], detach_limit_ms=5000) as (session, _):
+    with recording(["kernel"], detach_limit_ms=LONG_MS) as (session, _):
         cuda.launch(count=3)
         with calling(cuda):
             outcome = session.stop()
@@ -57,7 +57,7 @@ def test_a_subscriber_of_another_tool_is_respected(tmp_path: Path) -> None:
     cuda = fake_cuda(subscribe_result=39)
     finalized = cuda.finalized
     beside = maps_with(tmp_path, "libtorch_cpu.so")
-    with recording(detach_limit_ms=5000, maps=beside) as (session, _), calling(cuda):
+    with recording(detach_limit_ms=LONG_MS, maps=beside) as (session, _), calling(cuda):
         outcome = session.stop()
     assert (
         "another tool (torch.profiler, once used, is one) holds CUPTI's only subscriber"
@@ -69,7 +69,7 @@ def test_a_subscriber_of_another_tool_is_respected(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("version", "detached"), [(23, False), (24, True)])
 def test_before_cuda_12_6_it_stays_attached(version: int, detached: bool) -> None:
     cuda = fake_cuda(version=version)
-    with recording(detach_limit_ms=5000) as (session, _), calling(cuda):
+    with recording(detach_limit_ms=LONG_MS) as (session, _), calling(cuda):
         outcome = session.stop()
     assert (outcome.detach_ns > 0) is detached
     assert [w for w in outcome.warnings if "is not safe with CUDA graphs" in w] != [] or detached
@@ -77,7 +77,7 @@ def test_before_cuda_12_6_it_stays_attached(version: int, detached: bool) -> Non
 
 def test_a_failing_finalize_is_reported_with_cuptis_text() -> None:
     cuda = fake_cuda(finalize_result=999)
-    with recording(detach_limit_ms=5000) as (session, _), calling(cuda):
+    with recording(detach_limit_ms=LONG_MS) as (session, _), calling(cuda):
         outcome = session.stop()
     assert own_warnings(outcome.warnings) == ["stayed attached: CUPTI refused to detach: CUPTI_ERROR_UNKNOWN (999)"]
     cuda.set("finalize_result", 0)
@@ -96,10 +96,10 @@ def test_many_detaches_race_with_their_time_limit() -> None:
 def test_after_a_graph_was_launched_cupti_stays_for_the_life_of_the_process() -> None:
     cuda = fake_cuda()
     finalized = cuda.finalized
-    with recording(["kernel"], detach_limit_ms=5000) as (session, _), calling(cuda):
+    with recording(["kernel"], detach_limit_ms=LONG_MS) as (session, _), calling(cuda):
         cuda.graph_launch(["a", "b"])
         first = session.stop()
-    with recording(["kernel"], detach_limit_ms=5000) as (session, _), calling(cuda):
+    with recording(["kernel"], detach_limit_ms=LONG_MS) as (session, _), calling(cuda):
         second = session.stop()
     for outcome in (first, second):
         assert [w for w in outcome.warnings if w.startswith("stays attached because of CUDA graphs (launched")]
@@ -114,7 +114,7 @@ def test_a_later_agent_knows_that_cupti_must_stay() -> None:
         cuda.graph_launch(["a"])
         session.stop()
     another_collector()
-    with recording(["kernel"], detach_limit_ms=5000) as (session, _), calling(cuda):
+    with recording(["kernel"], detach_limit_ms=LONG_MS) as (session, _), calling(cuda):
         assert session.stop().detach_ns == 0
     assert cuda.misused == 0
 
@@ -122,7 +122,7 @@ def test_a_later_agent_knows_that_cupti_must_stay() -> None:
 @pytest.mark.parametrize("kind", ["kernel", "gpu_memcpy", "gpu_memset"])
 def test_whatever_is_recorded_of_the_gpu_a_graph_keeps_cupti_attached(kind: str) -> None:
     cuda = fake_cuda()
-    with recording([kind], detach_limit_ms=5000) as (session, _), calling(cuda):
+    with recording([kind], detach_limit_ms=LONG_MS) as (session, _), calling(cuda):
         cuda.graph_launch(["a"])
         assert session.stop().detach_ns == 0
     assert cuda.misused == 0
@@ -132,11 +132,11 @@ def test_a_graph_launched_before_or_after_a_recording_or_beside_calls_alone_does
     cuda = fake_cuda()
     misused = cuda.misused
     cuda.graph_launch(["a"])
-    with recording(["cuda_runtime"], detach_limit_ms=5000) as (session, _), calling(cuda):
+    with recording(["cuda_runtime"], detach_limit_ms=LONG_MS) as (session, _), calling(cuda):
         cuda.graph_launch(["a"])
         assert session.stop().detach_ns > 0
     cuda.graph_launch(["a"])
-    with recording(["kernel"], detach_limit_ms=5000) as (session, _), calling(cuda):
+    with recording(["kernel"], detach_limit_ms=LONG_MS) as (session, _), calling(cuda):
         assert session.stop().detach_ns > 0
     assert cuda.misused == misused
 
@@ -146,7 +146,7 @@ def test_what_was_recorded_without_the_subscriber_may_hold_graphs(tmp_path: Path
     with recording(["kernel"], maps=maps_with(tmp_path, "libtorch_cpu.so")) as (session, _):
         session.stop()
     cuda.set("subscribe_result", 0)
-    with recording(["kernel"], detach_limit_ms=5000) as (session, _), calling(cuda):
+    with recording(["kernel"], detach_limit_ms=LONG_MS) as (session, _), calling(cuda):
         outcome = session.stop()
     assert outcome.detach_ns == 0
     assert "may have been launched while GPU activities were recorded" in own_warnings(outcome.warnings)[-1]
@@ -157,7 +157,7 @@ def test_another_tool_that_has_recorded_keeps_cupti_attached(tmp_path: Path) -> 
     callback = cuda.register_as_another_tool()
     maps = tmp_path / "maps"
     maps.write_text(f"{callback:x}-{callback + 1:x} r-xp 0 fe:00 1 /v/xla_cuda_plugin.so\n")
-    with recording(["kernel"], detach_limit_ms=5000, maps=str(maps)) as (session, _), calling(cuda):
+    with recording(["kernel"], detach_limit_ms=LONG_MS, maps=str(maps)) as (session, _), calling(cuda):
         outcome = session.stop()
     assert outcome.detach_ns == 0
     assert "another tool's use of CUPTI" in own_warnings(outcome.warnings)[-1]

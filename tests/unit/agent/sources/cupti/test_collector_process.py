@@ -125,9 +125,10 @@ def test_a_forked_child_does_nothing_and_keeps_nothing() -> None:
     cuda = fake_cuda()
     with recording(["kernel"]) as (session, reader):
         cuda.launch(count=3)
+        mapped = arenas_mapped()
         child = os.fork()
         if child == 0:
-            _exit_with(0 if _child_is_free(session.arena_fd) else 1)
+            _exit_with(0 if _child_is_free(session.arena_fd, mapped - 1) else 1)
         _, status = os.waitpid(child, 0)
         cuda.launch(count=4)
         with calling(cuda):
@@ -137,16 +138,20 @@ def test_a_forked_child_does_nothing_and_keeps_nothing() -> None:
         assert count_kinds(reader.ready(), reader.record_bytes()) == {KERNEL: 7}
 
 
-def _child_is_free(fd: int) -> bool:
+def arenas_mapped() -> int:
+    return Path("/proc/self/maps").read_text().count("kineto-arena")
+
+
+def _child_is_free(fd: int, others: int) -> bool:
     from kineto_agent.sources.cupti import collector_binding
 
     collector = collector_binding.load()
-    mapped = Path("/proc/self/maps").read_text().count("kineto-arena")
+    mapped = arenas_mapped()
     closed = not Path(f"/proc/self/fd/{fd}").exists()
     collector.close()
     stopped = collector.stop(100)
-    # The test's own reader is mapped once; the collector's mapping is gone.
-    return closed and mapped <= 1 and stopped.counts.records == 0 and stopped.cpu_ns == 0
+    # The collector's mapping is gone; the test's own reader is among the others.
+    return closed and mapped <= others and stopped.counts.records == 0 and stopped.cpu_ns == 0
 
 
 def _exit_with(status: int) -> None:
@@ -198,12 +203,12 @@ def test_a_flush_that_does_not_return_does_not_hold_the_agent() -> None:
     with python("""
 from kineto_agent.sources.cupti import gpu_activities
 gpu_activities.STOP_LIMIT_MS = 50
-cuda.set("flush_delay_ms", 2000)
+cuda.set("flush_delay_ms", 240_000)
 begin = time.monotonic()
 outcome = session.stop()
 took = time.monotonic() - begin
 session.close()
-print(took < 1.5, outcome.warnings, flush=True)
+print(took < 60, outcome.warnings, flush=True)
 from kineto_agent.sources.interface import SourceError
 try:
     source().prepare(request(["kernel"]))
@@ -229,13 +234,13 @@ os._exit(0)
 
 def test_a_buffer_of_an_earlier_recording_that_comes_back_as_cupti_leaves_is_not_read_once_it_is_unmapped() -> None:
     with python("""
-from support.agent.collector import calling, recording
+from support.agent.collector import LONG_MS, calling, recording
 cuda.set("hold_a_buffer", 1)
 cuda.launch()
 session.stop()
 session.close()
 cuda.set("return_at_finalize", 1)
-with recording(["kernel"], detach_limit_ms=5000) as (session, _), calling(cuda):
+with recording(["kernel"], detach_limit_ms=LONG_MS) as (session, _), calling(cuda):
     print(session.stop().detach_ns > 0, flush=True)
 cuda.set("hold_a_buffer", 0)
 with recording(["kernel"]) as (session, _):

@@ -10,7 +10,7 @@ from kineto_agent.sources.cupti.activity_kinds import KINDS
 from kineto_agent.sources.cupti.gpu_activities import RUNTIME_CALLS, RUNTIME_MEMORY_CALLS, CuptiSource
 from kineto_agent.sources.interface import DEVICE_GRAPHS, SourceError
 from kineto_agent.sources.registry import choose
-from support.agent.collector import calling, fake_cuda, maps_with, own_warnings, recording, request, source
+from support.agent.collector import LONG_MS, calling, fake_cuda, maps_with, own_warnings, recording, request, source
 from support.machine.native import FAKES
 
 
@@ -92,7 +92,7 @@ def test_any_other_refusal_of_everything_is_a_failure() -> None:
 
 def test_one_refused_kind_is_a_warning_and_the_others_record() -> None:
     cuda = fake_cuda(refuse_kind=2, refuse_result=35)
-    with recording(detach_limit_ms=5000) as (session, _), calling(cuda):
+    with recording(detach_limit_ms=LONG_MS) as (session, _), calling(cuda):
         cuda.launch()
         outcome = session.stop()
     assert outcome.counts.records > 0
@@ -103,7 +103,7 @@ def test_one_refused_kind_is_a_warning_and_the_others_record() -> None:
 
 def test_calls_without_names_are_refused_rather_than_recorded_all() -> None:
     cuda = fake_cuda(names_result=15)
-    with recording(["kernel", "cuda_runtime"], detach_limit_ms=5000) as (session, reader), calling(cuda):
+    with recording(["kernel", "cuda_runtime"], detach_limit_ms=LONG_MS) as (session, reader), calling(cuda):
         cuda.launch()
         warnings = own_warnings(session.stop().warnings)
         sizes = reader.record_bytes()

@@ -12,7 +12,7 @@ import pytest
 from kineto_agent.sources.cupti import other_users
 from kineto_agent.sources.cupti.collector_binding import Collector, OtherUsers
 from kineto_agent.sources.interface import SourceError
-from support.agent.collector import calling, fake_cuda, maps_with, own_warnings, recording, request, source
+from support.agent.collector import LONG_MS, calling, fake_cuda, maps_with, own_warnings, recording, request, source
 from support.machine.native import COLLECTOR, COLLECTOR_HEADERS, FAKES, ROOT, build, collector_sources, fake_cupti
 from support.machine.sanitize import DRIVERS
 from support.waiting import scaled, until
@@ -62,7 +62,7 @@ def test_his_subscription_succeeds_and_ends_the_recording(other: OtherUser) -> N
         """What came of a recording; () if the collector's thread got no CPU while he was held up."""
         other.unsubscribe()
         cuda = fake_cuda()
-        with recording(["kernel"], detach_limit_ms=5000) as (session, reader):
+        with recording(["kernel"], detach_limit_ms=LONG_MS) as (session, reader):
             cuda.launch(count=2)
             assert session.taken() is None
             assert other.subscribe() == 0
@@ -82,18 +82,19 @@ def test_his_subscription_succeeds_and_ends_the_recording(other: OtherUser) -> N
 
 
 def test_what_is_not_handed_over_while_he_is_held_up_is_told(other: OtherUser) -> None:
-    cuda = fake_cuda(flush_delay_ms=1000)
+    cuda = fake_cuda(flush_delay_ms=60_000)
     with recording(["kernel"]) as (session, _):
         cuda.launch()
         assert other.subscribe() == 0
         assert LATE in session.stop().warnings
+        cuda.set("flush_delay_ms", 0)
     fake_cuda()
 
 
 def test_nothing_of_what_he_enables_is_touched_afterwards(other: OtherUser) -> None:
     cuda = fake_cuda()
     finalized = cuda.finalized
-    with recording(["kernel"], detach_limit_ms=5000) as (session, _):
+    with recording(["kernel"], detach_limit_ms=LONG_MS) as (session, _):
         assert other.enable() == 0
         with calling(cuda):
             outcome = session.stop()

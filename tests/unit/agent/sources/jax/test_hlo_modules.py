@@ -8,6 +8,7 @@ import pytest
 from kineto_agent.protocol.records import PART_HEAD
 from kineto_agent.sources.jax import hlo_modules
 from support.agent.arenas import ArenaReader
+from support.waiting import scaled
 
 LIMIT = 1 << 20
 
@@ -47,6 +48,13 @@ def program(monkeypatch: pytest.MonkeyPatch, *clients: Client) -> None:
     bridge: Any = ModuleType("jax._src.xla_bridge")
     bridge._backends = {str(number): client for number, client in enumerate(clients)}
     monkeypatch.setitem(sys.modules, "jax._src.xla_bridge", bridge)
+
+
+@pytest.fixture(autouse=True)
+def _in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that gets no processor for a while has time enough."""
+    monkeypatch.setattr(hlo_modules, "LONGEST_READ_S", scaled(20))
+    monkeypatch.setattr(hlo_modules, "TOTAL_S", scaled(20))
 
 
 def handed_over() -> "tuple[List[bytes], List[str]]":

@@ -14,6 +14,7 @@ from kineto_agent.sources.python.sampler_binding import SamplerResult
 from kineto_agent.system.threads import start_thread
 from support.agent.agent_daemon import Sample, code_of
 from support.agent.stack_recorder import Recorder, Waiter, of_thread, plain, prepared
+from support.losses import without_losses
 from support.waiting import scaled, until
 
 Record = Callable[..., Recorder]
@@ -33,9 +34,9 @@ def record() -> Iterator[Record]:
 
 
 def spin(recorder: Recorder, ticks: int = 10) -> None:
-    """Keep the processor busy until so many samples are taken."""
-    end = time.monotonic() + 20
-    while recorder.session.ticks() < ticks and time.monotonic() < end:
+    """Keep the processor busy until so many samples are taken meanwhile, however late it begins."""
+    end, enough = time.monotonic() + scaled(20), recorder.session.ticks() + ticks
+    while recorder.session.ticks() < enough and time.monotonic() < end:
         pass
 
 
@@ -55,19 +56,23 @@ def test_every_python_thread_is_sampled_with_its_whole_stack(record: Record) -> 
     waiting = of_thread(samples, waiter.tid)
     assert len(waiting) >= 14
     assert {plain(sample.stack)[-4:-1] for sample in waiting} == {("outer", "inner", "wait")}
-    assert sum("spin" in sample.stack for sample in own(samples)) >= len(own(samples)) - 2
+    spinning = sum("spin" in sample.stack for sample in own(samples))
+    assert spinning + recorder.outcome.metadata["torn_samples"] >= 13  # the first one may have begun before
 
 
-def test_samples_are_in_order_at_the_wanted_rate(record: Record) -> None:
+def test_samples_are_in_order_at_the_wanted_rate(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_LOAD_PPM", 1_000_000)  # however much a sample costs on a busy machine
     begin = time.time_ns()
     recorder = record(stack_sample_hz=50)
     spin(recorder, 25)
     samples = recorder.stop()
+    took = time.time_ns() - begin
     times = [sample.time_ns for sample in samples]
     assert times == sorted(times)
     assert begin <= times[0] <= times[-1] <= time.time_ns()
     ticks = recorder.outcome.metadata["ticks"] + recorder.outcome.metadata["missed_ticks"]
-    assert abs(ticks - 50 * (times[-1] - times[0]) / 1e9) < 4 + 0.1 * ticks
+    assert 50 * (times[-1] - times[0]) / 1e9 - ticks < 4 + 0.1 * ticks
+    assert ticks - 50 * took / 1e9 < 4 + 0.1 * ticks  # its thread may be put aside before the first sample
     assert recorder.session.metadata["hz"] == 50
 
 
@@ -87,7 +92,7 @@ def test_counts_are_those_of_the_records(record: Record) -> None:
     counts = recorder.outcome.counts
     assert (counts.records, counts.bytes, counts.dropped) == (len(samples), 24 * len(samples), 0)
     assert recorder.outcome.cpu_ns > 0
-    assert recorder.outcome.warnings == []
+    assert without_losses(recorder.outcome.warnings) == []
     assert recorder.reader.word(arena.CLOSED) == 1
 
 
@@ -164,16 +169,18 @@ def test_a_full_table_of_stacks_is_counted_and_said(record: Record, monkeypatch:
         recorder.wait(2)
         recorder.stop()
     assert recorder.outcome.counts.dropped > 0
-    assert "the table of stacks is full" in recorder.outcome.warnings[0]
+    (warning,) = without_losses(recorder.outcome.warnings)
+    assert "the table of stacks is full" in warning
 
 
 @pytest.mark.slow
 def test_a_sampler_that_costs_too_much_slows_down_and_says_so(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_LOAD_PPM", 100)
+    monkeypatch.setattr(module, "MAX_LOAD_PPM", 20)  # one sample is too much for a second in which it got no processor
     recorder = record(stack_sample_hz=1000)
     began = time.monotonic()
     until(lambda: time.monotonic() - began > 0.7, "the load of half a second is known")
-    recorder.wait(2)
+    ticks = recorder.session.ticks()
+    until(lambda: recorder.session.ticks() > ticks, "it has looked at its load", deadline_s=60)
     recorder.stop()
     assert recorder.outcome.warnings[0].startswith("the sampling rate of stacks dropped from 1000 Hz to ")
     assert " Hz: one sample of all threads took " in recorder.outcome.warnings[0]
@@ -257,7 +264,7 @@ def test_what_the_thread_opens_is_not_among_the_programs_descriptors(record: Rec
     here = descriptors()
     with Waiter():
         for _ in range(500):
-            assert descriptors() == here
+            assert descriptors() <= here  # what an earlier test has left may go
     recorder.stop()
 
 

@@ -19,8 +19,8 @@ TEXT = bytes(1 << 20)
 
 
 def compress(recorder: Recorder, ticks: int = 12) -> int:
-    """Compress until so many samples are taken."""
-    size = 0
+    """Compress until so many samples are taken meanwhile."""
+    size, ticks = 0, ticks + recorder.session.ticks()
     while recorder.session.ticks() < ticks:
         size += len(zlib.compress(TEXT))
     return size

@@ -112,7 +112,8 @@ def test_stacks_of_code_that_calls_all_the_time_are_true(recorder: Recorder) -> 
         return 1
 
     def busy() -> None:
-        while recorder.session.ticks() < 600:
+        enough = recorder.session.ticks() + 600
+        while recorder.session.ticks() < enough:
             for _ in range(200):
                 f()
                 other()
@@ -147,7 +148,8 @@ def misjudged(recorder: Recorder) -> float:
 
     spent: Dict[str, int] = {"calls": 0, "plain_loop": 0}
     works: List[Tuple[str, Callable[[], int]]] = [("calls", calls), ("plain_loop", plain_loop)]
-    while recorder.session.ticks() < 700:
+    enough = recorder.session.ticks() + 700
+    while recorder.session.ticks() < enough:
         for name, work in works:
             begin = time.perf_counter_ns()
             work()
@@ -161,12 +163,12 @@ def misjudged(recorder: Recorder) -> float:
 def test_shares_of_short_functions_are_those_of_their_time() -> None:
     """A sampler that drops what it cannot read in time would misjudge them."""
     found = []
-    for _ in range(3):
+    for _ in range(5):
         with contextlib.closing(Recorder(stack_sample_hz=1000)) as recorder:
             found.append(misjudged(recorder))
     # With walks repeated until one fits it was 0.10 to 0.17 on a loaded machine; 0.08 is seen on 3.9 with an idle one,
     # and 0.13 once in some dozens of recordings beside other work.
-    assert sorted(found)[1] < 0.12
+    assert sorted(found)[2] < 0.12
 
 
 @pytest.mark.slow
@@ -201,7 +203,8 @@ def test_recursion_at_all_depths_is_read(recorder: Recorder) -> None:
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(20_000)
     try:
-        while recorder.session.ticks() < 400:
+        enough = recorder.session.ticks() + 400
+        while recorder.session.ticks() < enough:
             down(600)
     finally:
         sys.setrecursionlimit(limit)

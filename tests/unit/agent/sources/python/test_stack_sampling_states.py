@@ -7,9 +7,11 @@ import hashlib
 import os
 import select
 import subprocess
+import sys
 import threading
 import time
 from collections import Counter
+from pathlib import Path
 from typing import Callable, Dict, Iterator, List
 
 import pytest
@@ -30,15 +32,14 @@ from support.agent.stack_recorder import Recorder, Waiter, no_collections, of_th
 from support.machine import native
 from support.waiting import until
 
-BUSY_S = 0.6
+BUSY_S = 0.4
 SPINS, SLEEPS = 1, 2
 CPUS = sorted(os.sched_getaffinity(0))
 PIPE = os.pipe()  # nobody writes into it
 WAITS: Dict[int, Callable[[], object]] = {
-    WAIT_SLEEP: lambda: time.sleep(0.05),
-    WAIT_LOCK: lambda: threading.Event().wait(0.05),
-    WAIT_POLL: lambda: select.select([PIPE[0]], [], [], 0.05),
-    WAIT_CHILD: lambda: subprocess.run(["sleep", "0.05"], check=True),
+    WAIT_SLEEP: lambda: time.sleep(1),
+    WAIT_LOCK: lambda: threading.Event().wait(1),
+    WAIT_POLL: lambda: select.select([PIPE[0]], [], [], 1),
 }
 
 
@@ -69,6 +70,11 @@ class Busy:
         self.thread.join()
 
 
+def sleeps(tid: int) -> bool:
+    """Whether the thread waits for something else than a processor."""
+    return Path("/proc/self/task/%d/stat" % tid).read_text().rpartition(")")[2].split()[0] == "S"
+
+
 def share(samples: List[Sample], state: int) -> float:
     return sum(sample.state == state for sample in samples) / len(samples)
 
@@ -83,29 +89,34 @@ def test_a_thread_that_waits_is_idle_and_uses_no_time(recorder: Recorder) -> Non
 
 
 def test_a_thread_that_runs_python_runs_and_has_the_gil(recorder: Recorder) -> None:
-    end = time.monotonic() + BUSY_S
-    before = time.thread_time_ns()
-    while time.monotonic() < end:
+    begin_ns, before = time.time_ns(), time.thread_time_ns()
+    while time.thread_time_ns() - before < BUSY_S * 1e9:  # however long it waits for a processor
         pass
-    used_us = (time.thread_time_ns() - before) / 1000
+    end_ns, used_us = time.time_ns(), (time.thread_time_ns() - before) / 1000
+    recorder.wait(1)  # all of the time is in a sample then
     everything = of_thread(recorder.stop(), threading.get_native_id())
-    samples = everything[1:-1]
+    samples = [sample for sample in everything if begin_ns <= sample.time_ns <= end_ns][1:]
     assert share(samples, STACK_RUNNING) > 0.9
     assert sum(sample.holds_gil for sample in samples) > 0.9 * len(samples)
     inside_us, all_us = (sum(sample.cpu_us for sample in some) for some in (samples, everything))
-    assert inside_us < 1.25 * used_us  # at the ends they reach beyond the loop; on a busy machine, far
+    assert inside_us < 1.25 * used_us
     assert all_us > 0.75 * used_us
 
 
 def test_of_two_threads_that_run_python_one_waits_for_the_gil(recorder: Recorder) -> None:
-    others = [Busy(lambda: sum(range(1000))) for _ in range(3)]
-    recorder.wait(100)
-    for other in others:
-        other.end()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(0.03)  # who waits need not have the CPU after each 5 ms, to ask for the GIL
+    try:
+        others = [Busy(lambda: sum(range(1000))) for _ in range(3)]
+        recorder.wait(100)
+        for other in others:
+            other.end()
+    finally:
+        sys.setswitchinterval(interval)
     samples = recorder.stop()
     for other in others:
         own = of_thread(samples, other.tid)
-        # 0.6 on a quiet machine; on a busy one few have the CPU to wait
+        # 0.6 on a quiet machine
         assert share(own, STACK_WAITS_FOR_GIL) > 0.1
         assert share(own, STACK_IDLE) < 0.2
     holders = Counter(sample.time_ns for sample in samples if sample.holds_gil)
@@ -136,7 +147,8 @@ def test_with_callbacks_of_the_program_collections_are_left_out() -> None:
         gc.callbacks.append(lambda _phase, _info: None)
         with contextlib.closing(Recorder(stack_sample_hz=200)) as recorder:
             gc.callbacks.clear()
-            while recorder.session.ticks() < 20:
+            enough = recorder.session.ticks() + 20
+            while recorder.session.ticks() < enough:
                 gc.collect()
             found = of_thread(recorder.stop(), threading.get_native_id())
     assert found
@@ -163,9 +175,9 @@ def test_a_c_call_that_keeps_the_gil_is_sampled_all_the_time(recorder: Recorder)
         for sample in own
         if plain(sample.stack)[-1:] == ("test_a_c_call_that_keeps_the_gil_is_sampled_all_the_time",)
     ]
-    assert len(sleeping) > 10  # of 100, as many as a busy machine gives; a sampler that needs the GIL has none
-    assert share(sleeping[1:-1], STACK_IDLE) > 0.9
-    assert all(sample.holds_gil for sample in sleeping[1:-1])
+    idle = [sample for sample in sleeping if sample.state == STACK_IDLE]  # before and after it may wait for a CPU
+    assert len(idle) > 10  # of 100, as many as a busy machine gives; a sampler that needs the GIL has none
+    assert all(sample.holds_gil for sample in idle[1:-1])
 
 
 @pytest.mark.slow
@@ -206,9 +218,9 @@ def spinner() -> Iterator[ctypes.CDLL]:
 def test_a_thread_without_python_is_there_by_the_kernels_name_while_it_runs(spinner: ctypes.CDLL) -> None:
     tid = spinner.spinner_start(b"omp_worker", SPINS)
     recorder = Recorder(stack_sample_hz=200)
-    recorder.wait(60)
+    recorder.wait(120)
     samples = of_thread(recorder.stop(), tid)
-    assert len(samples) > 10
+    assert len(samples) > 5  # as many as a busy machine gives it a CPU for
     assert {sample.stack for sample in samples} == {()}
     assert share(samples, STACK_RUNNING) > 0.8
     assert recorder.names()[tid] == "omp_worker"
@@ -217,6 +229,7 @@ def test_a_thread_without_python_is_there_by_the_kernels_name_while_it_runs(spin
 
 def test_a_thread_without_python_that_sleeps_costs_no_record(spinner: ctypes.CDLL) -> None:
     tid = spinner.spinner_start(b"omp_worker", SLEEPS)
+    until(lambda: sleeps(tid), "it sleeps")
     recorder = Recorder(stack_sample_hz=200)
     recorder.wait(40)
     assert len(of_thread(recorder.stop(), tid)) <= 1
@@ -226,11 +239,25 @@ def test_a_thread_without_python_that_sleeps_costs_no_record(spinner: ctypes.CDL
 @pytest.mark.parametrize("wait", WAITS)
 def test_an_idle_thread_says_what_it_waits_for(recorder: Recorder, wait: int) -> None:
     other = Busy(WAITS[wait])
+    until(lambda: sleeps(other.tid), "it waits")
     recorder.wait(100)
     other.end()
     idle = [sample for sample in of_thread(recorder.stop(), other.tid) if sample.state == STACK_IDLE]
     assert len(idle) > 20
     assert Counter(sample.wait for sample in idle).most_common(1)[0][0] == wait
+
+
+def test_a_wait_for_a_child_is_told(recorder: Recorder) -> None:
+    with subprocess.Popen(["sleep", "600"]) as child:
+        other = Busy(lambda: os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT))
+        until(lambda: sleeps(other.tid), "it waits")
+        recorder.wait(100)
+        other.on = False
+        child.kill()
+        other.end()
+    idle = [sample for sample in of_thread(recorder.stop(), other.tid) if sample.state == STACK_IDLE]
+    assert len(idle) > 20
+    assert Counter(sample.wait for sample in idle).most_common(1)[0][0] == WAIT_CHILD
 
 
 def test_a_read_that_waits_is_input(recorder: Recorder) -> None:
@@ -244,6 +271,7 @@ def test_a_read_that_waits_is_input(recorder: Recorder) -> None:
 
     thread = threading.Thread(target=read)
     thread.start()
+    until(lambda: tid and sleeps(tid), "it waits")
     recorder.wait(60)
     os.write(writer, b"x")
     thread.join()
