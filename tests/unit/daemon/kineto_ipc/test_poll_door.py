@@ -1,6 +1,7 @@
 import array
 import asyncio
 import contextlib
+import gc
 import os
 import socket
 import stat
@@ -347,6 +348,7 @@ def test_a_socket_of_another_user_gets_no_answer(name: bytes, folder: Path) -> N
 def test_descriptors_that_come_with_a_datagram_are_not_taken(name: bytes) -> None:
     async def test(door: PollDoor) -> None:
         client = Libkineto(daemon=name)
+        gc.collect()  # what other tests have left
         before = len(list(Path("/proc/self/fd").iterdir()))
         ends = os.pipe()
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [ends[1]] * 20))]
@@ -363,6 +365,7 @@ def test_descriptors_that_come_with_a_datagram_are_not_taken(name: bytes) -> Non
 
 def test_stopping_closes_everything(name: bytes, folder: Path) -> None:
     descriptors = Path("/proc/self/fd")
+    gc.collect()  # what other tests have left
     before = len(list(descriptors.iterdir()))
 
     async def test(_door: PollDoor) -> None:
