@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from kinetod.hooks.program_run import MAX_OUTPUT_BYTES, NICE, Exit, run_program
 from support.machine.descriptors import open_files
-from support.waiting import soon, until
+from support.waiting import scaled, soon, until
 
 ENVIRON = {"PATH": os.environ["PATH"]}
 
@@ -49,7 +49,7 @@ def test_it_has_a_low_priority() -> None:
 def test_at_its_deadline_it_is_asked_to_end() -> None:
     code = "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(print('asked')))\nsignal.pause()"
     ready = "print('ready', flush=True)\n"
-    assert run(code.replace("signal.pause()", ready + "signal.pause()"), timeout_s=3) == Exit(
+    assert run(code.replace("signal.pause()", ready + "signal.pause()"), timeout_s=scaled(3)) == Exit(
         status=None, output=b"ready\nasked\n"
     )
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from kinetod.kineto_ipc import namespace_upkeep, network_namespaces
+from kinetod.kineto_ipc import namespace_upkeep, network_namespaces, poll_thread
 from kinetod.kineto_ipc.network_namespaces import NamespacesSeen, inhabited, open_in, own_namespace
 from kinetod.kineto_ipc.poll_door import PollDoor
 from kinetod.processes.identity import ProcessKey
@@ -32,6 +32,12 @@ sock.bind(b"\\0dynolog\\0")
 print(flush=True)
 sys.stdin.read()
 """
+
+
+@pytest.fixture(autouse=True)
+def no_poll_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the thread that answers has not run."""
+    monkeypatch.setattr(poll_thread, "LATE_NS", 10**12)
 
 
 class Inside:

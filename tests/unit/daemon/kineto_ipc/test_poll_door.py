@@ -24,6 +24,12 @@ from support.peers.libkineto import BUSY, Libkineto
 from support.waiting import soon
 
 
+@pytest.fixture(autouse=True)
+def no_poll_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the thread that answers has not run."""
+    monkeypatch.setattr(poll_thread, "LATE_NS", 10**12)
+
+
 @pytest.fixture
 def name() -> bytes:
     """Abstract names are shared by the whole machine."""
