@@ -23,7 +23,7 @@ from kinetod.gpus.gpu_activity import GpuActivity
 from kinetod.gpus.gpu_types import GpuProcess, GpuState, LibraryState, Snapshot, VendorLibrary
 from kinetod.permissions.caller_limits import RequestRate
 from kinetod.supervise.thread_deadline import WithinDeadline
-from kinetod.telemetry import metrics_server
+from kinetod.telemetry import daemon_metrics, host_metrics, metrics_server
 from kinetod.telemetry.daemon_metrics import DaemonCollector, DaemonState
 from kinetod.telemetry.gpu_metrics import GpuCollector, present
 from kinetod.telemetry.host_metrics import HostCollector
@@ -40,6 +40,11 @@ LOOPBACK = ListenAddress(host="127.0.0.1", port=0)
 @pytest.fixture(autouse=True)
 def _stop_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics_server, "POLL_S", 0.01)
+
+
+@pytest.fixture(autouse=True)
+def _measured_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_metrics, "DEADLINE_S", scaled(20))
 
 
 @contextlib.contextmanager
@@ -350,12 +355,14 @@ def test_gpus_are_counted_without_any_library(tmp_path: Path) -> None:
     assert present(tmp_path / "proc", tmp_path / "sys") == {"nvidia": 2, "amd": 2, "intel": 0}
 
 
-def test_agents_are_read_on_the_loop_and_a_loop_that_hangs_is_not_waited_for() -> None:
+def test_agents_are_read_on_the_loop_and_a_loop_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scrape() -> dict[tuple[str, ...], float]:
         state = DaemonState(agents={"READY": 2, "BUSY": 1}, captures_running=1)
         return await asyncio.to_thread(samples, DaemonCollector(asyncio.get_running_loop(), lambda: state))
 
-    found = asyncio.run(scrape())
+    with monkeypatch.context() as patient:
+        patient.setattr(daemon_metrics, "DEADLINE_S", scaled(20))
+        found = asyncio.run(scrape())
     assert (found["kineto_agents", "READY"], found["kineto_captures_running",]) == (2, 1)
     idle = asyncio.new_event_loop()
     with contextlib.closing(idle):
