@@ -19,13 +19,20 @@ from kinetod.attach_helper.kept_folders import KeptFolders
 from kinetod.processes import credentials
 from kinetod.processes.identity import BOOT_TIME_NS, ProcessKey, start_time_ns
 from support.service import scripted_helper
-from support.waiting import soon
+from support.waiting import scaled, soon
 
 T = TypeVar("T")
 OWN = ProcessKey(os.getpid(), start_time_ns(os.getpid()))
 FOUND = credentials.read(os.getpid())
 OWNER = ProcessOwner(FOUND.uids, container=False)
 FAR_S = (1 << 32) - 1
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A helper that is late is not one that hangs; the test of one that does has its own deadlines."""
+    monkeypatch.setattr(module, "ASK_S", scaled(20))
+    monkeypatch.setattr(module, "WARM_UP_S", scaled(20))
 
 
 def asked(until_s: int = FAR_S, *, only_try: bool = False) -> messages.MakeFolder:

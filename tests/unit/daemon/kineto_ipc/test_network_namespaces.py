@@ -40,6 +40,12 @@ def no_poll_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(poll_thread, "LATE_NS", 10**12)
 
 
+@pytest.fixture
+def unseen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests' daemons do not look for this test's namespaces, in which they would take the name first."""
+    monkeypatch.setattr(network_namespaces, "USE_DAEMON", f"USE_DAEMON_{uuid.uuid4().hex}")
+
+
 class Inside:
     """A process in a network namespace of its own."""
 
@@ -65,7 +71,7 @@ class Inside:
 
 @contextlib.contextmanager
 def inside(code: str = CLIENT, **variables: str) -> Iterator[Inside]:
-    made = Inside(code, variables or {"KINETO_USE_DAEMON": "1"})
+    made = Inside(code, variables or {network_namespaces.USE_DAEMON: "1"})
     try:
         yield made
     finally:
@@ -114,6 +120,7 @@ def test_the_number_of_namespaces_of_a_user_is_bounded(monkeypatch: pytest.Monke
 
 
 @needs_root
+@pytest.mark.usefixtures("unseen")
 def test_a_process_in_its_own_network_namespace_is_answered_as_long_as_it_lives() -> None:
     async def run() -> None:
         with inside() as client:
@@ -133,6 +140,7 @@ def test_a_process_in_its_own_network_namespace_is_answered_as_long_as_it_lives(
 
 
 @needs_root
+@pytest.mark.usefixtures("unseen")
 def test_namespaces_are_left_alone_if_nobody_can_say_whether_they_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         with inside() as client:
@@ -149,6 +157,7 @@ def test_namespaces_are_left_alone_if_nobody_can_say_whether_they_are_needed(mon
 
 
 @needs_root
+@pytest.mark.usefixtures("unseen")
 def test_a_namespace_with_a_daemon_of_its_own_is_left_to_that() -> None:
     with inside(HOLD) as holder:
         keys = inhabited(own_namespace())[holder.namespace]
@@ -157,6 +166,7 @@ def test_a_namespace_with_a_daemon_of_its_own_is_left_to_that() -> None:
 
 
 @needs_root
+@pytest.mark.usefixtures("unseen")
 def test_a_namespace_is_not_entered_for_a_process_that_is_another_by_now() -> None:
     with inside() as client:
         (key,) = inhabited(own_namespace())[client.namespace]
@@ -166,6 +176,7 @@ def test_a_namespace_is_not_entered_for_a_process_that_is_another_by_now() -> No
 
 
 @needs_root
+@pytest.mark.usefixtures("unseen")
 def test_nothing_is_left_open_behind_a_socket() -> None:
     with inside() as client:
         (key,) = inhabited(own_namespace())[client.namespace]

@@ -316,6 +316,7 @@ def test_a_profiler_of_all_threads_sees_nothing_of_a_capture(target: LiveTarget)
 def native_agent(target: LiveTarget) -> Connection:
     """Brought in as the daemon does it, with a stop."""
     boot = bootstrap.make(time.time_ns())
+    payload.agent()  # packed once, which can take longer than the bootstrap waits
     taken = bring_in(TargetImage(target.pid), [NativeThread()], boot, Deadline(30))
     payload.send(taken.channel, target.pid, Deadline(30))
     connection = Connection(taken.channel)

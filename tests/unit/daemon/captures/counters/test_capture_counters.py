@@ -17,6 +17,7 @@ from kinetod.captures.counters import capture_counters
 from kinetod.captures.counters.capture_counters import CaptureCounters, CounterSource, TargetSampling, file_bytes
 from kinetod.captures.counters.counter_request import SamplingRequest
 from kinetod.captures.counters.gpu_access import GpuAccess
+from kinetod.counters import counter_client, sampler_server
 from kinetod.counters.counter_client import CounterClient
 from kinetod.counters.interface import CounterCode, CounterError, Sampling, WantedCounters
 from kinetod.counters.power.power_recording import PowerRecording
@@ -48,6 +49,8 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads that are late are no losses here; a test that is about a deadline has its own."""
     for name in ("DEADLINE_S", "COVER_S", "END_S"):
         monkeypatch.setattr(capture_counters, name, scaled(20))
+    monkeypatch.setattr(counter_client, "STOP_S", scaled(30))
+    monkeypatch.setattr(sampler_server, "STOP_S", scaled(20))
 
 
 gpus_with = partial(SharedGpus, owners=OWNERS)
