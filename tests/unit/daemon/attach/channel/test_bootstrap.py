@@ -171,9 +171,9 @@ def test_the_lowest_numbers_stay_the_programs(target: LiveTarget) -> None:
 def test_a_bootstrap_that_was_given_up_does_not_disturb_the_next_one(target: LiveTarget) -> None:
     before = target.descriptors()
     first, second = waiting_for_the_agent(target), waiting_for_the_agent(target)
-    payload.send(first.socket, target.pid, Deadline(30))
+    payload.send(first.socket, target.pid, Deadline(scaled(30)))
     first.expect(wire.Hello)
-    payload.send(second.socket, target.pid, Deadline(30))
+    payload.send(second.socket, target.pid, Deadline(scaled(30)))
     second.socket.settimeout(scaled(30))
     second.expect(wire.Hello)
     first.expect_end()
@@ -317,8 +317,8 @@ def native_agent(target: LiveTarget) -> Connection:
     """Brought in as the daemon does it, with a stop."""
     boot = bootstrap.make(time.time_ns())
     payload.agent()  # packed once, which can take longer than the bootstrap waits
-    taken = bring_in(TargetImage(target.pid), [NativeThread()], boot, Deadline(30))
-    payload.send(taken.channel, target.pid, Deadline(30))
+    taken = bring_in(TargetImage(target.pid), [NativeThread()], boot, Deadline(scaled(30)))
+    payload.send(taken.channel, target.pid, Deadline(scaled(30)))
     connection = Connection(taken.channel)
     taken.channel.settimeout(scaled(30))
     connection.expect(wire.Hello)
