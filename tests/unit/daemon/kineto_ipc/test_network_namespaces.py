@@ -18,6 +18,7 @@ from support.service.daemon import child_environ
 from support.waiting import soon
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make network namespaces")
+LOOKS = {"KINETO_USE_DAEMON": "1"}  # the environment of a process that looks for a daemon
 CLIENT = """
 import sys
 from support.peers.libkineto import Libkineto
@@ -43,7 +44,10 @@ def no_poll_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def unseen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tests' daemons do not look for this test's namespaces, in which they would take the name first."""
-    monkeypatch.setattr(network_namespaces, "USE_DAEMON", f"USE_DAEMON_{uuid.uuid4().hex}")
+    own = f"USE_DAEMON_{uuid.uuid4().hex}"
+    monkeypatch.setattr(network_namespaces, "USE_DAEMON", own)
+    monkeypatch.delitem(LOOKS, "KINETO_USE_DAEMON")
+    monkeypatch.setitem(LOOKS, own, "1")
 
 
 class Inside:
@@ -71,7 +75,7 @@ class Inside:
 
 @contextlib.contextmanager
 def inside(code: str = CLIENT, **variables: str) -> Iterator[Inside]:
-    made = Inside(code, variables or {network_namespaces.USE_DAEMON: "1"})
+    made = Inside(code, variables or LOOKS)
     try:
         yield made
     finally:
