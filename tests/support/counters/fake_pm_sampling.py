@@ -2,16 +2,26 @@
 
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from kinetod.counters.cupti.cupti_backend import CuptiBackend
-from kinetod.counters.sampler_connections import COMMAND, CountersChild
+from kinetod.counters.sampler_connections import CountersChild
 
 from support.machine import native
+from support.waiting import scaled
 
 UUID = "GPU-fa000000-0000-0000-0000-00000000000{}"
+# kinetod-counters that takes no thread that is late for a driver that hangs.
+_PATIENT = f"""
+import sys
+from kinetod.counters import __main__, sampler_server
+sampler_server.STOP_S = {scaled(20)}
+sys.exit(__main__.main())
+"""
+PATIENT_COMMAND = (sys.executable, "-P", "-c", _PATIENT, "--parent")
 
 
 class FakePmSampling:
@@ -61,7 +71,7 @@ class FakePmSampling:
 
     def child(self) -> CountersChild:
         """A kinetod-counters, started when somebody connects; this process must have `environ`."""
-        return CountersChild(("--library", str(self.library)), command=COMMAND)
+        return CountersChild(("--library", str(self.library)), command=PATIENT_COMMAND)
 
 
 @contextmanager

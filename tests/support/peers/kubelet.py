@@ -16,6 +16,8 @@ from kineto_protos.kubelet.v1.pod_resources_pb2_grpc import (
 )
 from kinetod.kubernetes.pod_resources import ContainerRef, KubeletClient
 
+from support.waiting import scaled
+
 GPU_0, GPU_1 = "GPU-5f2c1c3e-8c5d-6d1f-0a55-4d7f0f0d5f10", "GPU-8a1b7f5e-1111-2222-3333-444455556666"
 LLAMA = ContainerRef("training", "llama-0", "trainer")
 
@@ -34,7 +36,7 @@ async def kubelet(socket: Path, answer: Callable[[Any], pb.ListPodResourcesRespo
     server.add_insecure_port(f"unix:{socket}")
     await server.start()
     try:
-        yield KubeletClient(socket, deadline_s=5)
+        yield KubeletClient(socket, deadline_s=scaled(20))
     finally:
         await server.stop(0)
 

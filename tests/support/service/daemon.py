@@ -26,7 +26,7 @@ from grpc_status import rpc_status
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
 
-from support.waiting import scaled, scaled_option
+from support.waiting import scaled
 
 REPOSITORY = Path(__file__).parents[3]
 START_DEADLINE_S = 30

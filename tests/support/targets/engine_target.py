@@ -49,6 +49,7 @@ rounds = 0
 threads += [threading.Thread(target=churn) for _ in range(kind.count("worker"))]
 for thread in threads: thread.start()
 import select
+while len(done._cond._waiters) < kind.count("bystander"): time.sleep(0.001)
 print("up", flush=True)
 if "asleep" in kind:
     slept = time.monotonic()

@@ -89,6 +89,7 @@ class LiveTarget:
 
     def run(self, boot: Bootstrap) -> None:
         """Run the bootstrap. It may not have begun when this returns."""
+        payload.agent()  # packed once, which can take longer than the bootstrap waits
         assert self._command("boot", boot.source.decode())
 
     def _command(self, verb: str, text: str) -> Any:

@@ -100,7 +100,7 @@ def test_its_hello_describes_the_process(program: FakeProgram) -> None:
 def test_a_capture_goes_through_it(program: FakeProgram) -> None:
     def use(link: Link, _: Proxies) -> None:
         link.expect(wire.Hello)
-        link.start(300_000_000)
+        link.start(round(scaled(1) * 1e9))
         announced, (fd,) = link.expect(wire.Arena)
         assert isinstance(announced, wire.Arena)
         assert announced.format == "cupti/1"

@@ -26,6 +26,14 @@ class Image:
     approved = PLAIN
 
 
+class Turn(Deadline):
+    """Notes how long it was at first."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(seconds)
+        self.whole_s = seconds
+
+
 class FakeMethod:
     def __init__(self, name: str, *outcomes: "AttachCode | int") -> None:
         self.name = name
@@ -35,7 +43,8 @@ class FakeMethod:
 
     def hand_over(self, target: object, bootstrap: Bootstrap, deadline: Deadline) -> Stop:
         del target, bootstrap
-        self.turns_s.append(round(deadline.left_s, 1))
+        assert isinstance(deadline, Turn)
+        self.turns_s.append(deadline.whole_s)
         outcome = self._outcomes.pop(0)
         if isinstance(outcome, AttachCode):
             raise AttachError(outcome, f"{self.name}: {outcome}")
@@ -45,6 +54,11 @@ class FakeMethod:
         return self.trouble
 
     def finish(self) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def noted_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempt, "Deadline", Turn)
 
 
 class Channels:
@@ -111,7 +125,7 @@ def test_a_method_that_found_no_moment_gets_a_longer_turn_after_the_others(at_on
     slow = FakeMethod("pending_call", AttachCode.TIMEOUT, AttachCode.TIMEOUT, 250)
     unusable = FakeMethod("native_thread", AttachCode.FAILED)
     assert run(slow, unusable).channel is at_once.channel
-    assert (slow.turns_s, unusable.turns_s) == ([0.2, 0.5, 1.0], [0.2])
+    assert (slow.turns_s, unusable.turns_s) == ([0.25, 0.5, 1.0], [0.25])
 
 
 @pytest.mark.usefixtures("never")

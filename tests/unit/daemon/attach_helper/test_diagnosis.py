@@ -17,7 +17,7 @@ from kinetod.attach_helper.diagnosis_runner import DiagnosisProcess
 from support.machine import native
 from support.machine.seccomp_host import KILL_PROCESS, Host, all_but
 from support.service import subjects
-from support.waiting import until
+from support.waiting import scaled, until
 
 READY = KnownAgent(state="READY", version="1.2")
 NAMES = [
@@ -180,10 +180,10 @@ def ask(process: DiagnosisProcess, pid: int) -> Diagnosis:
 
 def test_a_process_of_its_own_looks() -> None:
     with subjects.python() as pid:
-        found = ask(DiagnosisProcess(), pid)
+        found = ask(DiagnosisProcess(deadline_s=scaled(30)), pid)
         assert found.method == "pending-call"
     with pytest.raises(ProcessLookupError):
-        ask(DiagnosisProcess(), 2**22)
+        ask(DiagnosisProcess(deadline_s=scaled(30)), 2**22)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """How many folders the attach helper keeps, for how long, and what it does about those that do not answer."""
 
 import asyncio
+import gc
 import os
 import time
 from collections.abc import Awaitable, Callable
@@ -18,13 +19,20 @@ from kinetod.attach_helper.kept_folders import KeptFolders
 from kinetod.processes import credentials
 from kinetod.processes.identity import BOOT_TIME_NS, ProcessKey, start_time_ns
 from support.service import scripted_helper
-from support.waiting import soon
+from support.waiting import scaled, soon
 
 T = TypeVar("T")
 OWN = ProcessKey(os.getpid(), start_time_ns(os.getpid()))
 FOUND = credentials.read(os.getpid())
 OWNER = ProcessOwner(FOUND.uids, container=False)
 FAR_S = (1 << 32) - 1
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A helper that is late is not one that hangs; the test of one that does has its own deadlines."""
+    monkeypatch.setattr(module, "ASK_S", scaled(20))
+    monkeypatch.setattr(module, "WARM_UP_S", scaled(20))
 
 
 def asked(until_s: int = FAR_S, *, only_try: bool = False) -> messages.MakeFolder:
@@ -72,6 +80,7 @@ def test_a_folder_is_kept_with_one_descriptor_until_it_is_removed() -> None:
     async def use(folders: KeptFolders) -> None:
         await folders.make(asked(only_try=True), FOUND, OWNER)
         assert folders.count == 0
+        gc.collect()  # what other tests have left
         before = descriptors()
         path = await made(folders)
         assert path.is_dir()

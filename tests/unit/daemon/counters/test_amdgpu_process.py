@@ -13,8 +13,8 @@ from kineto_trace.spool.counter_samples import read_counter_samples
 from kinetod.counters.counter_client import CounterClient, CounterSession
 from kinetod.counters.counter_recording import record_counters
 from kinetod.counters.interface import CounterCode, CounterError, WantedCounters
-from kinetod.counters.sampler_connections import COMMAND, CountersChild
-from support.counters.fake_pm_sampling import UUID, FakePmSampling, environment
+from kinetod.counters.sampler_connections import CountersChild
+from support.counters.fake_pm_sampling import PATIENT_COMMAND, UUID, FakePmSampling, environment
 from support.counters.gpu_metrics_tables import PlayedAmdgpu
 from support.waiting import scaled, soon
 
@@ -35,7 +35,7 @@ def with_client(played: PlayedAmdgpu, child: CountersChild, body: Callable[[Coun
 
 
 def amd_only() -> CountersChild:
-    return CountersChild(("--backend", "amdgpu"), command=COMMAND)
+    return CountersChild(("--backend", "amdgpu"), command=PATIENT_COMMAND)
 
 
 def written(session: CounterSession) -> int:
@@ -97,7 +97,7 @@ def test_a_vendor_whose_library_is_missing_leaves_the_other_one_at_work(tmp_path
         await session.stop()
         session.close()
 
-    with_client(played, CountersChild(("--library", str(tmp_path / "libcupti.so")), command=COMMAND), body)
+    with_client(played, CountersChild(("--library", str(tmp_path / "libcupti.so")), command=PATIENT_COMMAND), body)
 
 
 def test_a_killed_process_leaves_its_rows_and_the_next_one_samples_at_once(tmp_path: Path) -> None:

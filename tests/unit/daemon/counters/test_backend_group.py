@@ -11,7 +11,7 @@ from kinetod.counters.interface import CounterCode, CounterDevice, CounterError,
 from kinetod.counters.kernel_gpus import AMD, NVIDIA
 from kinetod.counters.sample_rings import RingWriter
 from support.counters.memory_backend import MemoryBackend
-from support.waiting import scaled
+from support.waiting import scaled, until
 
 OVERVIEW = WantedCounters(set_name="overview")
 
@@ -108,6 +108,7 @@ def test_a_library_that_hangs_is_left_alone_until_it_answers() -> None:
         assert found["GPU-green"] == "the library of green does not answer"
         if found["GPU-red"] == "":
             break
+    until(lambda: hanging.opened, "the library is asked")
     assert hanging.opened == 1
     made._answer_s = scaled(15)
     assert made.member_of("GPU-red").name == "red"

@@ -178,7 +178,8 @@ def test_the_child_ends_with_the_daemon(fake: FakePmSampling) -> None:
 
 def test_a_child_that_nobody_asks_ends_and_the_next_caller_starts_it_again(fake: FakePmSampling) -> None:
     async def ask() -> None:
-        client = CounterClient(CountersChild(("--library", str(fake.library), "--idle-exit", "50ms")))
+        child = CountersChild(("--library", str(fake.library), "--idle-exit", "50ms"))
+        client = CounterClient(child, answer_s=scaled(30))
         assert len((await client.gpus()).gpus) == 2
         await soon(lambda: not client.pids(), "it has ended")
         assert len((await client.gpus()).gpus) == 2

@@ -116,6 +116,7 @@ def test_a_driver_that_hangs_is_refused_in_time_and_nothing_new_is_begun_until_i
             assert "the driver did not answer within" in (await refused(client)).reason
             assert connections.service.hung
             assert "the driver does not answer" in (await refused(client)).reason
+            monkeypatch.setattr("kinetod.counters.sampler_server.STOP_S", scaled(20))
             assert await ended(served) == ""  # those who are being served go on
             backend.hang.set()
             await soon(lambda: not connections.service.hung, "the driver has returned")

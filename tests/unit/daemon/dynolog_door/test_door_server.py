@@ -1,6 +1,7 @@
 """Connections: one request and one answer each, by who the kernel says it is; a taken port is waited for."""
 
 import asyncio
+import contextlib
 import os
 import socket
 from collections.abc import Awaitable, Callable
@@ -149,8 +150,18 @@ def test_a_taken_port_is_explained_and_opened_when_it_is_free() -> None:
         served(work, ListenAddress(host="127.0.0.1", port=port), retry_s=0.01)
 
 
+def free_of_ipv4() -> socket.socket:
+    """Listens at a port that nobody has at the other address of localhost."""
+    while True:
+        taken = socket.create_server(("::1", 0), family=socket.AF_INET6)
+        with contextlib.suppress(OSError):
+            socket.create_server(("127.0.0.1", taken.getsockname()[1])).close()
+            return taken
+        taken.close()
+
+
 def test_localhost_is_both_families_or_none() -> None:
-    with socket.create_server(("::1", 0), family=socket.AF_INET6) as taken:
+    with free_of_ipv4() as taken:
         port = taken.getsockname()[1]
         with pytest.raises(door_sockets.PortTaken):
             door_sockets.listening(ListenAddress(host="localhost", port=port), 0o600)

@@ -19,6 +19,7 @@ from kinetod.dynolog_door.log_files import LogFiles
 from kinetod.permissions.role_policy import Caller
 from kinetod.processes.identity import ProcessKey
 from support.service.callers import caller
+from support.waiting import scaled
 
 OWN = os.getuid()
 TRACE = b'{"traceEvents": []}'
@@ -148,7 +149,6 @@ def test_a_trace_that_is_not_there_or_cannot_be_read_is_noted_with_the_reason(pl
 
 
 def test_a_writer_that_fails_or_hangs_is_a_reason_too(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kinetod.dynolog_door.log_files.CHECK_S", 0.2)
     log_file = parse_log_file(str(place.logs / "t.json"))
     for command, why in (
         (("/bin/false",), "the writing process failed: exit status 1"),
@@ -156,6 +156,8 @@ def test_a_writer_that_fails_or_hangs_is_a_reason_too(place: Place, monkeypatch:
         (("/bin/sleep", "60"), "the folder did not answer within 0.2 s"),
         (("/nonexistent",), "the writing process failed: [Errno 2]"),
     ):
+        check_s = 0.2 if "/bin/sleep" in command else scaled(20)
+        monkeypatch.setattr("kinetod.dynolog_door.log_files.CHECK_S", check_s)
 
         async def work(files: LogFiles) -> str:
             return await files.problem(log_file, caller(OWN or 61001))

@@ -6,6 +6,7 @@ from pathlib import Path
 from kinetod.gpus.container_owners import ContainerOwners, GpuContainer
 from kinetod.gpus.gpu_types import GpuProcess, GpuState, Snapshot
 from kinetod.kubernetes.pod_resources import ContainerRef
+from support.waiting import scaled
 
 DATA = Path(__file__).parents[3] / "data/cgroups"
 ID = "4f6d0c1e9b3a57820d1c4e6f8a9b0c2d3e4f5061728394a5b6c7d8e9f0a1b2c3"
@@ -33,7 +34,7 @@ def test_processes_of_one_pod_are_one_owner_and_those_of_the_host_none(tmp_path:
     process(tmp_path, 7, "v2-containerd-systemd", "POD_NAME=train-0\0POD_NAMESPACE=ml\0")
     process(tmp_path, 8, "v2-containerd-systemd", "POD_NAME=train-0\0POD_NAMESPACE=ml\0")
     process(tmp_path, 9, "v2-login-session", "POD_NAME=nonsense\0")
-    owners = ContainerOwners("node7", proc=tmp_path)
+    owners = ContainerOwners("node7", proc=tmp_path, deadline_s=scaled(20))
     assert owners(snapshot(a=(7, 8, 9), b=(9, 10), c=())) == {"a": [IN_POD]}
 
 
@@ -46,7 +47,7 @@ def test_variables_count_in_pods_only(tmp_path: Path) -> None:
 
 def test_names_are_read_once_for_a_container_and_forgotten_with_it(tmp_path: Path) -> None:
     process(tmp_path, 7, "v2-containerd-systemd", "POD_NAME=train-0\0POD_NAMESPACE=ml\0")
-    owners = ContainerOwners("node7", proc=tmp_path)
+    owners = ContainerOwners("node7", proc=tmp_path, deadline_s=scaled(20))
     assert owners(snapshot(a=(7,))) == {"a": [IN_POD]}
     (tmp_path / "7/environ").write_text("POD_NAME=other\0POD_NAMESPACE=ml\0")
     assert owners(snapshot(a=(7,))) == {"a": [IN_POD]}

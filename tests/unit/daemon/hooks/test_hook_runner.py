@@ -179,7 +179,7 @@ def test_what_comes_on_top_of_the_waiting_ones_is_dropped(caplog: pytest.LogCapt
 
 
 def test_a_stop_lets_what_waits_run_but_not_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hook_runner, "STOP_S", scaled(0.1))
+    monkeypatch.setattr(hook_runner, "STOP_S", scaled(1))
     quick, stuck = Hook(), Hook(name="stuck")
     stuck.open.clear()
     before = count("dropped")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from kinetod.hooks.http_post import ReceiverAnswer, post
+from support.waiting import scaled
 
 HEAD = b"HTTP/1.1 %d Because\r\n%s\r\n\r\n"
 TOKEN = "glc_" + "0123456789abcdef" * 4
@@ -39,7 +40,7 @@ def until_the_client_gives_up(connection: socket.socket) -> None:
 
 
 def posted(url: str, *secrets: str) -> ReceiverAnswer:
-    return post(url, b"body", {}, ca_file="", timeout_s=2, secrets=secrets)[0]
+    return post(url, b"body", {}, ca_file="", timeout_s=scaled(2), secrets=secrets)[0]
 
 
 @pytest.mark.parametrize(

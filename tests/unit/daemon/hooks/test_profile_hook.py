@@ -11,6 +11,7 @@ from kinetod.hooks import profile_hook
 from kinetod.hooks.hook_types import FOLDER_VARIABLE, Ended, HookOutcome, HookResult
 from kinetod.hooks.profile_hook import ProfileHook
 from support.profiles.receiver import secret_file
+from support.waiting import scaled
 
 CONFIG = Config(listen=(), agent_socket=Path("/a"), state_dir=Path("/s"))
 ADDRESS = "otlp+http://127.0.0.1:9"
@@ -57,9 +58,9 @@ def test_a_try_that_is_cut_short_is_not_repeated_from_its_beginning(
     monkeypatch.setattr(profile_hook, "_OWN_S", 0.0)
     asked = script(monkeypatch, tmp_path, """echo '{"sent": "1-9"}'""", "exec sleep 60")
     made = hook()
-    outcome = called(made, 0.5)
+    outcome = called(made, scaled(1))
     assert (outcome.result, outcome.again) == (HookResult.TIMEOUT, True)
-    called(made, 0.5)
+    called(made, scaled(1))
     assert json.loads(asked.read_text())["sent"] == ["1-9"]
 
 

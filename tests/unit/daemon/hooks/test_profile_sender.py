@@ -24,6 +24,7 @@ from support.profiles import pprof
 from support.profiles.receiver import ProfileReceiver, grpc_receiver, http_receiver, secret_file
 from support.profiles.small_trace import profiled
 from support.trace_files.traces import trace
+from support.waiting import scaled
 
 TARGETS = ["1-9", "2-9"]
 
@@ -69,7 +70,8 @@ def receiver(otlp: ProfileReceiver) -> ProfileReceiver:
 
 
 def to(receiver: ProfileReceiver, folder: Path, targets: Sequence[str] = TARGETS, **more: Any) -> ProfileDelivery:
-    return ProfileDelivery(address=receiver.address, folder=str(folder), targets=list(targets), **more)
+    how = {"timeout_s": scaled(30), **more}
+    return ProfileDelivery(address=receiver.address, folder=str(folder), targets=list(targets), **how)
 
 
 def sent(delivery: ProfileDelivery) -> tuple[ReceiverAnswer, list[str]]:
@@ -102,8 +104,9 @@ def test_otlp_over_grpc_is_taken_by_opentelemetry_s_own_service(folder: Path, tm
     headers = secret_file(tmp_path / "headers", "Authorization: Bearer t0ken\n")
     with grpc_receiver() as receiver:
         delivery = ProfileDelivery(
-            address=receiver.address, folder=str(folder), targets=TARGETS, headers_file=str(headers)
-        )
+            address=receiver.address, folder=str(folder), targets=TARGETS, headers_file=str(headers),
+            timeout_s=scaled(30),
+        )  # fmt: skip
         assert sent(delivery) == (ReceiverAnswer(), ["1-9", "2-9"])
     assert [each["service.name"] for each in attributes(receiver)] == ["train.py", "train.py"]
     assert {push.headers["authorization"] for push in receiver.pushes} == {"Bearer t0ken"}

@@ -1,6 +1,7 @@
 """Programs that are run with a deadline and leave nothing behind."""
 
 import asyncio
+import gc
 import os
 import sys
 from collections.abc import Mapping
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 from kinetod.hooks.program_run import MAX_OUTPUT_BYTES, NICE, Exit, run_program
 from support.machine.descriptors import open_files
-from support.waiting import soon, until
+from support.waiting import scaled, soon, until
 
 ENVIRON = {"PATH": os.environ["PATH"]}
 
@@ -48,7 +49,7 @@ def test_it_has_a_low_priority() -> None:
 def test_at_its_deadline_it_is_asked_to_end() -> None:
     code = "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(print('asked')))\nsignal.pause()"
     ready = "print('ready', flush=True)\n"
-    assert run(code.replace("signal.pause()", ready + "signal.pause()"), timeout_s=3) == Exit(
+    assert run(code.replace("signal.pause()", ready + "signal.pause()"), timeout_s=scaled(3)) == Exit(
         status=None, output=b"ready\nasked\n"
     )
 
@@ -73,6 +74,7 @@ def _is_zombie(pid: int) -> bool:
 
 
 def test_a_program_that_cannot_be_started_is_an_error_and_leaks_nothing() -> None:
+    gc.collect()  # what other tests have left
     before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(3):
         with pytest.raises(FileNotFoundError):
@@ -93,6 +95,7 @@ def test_a_caller_that_is_cancelled_at_any_moment_leaves_no_descriptor_behind() 
 
     async def scenario() -> None:
         await cancelled(0)
+        gc.collect()  # what other tests have left
         before = len(open_files(os.getpid()))
         for turns in range(12):
             await cancelled(turns)

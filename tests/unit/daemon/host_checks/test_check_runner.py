@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 from kinetod.attach.finding import Status
+from kinetod.host_checks import check_runner
 from kinetod.host_checks.check_protocol import CheckQuestion
 from kinetod.host_checks.check_runner import HostLooker, Looked
 from kinetod.profilers.profiler_scan import ProfilingTool, Scan
+from support.waiting import scaled
 
 QUESTION = CheckQuestion(daemon_pid=os.getpid(), store="/", needed_bytes=0, helper=False)
 SAY = (
@@ -21,10 +23,15 @@ SAY = (
 def look(code: str | None = None, deadline_s: float = 20) -> Looked:
     async def ask() -> Looked:
         if code is None:
-            return await HostLooker().look(QUESTION)
+            return await HostLooker(deadline_s=scaled(60)).look(QUESTION)
         return await HostLooker(command=(sys.executable, "-S", "-c", code), deadline_s=deadline_s).look(QUESTION)
 
     return asyncio.run(ask())
+
+
+@pytest.fixture(autouse=True)
+def an_answer_is_not_old_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check_runner, "MAX_AGE_S", 1000.0)
 
 
 def test_all_checks_are_made_on_this_host(tmp_path: Path) -> None:
@@ -39,7 +46,7 @@ def test_all_checks_are_made_on_this_host(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("code", "deadline_s", "why"),
     [
-        (f"{SAY} sys.stdin = open(0); import signal; signal.pause()", 2, "did not end within 2 s"),
+        (f"{SAY} sys.stdin = open(0); import signal; signal.pause()", scaled(2), "did not end within "),
         (f"{SAY} import os; os.kill(os.getpid(), 9)", 20, "failed (exit status -9)"),
         (f"{SAY} raise SystemExit(0)", 20, "it ended early"),
         (f"{SAY} print('nonsense')", 20, "its answer is invalid"),
@@ -100,7 +107,7 @@ print('{"scan":{"profilers":[{"product":"nvprof","pid":7},{"product":"DCGM","pid
     ("helper", "deadline_s", "found"),
     [
         (Helper(), 20, [("Nsight Systems", 7), ("Nsight Systems", 8), ("DCGM", 9)]),
-        (Helper(takes_s=600), 1, [("nvprof", 7), ("DCGM", 9)]),
+        (Helper(takes_s=600), scaled(2), [("nvprof", 7), ("DCGM", 9)]),
         (None, 20, [("nvprof", 7), ("DCGM", 9)]),
     ],
     ids=["asked", "too late", "none"],

@@ -5,6 +5,7 @@ from kinetod.attach.finding import Status
 from kinetod.host_checks import clock_check
 from kinetod.host_checks.check_protocol import CheckQuestion
 from kinetod.host_checks.clock_check import Kernel, by_systemd, findings
+from support.waiting import scaled
 
 
 @pytest.mark.parametrize(
@@ -36,7 +37,10 @@ def test_the_kernel_of_this_host_answers() -> None:
         (("/none",), Status.UNKNOWN),
     ],
 )
-def test_where_the_kernel_may_not_be_asked_systemd_is(command: tuple[str, ...], status: Status) -> None:
+def test_where_the_kernel_may_not_be_asked_systemd_is(
+    command: tuple[str, ...], status: Status, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clock_check, "DEADLINE_S", scaled(20))
     assert by_systemd("Operation not permitted", command).status is status
 
 

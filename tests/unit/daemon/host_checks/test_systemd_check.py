@@ -6,6 +6,7 @@ import pytest
 from kinetod.attach.finding import Status
 from kinetod.host_checks import systemd_check
 from kinetod.host_checks.check_protocol import CheckQuestion
+from support.waiting import scaled
 
 SOCKET_ACTIVE = "ActiveState=active\nResult=success\nUnit"  # the service has more between the last two
 HELPER_IDLE = "ActiveState=inactive\nResult=success"
@@ -93,7 +94,10 @@ def test_a_daemon_started_by_hand_needs_no_units() -> None:
     assert found(text)["units"][0] is Status.OK
 
 
-def test_systemctl_is_asked_and_without_an_answer_it_is_unknown(tmp_path: Path) -> None:
+def test_systemctl_is_asked_and_without_an_answer_it_is_unknown(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(systemd_check, "DEADLINE_S", scaled(20))
     (tmp_path / "said").write_text(GOOD)
     assert [each.status for each in systemd_check.ask(QUESTION, ("cat", str(tmp_path / "said")))] == [Status.OK] * 3
     for command in (("false",), ("/none",)):

@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+import gc
 import os
 import socket
 import subprocess
@@ -9,15 +10,15 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from kinetod.kineto_ipc import namespace_upkeep, network_namespaces
+from kinetod.kineto_ipc import namespace_upkeep, network_namespaces, poll_thread
 from kinetod.kineto_ipc.network_namespaces import NamespacesSeen, inhabited, open_in, own_namespace
 from kinetod.kineto_ipc.poll_door import PollDoor
 from kinetod.processes.identity import ProcessKey
-from support.machine.namespaces import polled_namespaces
 from support.service.daemon import child_environ
 from support.waiting import soon
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make network namespaces")
+LOOKS = {"KINETO_USE_DAEMON": "1"}  # the environment of a process that looks for a daemon
 CLIENT = """
 import sys
 from support.peers.libkineto import Libkineto
@@ -35,9 +36,18 @@ sys.stdin.read()
 
 
 @pytest.fixture(autouse=True)
-def _alone() -> Iterator[None]:
-    with polled_namespaces():
-        yield
+def no_poll_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the thread that answers has not run."""
+    monkeypatch.setattr(poll_thread, "LATE_NS", 10**12)
+
+
+@pytest.fixture
+def unseen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests' daemons do not look for this test's namespaces, in which they would take the name first."""
+    own = f"USE_DAEMON_{uuid.uuid4().hex}"
+    monkeypatch.setattr(network_namespaces, "USE_DAEMON", own)
+    monkeypatch.delitem(LOOKS, "KINETO_USE_DAEMON")
+    monkeypatch.setitem(LOOKS, own, "1")
 
 
 class Inside:
@@ -65,7 +75,7 @@ class Inside:
 
 @contextlib.contextmanager
 def inside(code: str = CLIENT, **variables: str) -> Iterator[Inside]:
-    made = Inside(code, variables or {"KINETO_USE_DAEMON": "1"})
+    made = Inside(code, variables or LOOKS)
     try:
         yield made
     finally:
@@ -114,6 +124,7 @@ def test_the_number_of_namespaces_of_a_user_is_bounded(monkeypatch: pytest.Monke
 
 
 @needs_root
+@pytest.mark.usefixtures("unseen")
 def test_a_process_in_its_own_network_namespace_is_answered_as_long_as_it_lives() -> None:
     async def run() -> None:
         with inside() as client:
@@ -133,6 +144,7 @@ def test_a_process_in_its_own_network_namespace_is_answered_as_long_as_it_lives(
 
 
 @needs_root
+@pytest.mark.usefixtures("unseen")
 def test_namespaces_are_left_alone_if_nobody_can_say_whether_they_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         with inside() as client:
@@ -149,6 +161,7 @@ def test_namespaces_are_left_alone_if_nobody_can_say_whether_they_are_needed(mon
 
 
 @needs_root
+@pytest.mark.usefixtures("unseen")
 def test_a_namespace_with_a_daemon_of_its_own_is_left_to_that() -> None:
     with inside(HOLD) as holder:
         keys = inhabited(own_namespace())[holder.namespace]
@@ -157,6 +170,7 @@ def test_a_namespace_with_a_daemon_of_its_own_is_left_to_that() -> None:
 
 
 @needs_root
+@pytest.mark.usefixtures("unseen")
 def test_a_namespace_is_not_entered_for_a_process_that_is_another_by_now() -> None:
     with inside() as client:
         (key,) = inhabited(own_namespace())[client.namespace]
@@ -166,9 +180,11 @@ def test_a_namespace_is_not_entered_for_a_process_that_is_another_by_now() -> No
 
 
 @needs_root
+@pytest.mark.usefixtures("unseen")
 def test_nothing_is_left_open_behind_a_socket() -> None:
     with inside() as client:
         (key,) = inhabited(own_namespace())[client.namespace]
+        gc.collect()  # what other tests have left
         before = len(list(Path("/proc/self/fd").iterdir()))
         with open_in(client.namespace, [key]) as sock:
             assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED) == 1

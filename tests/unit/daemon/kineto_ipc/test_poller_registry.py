@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+import gc
 import os
 import subprocess
 import sys
@@ -350,6 +351,7 @@ def test_registrations_are_counted_by_job_and_gpu_and_are_no_polls() -> None:
 
 def test_every_descriptor_is_closed() -> None:
     descriptors = Path("/proc/self/fd")
+    gc.collect()  # what other tests have left
     before = len(list(descriptors.iterdir()))
 
     async def test(scene: Scene) -> None:

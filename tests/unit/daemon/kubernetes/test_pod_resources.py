@@ -13,6 +13,7 @@ from kineto_protos.kubelet.v1 import pod_resources_pb2 as pb
 from kinetod.kubernetes import pod_resources
 from kinetod.kubernetes.pod_resources import ContainerRef, HeldDevice, KubeletClient, KubeletError
 from support.peers.kubelet import GPU_0, GPU_1, LLAMA, kubelet, pod
+from support.waiting import scaled
 
 MIG = "MIG-0a55c0de-8c5d-6d1f-0a55-4d7f0f0d5f10"
 SERVICE = "v1.PodResourcesLister"
@@ -83,7 +84,7 @@ def test_what_a_newer_kubelet_says_besides_is_passed_over(tmp_path: Path) -> Non
         server.add_insecure_port(f"unix:{tmp_path}/kubelet.sock")
         await server.start()
         try:
-            return await KubeletClient(tmp_path / "kubelet.sock").devices()
+            return await KubeletClient(tmp_path / "kubelet.sock", deadline_s=scaled(20)).devices()
         finally:
             await server.stop(0)
 
@@ -98,11 +99,13 @@ def test_an_answer_beyond_grpc_s_usual_limit_is_taken(tmp_path: Path) -> None:
     assert len(gpus_of(tmp_path, *many)) == 25_000
 
 
-def failure(tmp_path: Path, answer: Callable[[Any], Any], deadline_s: float = 5) -> str:
+def failure(tmp_path: Path, answer: Callable[[Any], Any], deadline_s: float | None = None) -> str:
+    within_s = scaled(20) if deadline_s is None else deadline_s
+
     async def ask() -> str:
         async with kubelet(tmp_path / "kubelet.sock", answer):
             with pytest.raises(KubeletError) as raised:
-                await KubeletClient(tmp_path / "kubelet.sock", deadline_s=deadline_s).devices()
+                await KubeletClient(tmp_path / "kubelet.sock", deadline_s=within_s).devices()
             return str(raised.value)
 
     return asyncio.run(ask()).replace(str(tmp_path), "TMP")
@@ -140,7 +143,7 @@ def give(answer: pb.ListPodResourcesResponse, context: Any) -> pb.ListPodResourc
 
 
 def test_a_kubelet_that_was_started_again_is_asked_without_more_ado(tmp_path: Path) -> None:
-    client = KubeletClient(tmp_path / "kubelet.sock")
+    client = KubeletClient(tmp_path / "kubelet.sock", deadline_s=scaled(20))
 
     async def ask() -> list[int]:
         counts = []

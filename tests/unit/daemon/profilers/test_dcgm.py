@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from kinetod.profilers.dcgm import Profiling, profiling
+from support.waiting import scaled
 
 LIST = """\
 +-----------+--------------------+--------------------------------------------------+
@@ -40,7 +41,7 @@ def dcgmi(folder: Path, script: str) -> tuple[str]:
 def test_the_state_of_the_module_is_told(tmp_path: Path, state: str, expected: Profiling) -> None:
     (tmp_path / "said").write_text(LIST.format(state=state))
     command = dcgmi(tmp_path, f'[ "$*" = "modules --list" ] && cat {tmp_path}/said')
-    assert profiling(command) == (expected, "")
+    assert profiling(command, deadline_s=scaled(20)) == (expected, "")
 
 
 @pytest.mark.parametrize(
@@ -55,7 +56,7 @@ def test_the_state_of_the_module_is_told(tmp_path: Path, state: str, expected: P
     ],
 )
 def test_an_answer_without_it_is_unknown_with_the_reason(tmp_path: Path, script: str, why: str) -> None:
-    state, text = profiling(dcgmi(tmp_path, script))
+    state, text = profiling(dcgmi(tmp_path, script), deadline_s=scaled(20))
     assert state is Profiling.UNKNOWN
     assert why in text
 

@@ -61,8 +61,12 @@ def request(*gpus: int, **more: Any) -> pb.WatchCountersRequest:
 
 
 async def first(watcher: CounterWatcher, asked: pb.WatchCountersRequest, caller: Caller) -> pb.CounterMeans:
+    """The first means of any samples."""
     async with aclosing(cast(AsyncGenerator[pb.CounterMeans, None], watcher.watch(asked, caller))) as stream:
-        return await stream.__anext__()
+        means = await stream.__anext__()
+        while not any(gpu.samples for gpu in means.gpus):
+            means = await stream.__anext__()
+        return means
 
 
 def test_a_user_watches_the_gpus_on_which_only_own_processes_are() -> None:

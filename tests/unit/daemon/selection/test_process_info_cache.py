@@ -32,7 +32,10 @@ async def shown(facts: RecentFacts, pids: Sequence[int]) -> list[int]:
     return [each.key.pid for each in await facts.get(pids)]
 
 
-def test_processes_with_an_agent_are_not_read_again_at_once() -> None:
+def test_processes_with_an_agent_are_not_read_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FRESH_S", "SHOWN_S"):
+        monkeypatch.setattr(process_info_cache, name, 1000)
+
     async def scenario() -> None:
         reader = Reader()
         facts = RecentFacts(reader, reader.is_steady)

@@ -231,10 +231,13 @@ os.wait()
     with (
         subprocess.Popen([sys.executable, "-c", forking], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as python,
         subprocess.Popen(["sh", "-c", f"read x; : {mark}"], stdin=subprocess.PIPE) as shell,
-        subprocess.Popen([sys.executable, "-c", "input()", mark], stdin=subprocess.PIPE) as other,
+        subprocess.Popen(
+            [sys.executable, "-c", "print(1, flush=True); input()", mark], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as other,
     ):
-        assert python.stdout is not None
-        python.stdout.readline()
+        for each in (python, other):
+            assert each.stdout is not None
+            each.stdout.readline()
         try:
             assert selected(pb.Selector(command_regex=mark)) == {python.pid, other.pid}
             assert selected(pb.Selector(command_regex=mark), attachable=False) == set()

@@ -6,6 +6,7 @@ import sys
 import pytest
 from kinetod.supervise import child
 from kinetod.supervise.child import ProcessEnd
+from support.waiting import scaled
 
 
 def ask(code: str, deadline_s: float = 60) -> tuple[list[bytes], ProcessEnd]:
@@ -20,7 +21,7 @@ def test_the_lines_of_the_answer_the_status_and_the_last_words_are_told() -> Non
 
 
 def test_what_came_before_the_deadline_is_kept() -> None:
-    lines, ended = ask("print('early', flush=True); signal.pause()", deadline_s=2)
+    lines, ended = ask("print('early', flush=True); signal.pause()", deadline_s=scaled(3))
     assert (lines, ended) == ([b"early\n"], ProcessEnd(status=None))
 
 

@@ -15,6 +15,7 @@ from kinetod.trace_writing import writer_messages as messages
 from kinetod.trace_writing.writer_messages import PlaceTraces
 from kinetod.trace_writing.writer_policy import WriterPolicy
 from kinetod.trace_writing.writer_server import HANG_S, REQUESTS_PER_SECOND, WriterService
+from support.waiting import scaled
 
 OTHER = 61001
 OK = ("/bin/echo", '[""]')
@@ -131,7 +132,7 @@ def test_who_hung_is_refused_for_a_while_and_others_are_served(tmp_path: Path, m
 
     async def work() -> None:
         assert await said(service, asked) == ["the folder did not answer within 0.2 s"]
-        service._command = OK
+        service._command, service._check_s = OK, scaled(20)
         (again,) = await said(service, asked)
         assert again.startswith("the folder did not answer within 0.2 s a moment ago")
         assert await said(service, PlaceTraces(uid=OTHER + 1, folder=str(tmp_path))) == [""]
@@ -174,12 +175,13 @@ def test_as_long_as_a_process_cannot_be_ended_its_user_is_refused(
     holding = tmp_path / "pid"
     # A process that the service does not know of keeps the pipe, as one does that the kernel does not release.
     script = f"/bin/sleep 1000 </dev/null >/dev/null 2>&1 & echo $! > {holding}; exec /bin/sleep 1000"
-    service = WriterService(lambda: policy(tmp_path), command=("/bin/sh", "-c", script), check_s=0.3, clock=clock)
+    command = ("/bin/sh", "-c", script)
+    service = WriterService(lambda: policy(tmp_path), command=command, check_s=scaled(1), clock=clock)
     asked = PlaceTraces(uid=OTHER, folder=str(tmp_path))
 
     async def work() -> None:
         await said(service, asked)
-        service._command = OK
+        service._command, service._check_s = OK, scaled(20)
         clock.now += HANG_S + 1
         assert "a moment ago" in (await said(service, asked))[0]
         pid = int(holding.read_text())

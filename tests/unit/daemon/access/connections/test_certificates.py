@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,7 @@ def test_files_are_looked_at_once_a_second_at_most(files: TlsFiles, authority: A
 def test_half_of_a_renewal_is_not_taken_until_the_other_half_is_there(
     files: TlsFiles, authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
+    os.utime(files.certificate, (0, 0))  # else it may be as old as the new one, by the clock of a file system
     certificates = Certificates(files, Clock())
     new = authority.issue(dns="localhost")
     files.certificate.write_bytes(new.certificate)

@@ -18,9 +18,9 @@ from kinetod.access.peers import Peer
 from kinetod.base.errors import StartError
 from kinetod.config.addresses import ListenAddress
 from kinetod.permissions.role_policy import Via
-from support.waiting import soon
+from support.waiting import scaled, soon
 
-DEADLINE_S = 10
+DEADLINE_S = scaled(10)
 
 
 class Parts:

@@ -15,6 +15,7 @@ from kinetod.attach.inspect.target_image import TargetImage
 from kinetod.attach.methods.native_thread import NativeThread
 from kinetod.attach_helper.attempt import bring_in
 from support.agent.agent_daemon import Connection, Daemon, start_request
+from support.losses import without_losses
 from support.machine import native
 from support.machine.descriptors import open_files
 from support.targets.live_target import PROGRAM, LiveTarget, pythons
@@ -62,7 +63,7 @@ def test_an_attached_agent_records_and_leaves_no_trace(target: LiveTarget) -> No
     connection, hello = target.welcome()
     assert hello.pid == target.pid
     result = record(connection)
-    assert (result.outcome, result.warnings) == ("done", [])
+    assert (result.outcome, without_losses(result.warnings)) == ("done", [])
     stacks = {sample.stack[:2] for sample in connection.arenas[0].samples()}
     assert stacks == {("<module>", "serve")}
     assert target.ask("'threading' in sys.modules") == has_threading
@@ -170,9 +171,9 @@ def test_the_lowest_numbers_stay_the_programs(target: LiveTarget) -> None:
 def test_a_bootstrap_that_was_given_up_does_not_disturb_the_next_one(target: LiveTarget) -> None:
     before = target.descriptors()
     first, second = waiting_for_the_agent(target), waiting_for_the_agent(target)
-    payload.send(first.socket, target.pid, Deadline(30))
+    payload.send(first.socket, target.pid, Deadline(scaled(30)))
     first.expect(wire.Hello)
-    payload.send(second.socket, target.pid, Deadline(30))
+    payload.send(second.socket, target.pid, Deadline(scaled(30)))
     second.socket.settimeout(scaled(30))
     second.expect(wire.Hello)
     first.expect_end()
@@ -351,8 +352,9 @@ def test_a_profiler_of_all_threads_sees_nothing_of_a_capture(target: LiveTarget)
 def native_agent(target: LiveTarget) -> Connection:
     """Brought in as the daemon does it, with a stop."""
     boot = bootstrap.make(time.time_ns())
-    taken = bring_in(TargetImage(target.pid), [NativeThread()], boot, Deadline(30))
-    payload.send(taken.channel, target.pid, Deadline(30))
+    payload.agent()  # packed once, which can take longer than the bootstrap waits
+    taken = bring_in(TargetImage(target.pid), [NativeThread()], boot, Deadline(scaled(30)))
+    payload.send(taken.channel, target.pid, Deadline(scaled(30)))
     connection = Connection(taken.channel)
     taken.channel.settimeout(scaled(30))
     connection.expect(wire.Hello)

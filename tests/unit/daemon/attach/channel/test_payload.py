@@ -106,6 +106,7 @@ def test_a_program_that_cannot_be_read_is_gone(tmp_path: Path) -> None:
 
 def answered(answer: bytes | None, seconds: float = 20) -> tuple[AttachCode, str]:
     """What `send` says when the target answers so; None: it hangs up."""
+    payload.agent()  # packed once, which counts as loading
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
     def target() -> None:
@@ -121,7 +122,7 @@ def answered(answer: bytes | None, seconds: float = 20) -> tuple[AttachCode, str
     thread = threading.Thread(target=target)
     thread.start()
     with ours, theirs, pytest.raises(AttachError) as caught:
-        payload.send(ours, os.getpid(), Deadline(seconds))
+        payload.send(ours, os.getpid(), Deadline(scaled(seconds)))
     thread.join()
     return caught.value.code, caught.value.reason
 
@@ -139,6 +140,7 @@ def test_a_target_that_hangs_up_and_lives_has_closed_the_channel() -> None:
 
 
 def test_a_target_that_says_nothing_is_a_timeout() -> None:
+    payload.agent()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     begin = time.monotonic()
     with ours, theirs, pytest.raises(AttachError, match="did not load the agent in time") as caught:

@@ -60,13 +60,13 @@ def test_a_channel_that_was_made_as_another_user_is_none(descriptors: list[int])
 def test_one_look_is_taken_even_without_time() -> None:
     begin = time.monotonic()
     assert await_channel(os.getpid(), 1, Deadline(0)) is None
-    assert time.monotonic() - begin < scaled(1)
+    assert time.monotonic() - begin < scaled(10)
 
 
 def test_the_wait_ends_with_the_deadline() -> None:
     begin = time.monotonic()
     assert await_channel(os.getpid(), 1, Deadline(0.1)) is None
-    assert 0.1 <= time.monotonic() - begin < scaled(2)
+    assert 0.1 <= time.monotonic() - begin < scaled(10)
 
 
 def test_a_channel_of_another_token_is_not_taken(descriptors: list[int]) -> None:

@@ -10,7 +10,7 @@ from kinetod.attach.attach_types import Deadline
 from kinetod.attach.inject.arch import Point
 from kinetod.attach.inject.injection import CallRequest, Plan, hand_over
 from kinetod.attach.inspect.target_image import TargetImage
-from support.waiting import until
+from support.waiting import scaled, until
 
 SOURCE = Path(__file__).parent / "native" / "registers_x86_64.S"
 HAND_OVERS = 40
@@ -55,7 +55,7 @@ def test_every_register_is_as_it_was(tmp_path: Path, mode: list[str]) -> None:
                 return CallRequest(placed[0], ())
 
             for _time in range(HAND_OVERS):
-                outcome = hand_over(image, Plan(AnyPoint(image), request, (CLOBBER,)), Deadline(5.0))
+                outcome = hand_over(image, Plan(AnyPoint(image), request, (CLOBBER,)), Deadline(scaled(20)))
                 assert outcome.result == 7
                 image.refresh()
                 assert process.poll() is None

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from kinetod.attach.attach_types import AttachCode, AttachError
 from kinetod.attach.inspect.target_image import Mapping, TargetImage, _modules
+from support.service import subjects
 from support.targets.engine_target import PYENV, engine_target, pythons, version_of
 from support.targets.python_versions import other_versions_slow
 from support.waiting import until
@@ -25,7 +26,7 @@ def test_the_interpreter_and_its_version_are_found(tmp_path: Path, executable: s
 def test_a_program_without_python_has_none() -> None:
     with subprocess.Popen(["sleep", "60"]) as process:
         try:
-            until(lambda: "libc" in Path(f"/proc/{process.pid}/maps").read_text(), "it is loaded")
+            until(lambda: subjects.state(process.pid) == "S", "it sleeps: it is loaded")
             image = TargetImage(process.pid)
             assert image.exe.endswith(("sleep", "coreutils"))
             assert image.python is None

@@ -8,13 +8,17 @@ import pytest
 from kinetod.attach.attach_types import AttachCode, AttachError, Bootstrap, Deadline
 from kinetod.attach.inspect.target_image import TargetImage
 from kinetod.attach.methods.pending_call import PendingCall
-from support.targets.engine_target import engine_target, needs_ptrace, pythons, version_of
+from support.targets.engine_target import EngineTarget, engine_target, needs_ptrace, pythons, version_of
 from support.targets.python_versions import other_versions_slow
 from support.waiting import until
 
 pytestmark = needs_ptrace
 METHOD = PendingCall()
 SECONDS = 10.0
+
+
+def until_alone(target: EngineTarget) -> None:
+    until(lambda: len(list(Path(f"/proc/{target.pid}/task").iterdir())) == 1, "the threads have ended")
 
 
 @pytest.mark.parametrize("executable", other_versions_slow(pythons()), ids=version_of)
@@ -25,7 +29,7 @@ def test_a_busy_main_thread_runs_the_bootstrap_and_computes_on(tmp_path: Path, e
             assert stop.tid == target.pid
             assert stop.stopped_ns > 0
             target.until_marked(times)
-            until(lambda: len(list(Path(f"/proc/{target.pid}/task").iterdir())) == 1, "the thread has ended")
+            until_alone(target)
         report = target.finish()
     assert report["mask"] == 0
     assert report["threads"] == 1
@@ -75,11 +79,12 @@ def test_one_page_stays_per_hand_over(tmp_path: Path) -> None:
         for times in range(1, 6):
             METHOD.hand_over(TargetImage(target.pid), target.bootstrap(), Deadline(SECONDS))
             target.until_marked(times)
+            until_alone(target)
         maps = TargetImage(target.pid).maps
         pages = [mapping for mapping in maps if mapping.start >> 32 == 0x6B69]
         assert sum(mapping.end - mapping.start for mapping in pages) == 5 * 4096
         # Those pages are one mapping; the library's changed page splits its mapping; and the C library keeps the
-        # threads' stacks (and guards) and heaps (and reserves) for the next ones: two pairs of them may live at once.
+        # threads' stacks (and guards) and heaps (and reserves) for the next ones: two of them may live at once.
         assert len(maps) <= before + 16
         target.finish()
 

@@ -20,6 +20,7 @@ every_python = pytest.mark.parametrize("executable", other_versions_slow(pythons
 # It does not rest, and gets nowhere.
 _WAITS = "lock = modules['_thread'].allocate_lock()\nlock.acquire()\nlock.acquire(timeout=30)\n"
 _FOR_EVER = struct.pack("<i", -1)
+_QUEUED_OFFSET = 16  # struct python_turns: rest, over, queueing, handed, queued
 
 
 # Its interpreter ends with threads that want the GIL, a moment after its standard input. In CPython 3.10.13, a thread
@@ -65,10 +66,21 @@ def name(task: Path) -> str:
         return ""
 
 
+def caring(target: EngineTarget) -> Path:
+    """The thread that looks after ours."""
+    (task,) = (task for task in tasks(target) if name(task) == "kineto-turns")
+    return task
+
+
+def sleeps_for_ever(target: EngineTarget) -> bool:
+    """Whether that thread is in a futex(2) whose fourth argument, the time limit, is none."""
+    return (caring(target) / "syscall").read_text().split()[4:5] == ["0x0"]
+
+
 def switches(target: EngineTarget, after_s: float = 0.0) -> str:
     """How often that thread has slept. after_s: time in which it may sleep again, which is what is tested."""
     time.sleep(after_s)
-    (task,) = (task for task in tasks(target) if name(task) == "kineto-turns")
+    task = caring(target)
     (line,) = (line for line in (task / "status").read_text().splitlines() if line.startswith("voluntary"))
     return line
 
@@ -103,7 +115,9 @@ def test_a_thread_of_ours_that_rests_is_given_nothing(tmp_path: Path) -> None:
         handed = begin(target.pid, _WAITS)
         until(lambda: handed.turns_given() > 3, "it is given away")
         handed.target.memory.write(handed.address + TURNS_OFFSET, _FOR_EVER)
-        until(lambda: switches(target) == switches(target, after_s=0.1), "the thread that looks after it sleeps")
+        until(lambda: sleeps_for_ever(target), "the thread that looks after it sleeps")
+        queued = handed.address + TURNS_OFFSET + _QUEUED_OFFSET
+        until(lambda: handed.target.memory.u32(queued) == 0, "the last call has come")
         given = handed.turns_given()
         assert switches(target) == switches(target, after_s=0.2)
         assert handed.turns_given() == given

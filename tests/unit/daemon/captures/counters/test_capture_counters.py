@@ -17,6 +17,7 @@ from kinetod.captures.counters import capture_counters
 from kinetod.captures.counters.capture_counters import CaptureCounters, CounterSource, TargetSampling, file_bytes
 from kinetod.captures.counters.counter_request import SamplingRequest
 from kinetod.captures.counters.gpu_access import GpuAccess
+from kinetod.counters import counter_client, sampler_server
 from kinetod.counters.counter_client import CounterClient
 from kinetod.counters.interface import CounterCode, CounterError, Sampling, WantedCounters
 from kinetod.counters.power.power_recording import PowerRecording
@@ -25,7 +26,7 @@ from kinetod.permissions.role_policy import Caller, Role, Via
 from support.counters.in_process import InProcess
 from support.counters.memory_backend import MemoryBackend
 from support.counters.shared_gpus import SharedGpus
-from support.waiting import soon
+from support.waiting import scaled, soon
 
 ME, OTHER = 1000, 1001
 FIRST, SECOND, STRANGER = 11, 12, 13
@@ -41,6 +42,15 @@ def no_power(monkeypatch: pytest.MonkeyPatch) -> None:
         return PowerRecording({}, {})
 
     monkeypatch.setattr(capture_counters, "record_power", none)
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that are late are no losses here; a test that is about a deadline has its own."""
+    for name in ("DEADLINE_S", "COVER_S", "END_S"):
+        monkeypatch.setattr(capture_counters, name, scaled(20))
+    monkeypatch.setattr(counter_client, "STOP_S", scaled(30))
+    monkeypatch.setattr(sampler_server, "STOP_S", scaled(20))
 
 
 gpus_with = partial(SharedGpus, owners=OWNERS)
@@ -116,7 +126,7 @@ def test_each_target_has_the_gpus_that_it_uses_and_the_last_one_ends_them(tmp_pa
 def test_a_target_that_is_done_does_not_end_the_sampling_of_one_that_still_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(capture_counters, "COVER_S", 0.5)
+    monkeypatch.setattr(capture_counters, "COVER_S", scaled(1))
 
     async def body(sampled: Sampled) -> None:
         await sampled.counters.begin(0)

@@ -62,7 +62,7 @@ def kernel() -> Kernel:
 def readings(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> KernelReadings:
     ticks = iter(range(1_000, 10_000_000, 1_000))
     monkeypatch.setattr("kinetod.captures.target.kernel_readings.time.time_ns", lambda: next(ticks))
-    return KernelReadings(KEY, open_reader=lambda _pid: kernel)  # type: ignore[arg-type,return-value]
+    return KernelReadings(KEY, clock=lambda: 0.0, open_reader=lambda _pid: kernel)  # type: ignore[arg-type,return-value]
 
 
 def rows(readings: KernelReadings) -> list[tuple[int, ...]]:

@@ -141,6 +141,7 @@ def stopped_after(wanted: int, step: Callable[[int], None]) -> int:
     every.start()
     assert enough.wait(scaled(20))
     every.stop()
+    every._thread.join(scaled(20))
     assert not every._thread.is_alive()
     return len(made)
 
