@@ -30,6 +30,16 @@ if importlib.util.find_spec("hypothesis"):  # the agent's tests run without it, 
     )
     settings.register_profile("search", settings.get_profile("any machine"), derandomize=False, max_examples=2000)
     settings.load_profile("any machine")
+    _name = "hypothesis.internal.conjecture.providers"
+    _provider = importlib.import_module(_name) if importlib.util.find_spec(_name) else None
+
+    def _same_constants() -> object:
+        """None of the product's modules, whose constants hypothesis tries: which are imported differs by worker."""
+        return _provider.Constants() if _provider and settings().derandomize else _imported_constants()
+
+    if _provider and hasattr(_provider, "_get_local_constants"):  # older versions try none
+        _imported_constants = _provider._get_local_constants
+        vars(_provider)["_get_local_constants"] = _same_constants
 
 
 @pytest.hookimpl(trylast=True)

@@ -224,7 +224,7 @@ def opened(source: Source, stack: ExitStack) -> Trace:
 
 
 def _map(executor: Executor, sources: Sequence[Source], requests: Sequence[Request]) -> list[Contribution]:
-    futures = [executor.submit(contribute, source, requests) for source in sources]
+    futures = [_submitted(executor, source, requests) for source in sources]
     contributions = [_result(future, source, requests) for future, source in zip(futures, sources, strict=True)]
     for place, contribution in enumerate(contributions):
         if contribution.died:
@@ -232,6 +232,15 @@ def _map(executor: Executor, sources: Sequence[Source], requests: Sequence[Reque
                 again = own.submit(contribute, contribution.source, requests)
                 contributions[place] = _result(again, contribution.source, requests)
     return contributions
+
+
+def _submitted(executor: Executor, source: Source, requests: Sequence[Request]) -> "Future[Contribution]":
+    try:
+        return executor.submit(contribute, source, requests)
+    except BrokenProcessPool as exc:  # of an earlier trace, while the others were still being handed over
+        died: Future[Contribution] = Future()
+        died.set_exception(exc)
+        return died
 
 
 def _result(future: "Future[Contribution]", source: Source, requests: Sequence[Request]) -> Contribution:

@@ -96,10 +96,15 @@ def _launching_device_code() -> Path:
     """A source with the section that nvcc makes of it."""
     content = ", ".join(map(str, device_code.fatbin(device_code.LAUNCHING)))
     attributes = '__attribute__((section(".nv_fatbin"), used, aligned(8)))'
-    path = CACHE / "device_code" / "launching.c"
+    return _source("device_code/launching.c", f"{attributes} static const unsigned char code[] = {{{content}}};\n")
+
+
+def _source(name: str, text: str) -> Path:
+    """A made-up source, which is whole whenever another worker reads it."""
+    path = CACHE / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f"launching.{os.getpid()}")
-    scratch.write_text(f"{attributes} static const unsigned char code[] = {{{content}}};\n")
+    scratch = path.with_name(f"{path.stem}.{os.getpid()}")
+    scratch.write_text(text)
     scratch.replace(path)
     return path
 
@@ -119,11 +124,7 @@ def has_sanitizer(name: str) -> bool:
     """Whether this machine's compiler can build and run programs with -fsanitize=`name`."""
     if shutil.which(compiler()) is None:
         return False
-    source = CACHE / "sanitizer_probe.c"
-    source.parent.mkdir(parents=True, exist_ok=True)
-    scratch = source.with_name(f"sanitizer_probe.{os.getpid()}")
-    scratch.write_text("int main(void) { return 0; }\n")
-    scratch.replace(source)  # another test may be reading it
+    source = _source("sanitizer_probe.c", "int main(void) { return 0; }\n")
     try:
         program = build(f"probe_{name.replace(',', '_')}", [source], [f"-fsanitize={name}"])
     except AssertionError:

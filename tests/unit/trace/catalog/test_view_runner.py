@@ -1,6 +1,8 @@
+import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -122,6 +124,15 @@ def test_a_worker_that_dies_takes_no_other_rank_along(tmp_path: Path, monkeypatc
     assert result.values("rank") == [0, 2]
     assert "rank 1 is missing" in result.notes[0]
     assert "the process that read it died: it ran out of memory" in result.notes[0]
+
+
+def test_a_worker_that_dies_before_all_ranks_are_handed_over_takes_none_of_them_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(view_runner, "pool", lambda sources, workers: ThreadPoolExecutor(workers))
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as executor:
+        assert isinstance(executor.submit(os._exit, 9).exception(), BrokenProcessPool)
+        assert run_view(LONGEST, ranks(tmp_path, 5, 9), executor=executor).values("duration") == [5, 9]
 
 
 def test_if_all_fail_that_is_an_error(tmp_path: Path) -> None:

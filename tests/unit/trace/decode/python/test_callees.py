@@ -1,5 +1,6 @@
 import ast
 import dis
+import functools
 import json
 import os
 import platform
@@ -25,6 +26,7 @@ STANDARD_LIBRARY = Path(sysconfig.get_path("stdlib"))
 CALLS = ("CALL", "CALL_KW", "CALL_FUNCTION_EX")
 
 
+@functools.cache
 def known() -> Opcodes:
     found = opcodes(platform.python_version(), opcode_table())
     assert found is not None
