@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -149,3 +150,6 @@ class LiveTarget:
         self.process.communicate(timeout=scaled(DEADLINE_S))
         for connection in self._connections:
             connection.close()
+
+
+Start = Callable[..., LiveTarget]  # what a fixture starts them with

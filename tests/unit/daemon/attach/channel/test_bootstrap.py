@@ -1,10 +1,9 @@
 """What a live attach does inside of a program that nobody prepared, under every Python of this machine."""
 
 import os
-import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -17,39 +16,11 @@ from kinetod.attach_helper.attempt import bring_in
 from support.agent.agent_daemon import Connection, Daemon, start_request
 from support.losses import without_losses
 from support.machine import native
-from support.machine.descriptors import open_files
-from support.targets.live_target import PROGRAM, LiveTarget, pythons
-from support.targets.python_versions import other_versions_slow
+from support.targets.live_target import LiveTarget, Start
 from support.waiting import scaled, until
 
-Start = Callable[..., LiveTarget]
 STATE = "(sorted(__import__('__main__').__dict__), sorted(m for m in sys.modules if 'kineto' in m))"
 SPIN = "import threading, time\ndef spin():\n    while True: time.sleep(0.001)\n"
-
-
-def name_of(path: str) -> str:
-    """The version: pyenv has it in the folder's name, others in the file's."""
-    return next(part for part in reversed(Path(path).parts) if "3." in part)
-
-
-@pytest.fixture(params=other_versions_slow(pythons()), ids=name_of)
-def start(request: pytest.FixtureRequest) -> Iterator[Start]:
-    targets: list[LiveTarget] = []
-
-    def start_one(*options: str, program: str = PROGRAM) -> LiveTarget:
-        targets.append(LiveTarget(request.param, *options, program=program))
-        return targets[-1]
-
-    yield start_one
-    for target in targets:
-        target.kill()
-
-
-@pytest.fixture
-def target(start: Start) -> LiveTarget:
-    target = start()
-    target.do("import os, sys")
-    return target
 
 
 def record(connection: Connection, activity_types: Sequence[str] = ("python_function",)) -> wire.Result:
@@ -180,83 +151,6 @@ def test_a_bootstrap_that_was_given_up_does_not_disturb_the_next_one(target: Liv
     second.close()
     target.until_alone()
     assert target.descriptors() == before
-
-
-FORK = "pid = os.fork()\nwhile pid == 0: import signal; signal.pause()"
-
-
-@pytest.fixture
-def forked(target: LiveTarget) -> Iterator[Callable[[], int]]:
-    children: list[int] = []
-
-    def fork() -> int:
-        target.do("import warnings; warnings.simplefilter('ignore')")
-        target.do(FORK)
-        children.append(target.ask("pid"))
-        return children[-1]
-
-    yield fork
-    for child in children:
-        os.kill(child, signal.SIGKILL)
-
-
-def open_in(pid: int) -> set[str]:
-    return {name for name in open_files(pid).values() if not name.startswith("/proc/")}  # a thread had just opened it
-
-
-def test_a_forked_child_has_nothing_of_the_agent(target: LiveTarget, forked: Callable[[], int]) -> None:
-    before = open_in(target.pid)
-    connection, _hello = target.welcome()
-    connection.collect()
-    child = forked()
-    until(lambda: open_in(child) == before, "the child has closed the agent's descriptors")
-    os.kill(target.pid, signal.SIGKILL)
-    connection.expect_end()  # although the child lives
-
-
-def test_a_fork_before_the_agent_has_come_keeps_no_channel(target: LiveTarget, forked: Callable[[], int]) -> None:
-    before = open_in(target.pid)
-    boot = bootstrap.make(time.time_ns())
-    target.run(boot)
-    target.channel(boot)
-    child = forked()
-    until(lambda: open_in(child) == before, "the child has closed the channel")
-
-
-FORK_AND_LOOK = (  # the child's status says whether it finds the filters changed
-    "before = list(warnings.filters)\nchild = os.fork()\nif not child: os._exit(warnings.filters != before)\n"
-    "result = os.waitpid(child, 0)[1], warnings.filters == before"
-)
-
-
-def test_a_program_of_one_thread_that_forks_is_not_warned_of_ours(start: Start) -> None:
-    target = start("-W", "always")
-    target.do("import os, sys, warnings")
-    boot = bootstrap.make(time.time_ns())
-    target.run(boot)
-    target.channel(boot)
-    target.do(FORK_AND_LOOK)  # before the agent has come
-    assert target.ask("result") == [0, True]
-    connection, _hello = target.welcome()
-    connection.collect()
-    target.do(FORK_AND_LOOK)
-    assert target.ask("result") == [0, True]
-    connection.close()
-    assert target.end() == (0, "")
-
-
-def test_a_program_of_two_threads_that_forks_is_warned_as_ever(start: Start) -> None:
-    target = start("-W", "always")
-    target.do("import os, sys, warnings, _thread")
-    target.do("lock = _thread.allocate_lock(); lock.acquire(); _thread.start_new_thread(lock.acquire, ())")
-    connection, _hello = target.welcome()
-    target.do(FORK_AND_LOOK)
-    connection.close()
-    until(lambda: target.threads() == 2, "the agent has left")
-    assert target.ask("warnings.filters == before")
-    warns = target.ask("sys.version_info >= (3, 12)")
-    status, said = target.end()
-    assert (status, said.count("is multi-threaded")) == (0, int(warns))
 
 
 def test_a_program_that_exits_sends_what_it_has(target: LiveTarget) -> None:
