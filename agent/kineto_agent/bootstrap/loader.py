@@ -15,7 +15,9 @@ Theory of operation
 
     `state` is `sys._kineto_attach`. It keeps the loaded modules under "agent", so that the next attach of the same
     sources finds them, and fork hooks, which cannot be taken back, do not accumulate. Any version may find what any
-    other version has left there: "digest", and "end", a function that ends a running agent. "ours" is the bootstrap's.
+    other version has left there: "digest", and "end", a function that ends a running agent. "ours", "in"
+    and "out" belong to the bootstrap's filter of warnings: what it ignores, the name of the list in which it is to
+    stand, and what takes it out.
 
     The texts of gil_rests.py and standard_library.py stand before this one in the packet. The global `turns` is the
     address for Turns.
@@ -149,15 +151,17 @@ def load(state: dict[str, Any], channel: Any, descriptors: list[int]) -> Callabl
         state["ours"] = modules.get(_FORK_WARNINGS).because_of_ours
         live = modules.get(_LIVE)
         agent = {"digest": HEADER["digest"], "live": live, "end": live.end}
-    state["libraries"] = state.get("libraries", 0) + 1  # the number of this one
-    given = (files.get("library", -1), state["libraries"], turns)  # noqa: F821
+    number = state["libraries"] = state.get("libraries", 0) + 1  # of this one
+    if "out" in state:
+        state["in"] = "filters"  # an agent that has just ended may have taken it back
+    given = (files.get("library", -1), number, turns)  # noqa: F821
     agent_work: Callable[[], None] = agent["live"].run(channel, *given)
 
     def work() -> None:
         try:
             agent_work()
-        finally:  # no filter stands in the program's list any more
-            if state.get("agent") is agent and "out" in state:
+        finally:
+            if "out" in state and state["libraries"] == number:
                 state["out"]()
                 state["in"] = ""
 
