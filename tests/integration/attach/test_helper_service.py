@@ -219,7 +219,7 @@ def test_accounts_of_the_hosts_services_are_left_alone_by_default(service: Servi
         assert "processes of uid 999 are left alone" in asked_for(service, pid, administrator=True)
 
 
-@pytest.mark.parametrize("uid", [attach_service.SERVICE_UID, CALLER_UID])
+@pytest.mark.parametrize("uid", [attach_service.SERVICE_UID, CALLER_UID], ids=["service", "caller"])
 def test_the_helper_enters_none_of_its_siblings(service: Service, uid: int) -> None:
     with plain_target(uid) as pid:
         assert f"uid {uid} is" in asked_for(service, pid, administrator=True)

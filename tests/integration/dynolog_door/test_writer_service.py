@@ -199,6 +199,7 @@ def test_doctor_names_each_root_that_the_service_does_not_write_to(
         (SERVICE_UID, f"uid {SERVICE_UID} is the writer service itself"),
         (CALLER_UID, f"uid {CALLER_UID} is the caller"),
     ],
+    ids=["root", "998", "service", "caller"],
 )
 def test_nothing_is_written_as_root_as_services_or_as_its_siblings(
     service: Service, adas: Path, stored: int, uid: int, why: str
