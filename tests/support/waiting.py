@@ -31,7 +31,7 @@ def scaled(deadline_s: float) -> float:
 
 
 def scaled_option(duration_s: float) -> str:
-    """A scaled duration as options and settings take it: in it must happen what a quiet machine does many times."""
+    """A scaled duration as options and settings take it."""
     return f"{round(1000 * scaled(duration_s))}ms"
 
 

@@ -17,7 +17,7 @@ from support.campaigns.fleet import ABSENT, FAR, UNSTEADY, Fleet, running_fleet
 from support.service.cli import Result, environment, kinetoctl, run_process
 from support.service.daemon import Daemon, running_daemon
 from support.targets.programs import crunching, program, ready_pids
-from support.waiting import scaled, until
+from support.waiting import scaled, scaled_option, until
 
 pytestmark = pytest.mark.slow
 
@@ -190,7 +190,7 @@ def test_if_all_are_required_nothing_begins(broken: Fleet, tmp_path: Path) -> No
 
 
 def test_a_host_that_dies_meanwhile_is_lost_and_the_others_are_done(broken: Fleet, tmp_path: Path) -> None:
-    lasts = ("--duration", "5s", "--timeout", f"{scaled(5):g}s")
+    lasts = ("--duration", "5s", "--timeout", scaled_option(5))
     command = ["trace", "--hosts", of(broken, 0, 1), *RANKS, *lasts]
     process = subprocess.Popen(
         kinetoctl(*command, "--output-dir", str(tmp_path), "-o", "json"),

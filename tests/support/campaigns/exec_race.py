@@ -28,7 +28,7 @@ from kineto_protos.v1 import profiler_pb2 as pb
 
 from support.service import attach_service
 from support.service.calls_as import OK, CallsAs, plain_python
-from support.service.daemon import REPOSITORY, Daemon, watch_to_end
+from support.service.daemon import REPOSITORY, Daemon, patient_deadlines, watch_to_end
 from support.service.stepped import DAEMON_STEPS, HELPER_STEPS, IN_THE_STOP, SERVICE_STEPS
 from support.waiting import scaled, until
 
@@ -210,8 +210,7 @@ class Race:
             self.service.start()
             environ = {**environ, "KINETOD_ATTACH_HELPER_SOCKET": str(self.service.socket)}
         uid = FRONT_END if deployment == WITH_HELPER else None
-        deadline = f"{round(1000 * scaled(ATTACH_S))}ms"
-        environ |= {"KINETOD_ATTACH_DEADLINE": deadline, "KINETOD_AGENT_DEADLINE": deadline}
+        environ |= patient_deadlines(ATTACH_S)
         self.daemon = _SteppedDaemon(root, ("--config", str(config)), uid=uid, environ=environ)
         root.chmod(0o755)
         if uid is not None:

@@ -17,7 +17,7 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from support.campaigns.faults import CALL_S, SETTLED_S, Begun, Site, site
 from support.campaigns.faults_checks import Grounds
 from support.campaigns.faults_kills import pause
-from support.waiting import scaled, until
+from support.waiting import scaled_option, until
 
 SILENT = 1000
 STREAMS = 8
@@ -45,7 +45,7 @@ sys.stdin.read()
 @contextlib.contextmanager
 def with_short_deadline(agents: int = 2) -> Iterator[Site]:
     """Runs a host whose daemon does not wait long for agents."""
-    with site("--agent-deadline", f"{round(1000 * scaled(AGENT_DEADLINE_S))}ms", agents=agents) as host:
+    with site("--agent-deadline", scaled_option(AGENT_DEADLINE_S), agents=agents) as host:
         yield host
 
 

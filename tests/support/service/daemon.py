@@ -26,7 +26,7 @@ from grpc_status import rpc_status
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
 
-from support.waiting import scaled
+from support.waiting import scaled, scaled_option
 
 REPOSITORY = Path(__file__).parents[3]
 START_DEADLINE_S = 30
@@ -48,9 +48,9 @@ def child_environ(**variables: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": import_path, **variables}
 
 
-def patient_deadlines() -> dict[str, str]:
+def patient_deadlines(deadline_s: float = AGENT_DEADLINE_S) -> dict[str, str]:
     """Variables of a daemon that gives agents and attaches the time that they need on this machine at present."""
-    deadline = f"{round(1000 * scaled(AGENT_DEADLINE_S))}ms"
+    deadline = scaled_option(deadline_s)
     return {"KINETOD_AGENT_DEADLINE": deadline, "KINETOD_ATTACH_DEADLINE": deadline}
 
 

@@ -160,7 +160,7 @@ _CONTAINERS = (
     ("long_object", "size lv_tag ob_digit"),
     ("bytes_object", "size ob_size ob_sval"),
 )
-_UNICODE = ("unicode_object", "size state length asciiobject_size")
+_TEXT = "size state length asciiobject_size"
 _GC = ("gc", "size collecting")
 _LISTS = (("tuple_object", "size ob_item ob_size"), ("list_object", "size ob_item ob_size"))
 _SET = ("set_object", "size used table mask")
@@ -176,7 +176,7 @@ _BY_TABLE: Dict[Tuple[int, int], Tuple[Tuple[str, str], ...]] = {
         ("type_object", "size tp_name tp_repr tp_flags"),
         *_LISTS,
         *_CONTAINERS,
-        _UNICODE,
+        ("unicode_object", _TEXT),
         _GC,
     ),
     (3, 14): (
@@ -195,7 +195,7 @@ _BY_TABLE: Dict[Tuple[int, int], Tuple[Tuple[str, str], ...]] = {
         *_LISTS,
         _SET,
         *_CONTAINERS,
-        _UNICODE,
+        ("unicode_object", _TEXT),
         _GC,
     ),
     (3, 15): (
@@ -220,7 +220,7 @@ _BY_TABLE: Dict[Tuple[int, int], Tuple[Tuple[str, str], ...]] = {
         *_LISTS,
         _SET,
         *_CONTAINERS,
-        ("unicode_object", "%s compactunicodeobject_size" % _UNICODE[1]),
+        ("unicode_object", _TEXT + " compactunicodeobject_size"),
         _GC,
     ),
 }

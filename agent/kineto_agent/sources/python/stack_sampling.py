@@ -29,7 +29,7 @@ BUFFER_BYTES = 64 * 1024
 _STRINGS_BYTES = 8 * 1024 * 1024  # some 100,000 nodes and 5,000 code objects; touched only as used
 _STOP_LIMIT_MS = 2000
 _S = 1_000_000_000
-_TOLD_TORN = 0.01  # of all looks; fewer, too, where chance shifts a share by more (standard error: 0.5 / sqrt(looks))
+_TOLD_TORN = 0.01  # of all looks, and more than chance shifts a share by: 0.5 / sqrt(looks), its standard error
 
 
 def sampling_rate(options: Dict[str, Any]) -> int:

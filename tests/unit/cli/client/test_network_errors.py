@@ -13,7 +13,7 @@ from kinetoctl.client.network_errors import explanation
 from support.peers.certificates import Authority
 from support.service.cli import environment, run_process
 from support.service.daemon import free_address
-from support.waiting import scaled
+from support.waiting import scaled_option
 
 GREETING = b"HTTP/1.1 400 Bad Request\r\n\r\n"
 
@@ -68,7 +68,7 @@ def variables(folder: Path, trusted: Authority, own: Authority) -> dict[str, str
 
 
 def problem(address: str, **given: str) -> str:
-    result = run_process(["--address", address, "--timeout", f"{scaled(20):g}s", "host"], environment(**given))
+    result = run_process(["--address", address, "--timeout", scaled_option(20), "host"], environment(**given))
     assert (result.code, result.stdout) == (7, "")
     first, advice = result.stderr.split("\n", 1)
     assert advice.startswith("Start a daemon with `kinetod`")

@@ -15,7 +15,7 @@ from support.service import captures
 from support.service.captures import CONTENT
 from support.service.cli import Result, environment, kinetoctl, run_here, run_process
 from support.service.fake_profiler import WAIT_FOR_CANCEL, Abort, FakeProfiler, FakeServer, StreamItem, serve
-from support.waiting import scaled
+from support.waiting import scaled, scaled_option
 
 NAME = "kineto-gpu-7-4242-c0ffee.json.gz"
 
@@ -128,7 +128,7 @@ def test_a_watch_that_just_ends_asks_how_the_capture_is(trace: Trace) -> None:
 
 def test_a_daemon_that_stays_away_is_code_7_and_says_how_to_go_on(trace: Trace) -> None:
     trace.profiler.watches = [[Abort(grpc.StatusCode.UNAVAILABLE, "gone")]]
-    result = trace("--timeout", f"{scaled(2):g}s")  # which is also how long the answer to its request may take
+    result = trace("--timeout", scaled_option(2))  # which is also how long the answer to its request may take
     assert result.code == 7
     assert "`kinetoctl captures show c0ffee` shows how the capture ended" in result.stderr
 

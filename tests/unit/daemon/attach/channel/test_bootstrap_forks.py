@@ -19,7 +19,6 @@ def forked(target: LiveTarget) -> Iterator[Callable[[], int]]:
     children: list[int] = []
 
     def fork() -> int:
-        target.do("import warnings; warnings.simplefilter('ignore')")
         target.do(FORK)
         children.append(target.ask("pid"))
         return children[-1]
