@@ -111,6 +111,12 @@ class Deadline:
         return self.left_s == 0.0
 
 
+# What an attach may end with because the process has executed another program, whose rights may be others, too.
+_BY_ANOTHER_PROGRAM = frozenset(
+    {AttachCode.GONE, AttachCode.UNSUITABLE, AttachCode.FAILED, AttachCode.TIMEOUT, AttachCode.NOT_PERMITTED}
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttachRequest:
     """One attach. token: of the bootstrap. approved: the credentials that the process must have throughout."""
@@ -134,7 +140,7 @@ class AttachRequest:
 
     def explained(self, error: AttachError) -> AttachError:
         """Returns this error, or a better one if the process has been replaced meanwhile."""
-        if error.code in (AttachCode.GONE, AttachCode.UNSUITABLE, AttachCode.FAILED, AttachCode.TIMEOUT):
+        if error.code in _BY_ANOTHER_PROGRAM:
             try:
                 self.check_process()
             except AttachError as better:
