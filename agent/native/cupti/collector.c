@@ -19,18 +19,24 @@
 #include "cupti/cupti_gate.h"
 #include "cupti/cupti_vendor.h"
 #include "cupti/detach.h"
+#include "cupti/detach_safety.h"
+#include "cupti/device_drain.h"
 #include "cupti/other_users.h"
 #include "cupti/subscription.h"
 #include "kit/collector_slots.h"
 
 #define NS_PER_MS 1000000LL
 #define CLOSE_LIMIT_NS 1000000000LL
+#define DRAIN_PATIENCE_NS 1500000000LL
 #define GIVE_WAY_LIMIT_NS 200000000LL /* for our turn, and again for the last flush: the program waits */
 #define CUPTI_TURN TURN(&cupti_collector.turn)
 
 static struct {
-    bool added;    /* to the collectors of this process */
-    bool gave_way; /* to somebody else who uses CUPTI, and has it now */
+    bool added;       /* to the collectors of this process */
+    bool gave_way;    /* to somebody else who uses CUPTI, and has it now */
+    bool initialised; /* CUPTI has been called, and stayed */
+    int64_t drain_limit_ns;
+    int32_t drained; /* kc_drain_outcome, before the first call */
 } self;
 
 static bool dead(void) { return collector_refuses(&cupti_collector) == KC_FORKED; }
@@ -67,6 +73,30 @@ int kc_open(const char *path, uint32_t *version, char *error, size_t error_bytes
     const int code = collector_open(&cupti_collector, path, error, error_bytes);
     *version = (uint32_t)cupti_collector.library.version;
     return code;
+}
+
+static int32_t drain(bool torch_pools, struct kc_drain_result *result) {
+    drain_await(self.drain_limit_ns, DRAIN_PATIENCE_NS, torch_pools, result);
+    return result->outcome;
+}
+
+/* What cannot be known is not held against the program: drivers before CUDA 12.5 cannot be asked. */
+static bool waits_for_gpu(int32_t outcome) { return outcome == KC_DRAIN_NOT || outcome == KC_DRAIN_CAPTURING; }
+
+int kc_drain(uint32_t limit_ms, uint32_t torch_pools, struct kc_drain_result *result) {
+    memset(result, 0, sizeof *result);
+    if (dead() || phase() != COLLECTOR_CLOSED) {
+        return out_of_order();
+    }
+    self.drain_limit_ns = limit_ms * NS_PER_MS;
+    if (self.initialised || attachment_must_stay() != 0) {
+        return 0; /* its calls do not wait any more */
+    }
+    self.drained = drain(torch_pools != 0, result);
+    if (waits_for_gpu(self.drained)) {
+        drain_end();
+    }
+    return 0;
 }
 
 static void describe(struct kit_library *library, const struct kc_config *config) {
@@ -114,11 +144,22 @@ int kc_keep_calls(uint32_t domain, const char *patterns, size_t bytes) {
     return 0;
 }
 
+/* The moment of kc_drain is over: a program that queues a second of work at once has had time to do so. */
+static bool moment_is_gone(void) {
+    struct kc_drain_result drained;
+    const bool was_short = !self.initialised && self.drained == KC_DRAIN_SHORT;
+    return was_short && waits_for_gpu(drain(false, &drained));
+}
+
 int kc_subscribe(int32_t *result) {
+    if (!dead() && phase() == COLLECTOR_PREPARED && moment_is_gone()) { /* not in our turn: it takes long */
+        return KC_BUSY;
+    }
     CUPTI_TURN;
     if (dead() || phase() != COLLECTOR_PREPARED || self.gave_way) {
         return out_of_order();
     }
+    self.initialised = true;
     *result = subscription_open(&cupti.api);
     others_count(&cupti.api);
     return *result == CUPTI_SUCCESS ? 0 : KC_CUPTI;
@@ -169,6 +210,7 @@ int kc_hurry(void) {
         return KC_FORKED;
     }
     detach_expire();
+    drain_hurry();
     return 0;
 }
 
@@ -198,13 +240,21 @@ int kc_stop(uint32_t limit_ms, struct kc_stop_result *result) {
 }
 
 int kc_detach(uint32_t limit_ms, struct kc_detach_result *result) {
-    CUPTI_TURN;
+    struct kc_drain_result drained;
     memset(result, 0, sizeof *result);
     if (dead() || phase() != COLLECTOR_STOPPED || cupti_collector.abandoned) {
         return out_of_order();
     }
+    /* Not in our turn: it takes long. */
+    if (subscription_held() && attachment_must_stay() == 0 && waits_for_gpu(drain(false, &drained))) {
+        kc_yield();
+        *result = (struct kc_detach_result){KC_DETACH_BUSY, drained.outcome, drained.queued_ns};
+        return 0;
+    }
+    CUPTI_TURN;
     detach_run(&cupti.api, limit_ms * NS_PER_MS, result);
     if (result->outcome == KC_DETACHED) {
+        self.initialised = false;
         collector_library_left(&cupti_collector);
     }
     return 0;
@@ -226,6 +276,7 @@ int kc_close(void) {
     const int code = close_recording();
     if (!dead()) {
         gate_disarm(); /* not in our turn: somebody may be waiting for his */
+        drain_end();
     }
     return code;
 }

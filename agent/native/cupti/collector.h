@@ -2,7 +2,7 @@
  *
  * One recording at a time, every function but kc_hurry on one thread at a time (the agent's), in this order:
  *
- *   kc_open -> kc_prepare -> kc_keep_calls* -> kc_subscribe? -> kc_start -> kc_record_calls? -> kc_counts*
+ *   kc_open -> kc_drain -> kc_prepare -> kc_keep_calls* -> kc_subscribe? -> kc_start -> kc_record_calls? -> kc_counts*
  *     -> kc_stop -> kc_detach? -> kc_close
  *
  * Functions return 0 (or what their comments say) on success and a negative kc_error otherwise; those with an `error`
@@ -17,9 +17,9 @@
 #include "common/export.h"
 #include "cupti/cuda_devices.h"
 
-#define KC_ABI 4 /* changes with any signature or structure below */
+#define KC_ABI 5 /* changes with any signature or structure below */
 
-enum { KC_CUPTI = -3 }; /* CUPTI refused */
+enum { KC_CUPTI = -3 /* CUPTI refused */, KC_BUSY = -6 /* it would wait for the GPU */ };
 
 struct kc_config {
     uint64_t buffer_limit_bytes; /* cap on all buffers; two is the least */
@@ -51,6 +51,22 @@ enum kc_detach_outcome {
     KC_DETACH_REFUSED = 3,              /* a CUPTI call failed, see result */
     KC_DETACH_STUCK = 4,                /* cuptiFinalize has not returned */
     KC_DETACH_MUST_STAY = 5,            /* never tried: cuptiFinalize could end the program; result: kc_stay bits */
+    KC_DETACH_BUSY = 6, /* never tried: cuptiFinalize would wait for the GPU; result: kc_drain_outcome */
+};
+
+enum kc_drain_outcome {
+    KC_DRAIN_SHORT = 0,     /* the GPU is all but idle, or CUPTI is in use already: CUPTI waits for nothing */
+    KC_DRAIN_SOON = 1,      /* its queue is steady and within the limit */
+    KC_DRAIN_NOT = 2,       /* its work did not end within the limit */
+    KC_DRAIN_CAPTURING = 3, /* not known: the program has been capturing CUDA graphs all the time */
+    KC_DRAIN_UNKNOWN = 4,   /* not known: this driver cannot be asked, see code */
+};
+
+struct kc_drain_result {
+    int32_t outcome;    /* kc_drain_outcome */
+    int32_t code;       /* CUDA's result behind it, 0: none */
+    uint64_t waited_ns; /* until the answer */
+    uint64_t queued_ns; /* how long the queued work takes, or has taken so far */
 };
 
 enum kc_stay {
@@ -79,6 +95,10 @@ struct kc_others {
 KC_EXPORT uint32_t kc_abi(void);
 /* Opens libcupti at `path` and gives its cuptiGetVersion. May be called again. */
 KC_EXPORT int kc_open(const char *path, uint32_t *version, char *error, size_t error_bytes);
+/* Waits, 1.5 s at most, for a moment in which CUPTI's first call does not have to wait for the GPU: the program's launches
+ * would wait with it. limit_ms: how much queued work is little enough, here and in kc_detach. After NOT or CAPTURING nothing
+ * else of CUPTI may be called. torch_pools: torch has made its pools of streams. */
+KC_EXPORT int kc_drain(uint32_t limit_ms, uint32_t torch_pools, struct kc_drain_result *result);
 /* Makes the arena; returns its descriptor, which stays the collector's. */
 KC_EXPORT int kc_prepare(const struct kc_config *config, char *error, size_t error_bytes);
 /* Which calls of a domain (1 driver, 2 runtime) to record, by kc_record_calls: fnmatch
@@ -87,8 +107,8 @@ KC_EXPORT int kc_keep_calls(uint32_t domain, const char *patterns, size_t bytes)
 /* After kc_prepare, on any thread. From then until kc_close the recording ends by itself when somebody else takes CUPTI
  * into use, on the thread that does; kc_stop tells what there was. */
 KC_EXPORT int kc_others(struct kc_others *others);
-/* Takes CUPTI's only subscriber, which kc_record_calls and kc_detach need. Returns 0 or KC_CUPTI with CUPTI's
- * result (39: another tool has it). */
+/* Waits for such a moment again, and takes CUPTI's only subscriber in it, which kc_record_calls and kc_detach need. Returns 0,
+ * KC_CUPTI with CUPTI's result (39: another tool has it), or KC_BUSY: there was no such moment. */
 KC_EXPORT int kc_subscribe(int32_t *result);
 /* Registers, starts the thread, enables each kind and puts CUPTI's answer into results[i].
  * After a failure kc_close is still due. */
@@ -97,12 +117,13 @@ KC_EXPORT int kc_start(const uint32_t *kinds, uint32_t count, int32_t *results, 
 KC_EXPORT int kc_record_calls(char *error, size_t error_bytes);
 /* Lets go of the subscriber for another tool: no more calls are recorded, no detach. */
 KC_EXPORT int kc_yield(void);
-/* On any thread at any time: a kc_detach that waits for a call gives up. */
+/* On any thread at any time: a kc_detach that waits gives up. */
 KC_EXPORT int kc_hurry(void);
 KC_EXPORT int kc_counts(struct kc_counts *counts);
 /* Disables, flushes and makes everything READY, within `limit_ms`. */
 KC_EXPORT int kc_stop(uint32_t limit_ms, struct kc_stop_result *result);
-/* Detaches CUPTI from the process at the end of the next CUDA call, within `limit_ms`. After kc_stop. */
+/* Detaches CUPTI from the process at the end of the next CUDA call, within `limit_ms`, once the GPU's queue is short. After
+ * kc_stop. */
 KC_EXPORT int kc_detach(uint32_t limit_ms, struct kc_detach_result *result);
 KC_EXPORT int kc_close(void);
 /* CUPTI's own text for one of its results. */

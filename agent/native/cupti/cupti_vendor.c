@@ -19,6 +19,7 @@
 #include "cupti/cupti_gate.h"
 #include "cupti/detach.h"
 #include "cupti/detach_safety.h"
+#include "cupti/device_drain.h"
 #include "cupti/subscription.h"
 
 struct cupti_recording cupti;
@@ -102,6 +103,11 @@ static const char *result_text(int32_t result) {
     return cupti.api.get_result_string(result, &known) == CUPTI_SUCCESS ? known : NULL;
 }
 
+static void forked(void) {
+    gate_kill();
+    drain_forked();
+}
+
 static const struct kit_vendor VENDOR = {
     .abi = KIT_ABI,
     .size = sizeof(struct kit_vendor),
@@ -113,7 +119,7 @@ static const struct kit_vendor VENDOR = {
     .next_record = next_record,
     .take_dropped = take_dropped,
     .release = release,
-    .forked = gate_kill,
+    .forked = forked,
     .result_text = result_text,
 };
 

@@ -29,13 +29,14 @@
 
 /* ---- decoding ---- */
 
-enum flow { NEXT, BRANCH, JUMP, NEAR_JUMP, CALL, RETURN, END }; /* NEAR_JUMP: a displacement of one byte */
+/* NEAR_JUMP: a displacement of one byte; CALL_THROUGH: a pointer, at `distance` from the next instruction */
+enum flow { NEXT, BRANCH, JUMP, NEAR_JUMP, CALL, CALL_THROUGH, RETURN, END };
 
 struct instruction {
     enum flow flow;
     uint32_t length;
     int32_t pushed;   /* bytes; negative: popped */
-    int32_t distance; /* BRANCH, both JUMPs and CALL: from the next instruction */
+    int32_t distance; /* BRANCH, both JUMPs and both CALLs: from the next instruction */
 };
 
 struct operand {
@@ -160,6 +161,9 @@ static struct instruction decode(const uint8_t *at) {
     case 0xe8: return (struct instruction){CALL, n + 4, 0, read_i32(at + n)};
     case 0xe9: return (struct instruction){JUMP, n + 4, 0, read_i32(at + n)};
     case 0xeb: return (struct instruction){NEAR_JUMP, n + 1, 0, (int8_t)at[n]};
+    case 0xff: /* of its operations, a call through a pointer that is addressed from the instruction */
+        return at[n] == 0x15 ? (struct instruction){CALL_THROUGH, n + 5, 0, read_i32(at + n + 1)}
+                             : (struct instruction){END, 0, 0, 0};
     default: return with_operand(form_of(opcode), at + n, n, rex);
     }
 }
@@ -223,7 +227,7 @@ static void follow(struct search *search, uint8_t *at, int32_t depth) {
         if (found.flow == RETURN) {
             return;
         }
-        if (found.flow == END) {
+        if (found.flow == END || found.flow == CALL_THROUGH) {
             break;
         }
         const bool jumps = found.flow == JUMP || found.flow == NEAR_JUMP;
@@ -252,7 +256,29 @@ uint32_t call_sites_find(uint8_t *function, size_t bytes, struct call_site *site
     return on_main_path || !search.lost ? search.count : 0;
 }
 
+void **call_pointer_find(uint8_t *function, size_t bytes) {
+    const struct search search = {.begin = function, .end = function + bytes};
+    uint8_t *at = function;
+    for (uint32_t n = 0; n < INSTRUCTIONS_MOST && within(&search, at); n++) {
+        const struct instruction found = decode_within(&search, at);
+        at += found.length;
+        if (found.flow == CALL_THROUGH) {
+            return (void **)(void *)(at + found.distance);
+        }
+        if (found.flow != NEXT && found.flow != BRANCH) {
+            break;
+        }
+    }
+    return NULL;
+}
+
 #else /* no decoder for this architecture */
+
+void **call_pointer_find(uint8_t *function, size_t bytes) {
+    (void)function;
+    (void)bytes;
+    return NULL;
+}
 
 uint32_t call_sites_find(uint8_t *function, size_t bytes, struct call_site *sites, uint32_t most) {
     (void)function;

@@ -21,6 +21,9 @@ typedef void (*call_site_reached)(void *user, const uint8_t *stack);
 /* The first calls of the function on its paths, `most` of them at most. 0: there is none, or its instructions are not
  * known. A path on which it returns without a call is not told of. */
 uint32_t call_sites_find(uint8_t *function, size_t bytes, struct call_site *sites, uint32_t most);
+/* The pointer that the function's first call goes through, on the path on which no branch is taken; NULL: there is none, or
+ * its instructions are not known. */
+void **call_pointer_find(uint8_t *function, size_t bytes);
 /* Makes stubs; each calls reached(users[i]) and goes on to the callee. A site for which there is no room within reach
  * has none afterwards. 0, or an errno: there are none at all. */
 int call_sites_prepare(struct call_site *sites, void *const *users, uint32_t count, call_site_reached reached);

@@ -81,6 +81,7 @@ struct answer {
         struct kc_detach_result detached;
         struct device_facts device;
         struct kc_others others;
+        struct kc_drain_result drained;
     } as;
 };
 
@@ -330,6 +331,13 @@ static void do_others(struct argument argument, struct answer *answer) {
     answer->bytes = sizeof answer->as.others;
 }
 
+static void do_drain(struct argument argument, struct answer *answer) {
+    if (has_bytes(argument, sizeof(uint32_t), answer)) {
+        answer->code = kc_drain(limit_ms(argument), 0, &answer->as.drained);
+        answer->bytes = sizeof answer->as.drained;
+    }
+}
+
 static void end_recording(void) {
     struct kc_stop_result stopped;
     struct kc_detach_result detached;
@@ -363,6 +371,7 @@ static void (*const COMMANDS[])(struct argument, struct answer *) = {
     [SERVE_DEVICE] = do_device,
     [SERVE_LEAVE] = do_leave,
     [SERVE_OTHERS] = do_others,
+    [SERVE_DRAIN] = do_drain,
 };
 
 /* One packet; false at the end of it all. */

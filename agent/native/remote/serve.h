@@ -22,6 +22,7 @@
  *   DEVICE        u32 index, i32 attributes[]  device_facts
  *   LEAVE         -                            -; the server has ended everything and goes
  *   OTHERS        -                            kc_others
+ *   DRAIN         u32 limit, ms                kc_drain_result
  */
 #ifndef KINETO_SERVE_H
 #define KINETO_SERVE_H
@@ -50,6 +51,7 @@ enum serve_command {
     SERVE_DEVICE,
     SERVE_LEAVE,
     SERVE_OTHERS,
+    SERVE_DRAIN,
 };
 
 struct serve_request {

@@ -5,6 +5,7 @@ Every call releases the GIL. The mirror of the C structures is checked by `kc_ab
 
 import ctypes
 import os
+import sys
 from typing import List, Sequence
 
 from kineto_agent.sources import collector_library
@@ -16,7 +17,8 @@ from kineto_agent.sources.native_interface import EnableResult, NativeCounts, Na
 LIBRARY = collector_library.INSTALLED
 
 _NOT_ASKED = -1  # no CUPTI result
-_LIBRARY, _SYSTEM, _CUPTI, _ORDER, _FORKED = -1, -2, -3, -4, -5
+BUSY_BY_NOW = "CUPTI is left alone: the GPU began work that does not end while the trace was prepared"
+_LIBRARY, _SYSTEM, _CUPTI, _ORDER, _FORKED, _BUSY = -1, -2, -3, -4, -5, -6
 _REASONS = {
     _LIBRARY: "CUPTI_LIBRARY",
     _SYSTEM: "ARENA_FAILED",
@@ -25,7 +27,14 @@ _REASONS = {
     _FORKED: "CUPTI_FORKED",
 }
 
-DETACHED, SUBSCRIBED_ELSEWHERE, NO_CALL, REFUSED, STUCK, MUST_STAY = range(6)  # kc_detach_outcome
+DETACHED, SUBSCRIBED_ELSEWHERE, NO_CALL, REFUSED, STUCK, MUST_STAY, BUSY = range(7)  # kc_detach_outcome
+SHORT, SOON, DOES_NOT_DRAIN, CAPTURING, UNKNOWN = range(5)  # kc_drain_outcome
+
+
+def _torch_has_streams() -> bool:
+    """Whether torch has made its pools of streams, as far as it has captured graphs."""
+    graph = getattr(sys.modules.get("torch.cuda.graphs"), "graph", None)
+    return getattr(graph, "default_capture_stream", None) is not None
 
 
 class CollectorConfig(ctypes.Structure):
@@ -84,6 +93,21 @@ class DetachResult(ctypes.Structure):
     _fields_ = [("outcome", ctypes.c_int32), ("result", ctypes.c_int32), ("ns", ctypes.c_uint64)]
 
 
+class DrainResult(ctypes.Structure):
+    """kc_drain_result."""
+
+    outcome: int
+    code: int
+    waited_ns: int
+    queued_ns: int
+    _fields_ = [
+        ("outcome", ctypes.c_int32),
+        ("code", ctypes.c_int32),
+        ("waited_ns", ctypes.c_uint64),
+        ("queued_ns", ctypes.c_uint64),
+    ]
+
+
 class OtherUsers(ctypes.Structure):
     """kc_others."""
 
@@ -109,7 +133,7 @@ class Collector(NativeInterface):
     """The one collector of this process. Methods raise SourceError where the C side gives a reason."""
 
     ABI_FUNCTION = "kc_abi"
-    ABI = 4
+    ABI = 5
     REASONS = _REASONS
 
     def __init__(self, path: str = LIBRARY) -> None:
@@ -121,6 +145,12 @@ class Collector(NativeInterface):
         version = ctypes.c_uint32()
         self._check(self._library.kc_open(os.fsencode(path), ctypes.byref(version), *self._error.room))
         return version.value
+
+    def drain(self, limit_ms: int) -> DrainResult:
+        """Wait for a moment in which CUPTI's first call does not wait for the GPU, before prepare()."""
+        result = DrainResult()
+        self._library.kc_drain(limit_ms, int(_torch_has_streams()), ctypes.byref(result))
+        return result
 
     def prepare(self, config: CollectorConfig) -> int:
         """Make the arena and return its file descriptor, which the collector keeps."""
@@ -139,9 +169,13 @@ class Collector(NativeInterface):
             raise SourceError(_REASONS[code], "the collector refused a list of %d API calls" % len(patterns))
 
     def subscribe(self) -> int:
-        """Take CUPTI's only subscriber, after prepare(). Returns CUPTI's result: 39 if another tool has it."""
+        """Take CUPTI's only subscriber, after prepare(). Returns CUPTI's result: 39 if another tool has it.
+
+        Raises SourceError if CUPTI would have to wait for the GPU.
+        """
         result = ctypes.c_int32(_NOT_ASKED)
-        self._library.kc_subscribe(ctypes.byref(result))
+        if self._library.kc_subscribe(ctypes.byref(result)) == _BUSY:
+            raise SourceError("GPU_DOES_NOT_DRAIN", BUSY_BY_NOW)
         return result.value
 
     def others(self) -> OtherUsers:
@@ -180,7 +214,7 @@ class Collector(NativeInterface):
         return result
 
     def detach(self, limit_ms: int) -> DetachResult:
-        """Take CUPTI out of the process at the end of its next CUDA call."""
+        """Take CUPTI out of the process at the end of its next CUDA call, once the GPU's queue is short."""
         result = DetachResult()
         self._library.kc_detach(limit_ms, ctypes.byref(result))
         return result

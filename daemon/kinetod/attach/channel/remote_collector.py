@@ -18,10 +18,12 @@ from typing import NamedTuple, TypeVar
 
 from kineto_agent.sources.cupti import cuda_devices
 from kineto_agent.sources.cupti.collector_binding import (
+    BUSY_BY_NOW,
     Collector,
     CollectorConfig,
     CollectorResult,
     DetachResult,
+    DrainResult,
     OtherUsers,
 )
 from kineto_agent.sources.interface import SourceError
@@ -37,11 +39,11 @@ _INT, _UINT = struct.Struct("=i"), struct.Struct("=I")
 
 (
     _ABI, _OPEN, _PREPARE, _KEEP_CALLS, _SUBSCRIBE, _RECORD_CALLS, _YIELD, _START, _COUNTS, _STOP, _DETACH, _CLOSE,
-    _RESULT_TEXT, _DEVICE, _LEAVE, _OTHERS,
-) = range(1, 17)  # fmt: skip
+    _RESULT_TEXT, _DEVICE, _LEAVE, _OTHERS, _DRAIN,
+) = range(1, 18)  # fmt: skip
 
 _LIMIT_S = 10.0  # opening a library and backing an arena with memory on a busy machine
-_SYSTEM = -2
+_SYSTEM, _BUSY = -2, -6
 _NOT_ASKED = -1
 _ENDED = "its collector's thread has ended"
 
@@ -201,6 +203,10 @@ class RemoteCollector(Collector):
         version: int = _UINT.unpack(self._asked(_OPEN, os.fsencode(path), _UINT.size).result)[0]
         return version
 
+    def drain(self, limit_ms: int) -> DrainResult:
+        """Wait for a moment in which CUPTI's first call does not wait for the GPU, before prepare()."""
+        return self._structure(DrainResult, _DRAIN, _UINT.pack(limit_ms))
+
     def prepare(self, config: CollectorConfig) -> int:
         """Make the arena; gives a descriptor of ours for it, valid until close()."""
         answer = self._asked(_PREPARE, bytes(config))
@@ -218,6 +224,8 @@ class RemoteCollector(Collector):
     def subscribe(self) -> int:
         """Take CUPTI's only subscriber; gives CUPTI's result: 39 if another tool has it. After prepare()."""
         answer = self._quietly(_SUBSCRIBE, size=_INT.size)
+        if answer.code == _BUSY:
+            raise SourceError("GPU_DOES_NOT_DRAIN", BUSY_BY_NOW)
         result: int = _INT.unpack(answer.result)[0] if answer.result else _NOT_ASKED
         return result
 

@@ -1,0 +1,265 @@
+/* See capture_gate.h.
+ *
+ * Theory of operation
+ *   Some calls of CUDA, made on any thread, end every capture in the context. Nothing lists the streams of a program, so
+ *   captures are noted as they begin and end. The driver's exported functions call their implementation through a
+ *   pointer in its own data (seen in drivers 550 to 580): one store of eight bytes puts a function of ours in between,
+ *   and another one takes it out. Both CUDA's runtime and cuGetProcAddress lead to the same pointers.
+ *
+ *   A capture is noted by its stream, so that an end which fails, or belongs to a capture that began before the gate was
+ *   placed, is not counted. A stream that is destroyed while it is captured stays noted: then there is no moment.
+ *
+ *   Who begins a capture looks at `held` after it has announced itself; who wants a moment looks at `beginning` after it
+ *   has set `held`. One of the two sees the other, and steps back.
+ *
+ * Threads: the functions in between run on whatever thread begins or ends a capture; the rest on ours.
+ * Blocks: who begins a capture waits while a moment is held, microseconds, WAIT_LIMIT_NS at most.
+ */
+#define _GNU_SOURCE
+#include "cupti/capture_gate.h"
+
+#include <dlfcn.h>
+#include <link.h>
+#include <stdatomic.h>
+#include <stddef.h>
+
+#include "common/wake.h"
+#include "patching/call_site.h"
+
+#define WAIT_LIMIT_NS 20000000LL
+#define CAPTURES_MOST 64u
+#define PER_THREAD_STREAM 2u /* CU_STREAM_PER_THREAD, which 0 stands for in the functions of per-thread streams */
+enum { STILL_CAPTURED = 908 /* CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD */ };
+
+/* Stream, then what cuStreamBeginCaptureToGraph has besides: all are in registers, so a shorter call may leave them. */
+typedef int (*capture_call)(uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t);
+
+enum gated {
+    BEGIN,
+    BEGIN_PER_THREAD,
+    BEGIN_V2,
+    BEGIN_V2_PER_THREAD,
+    BEGIN_TO_GRAPH,
+    BEGIN_TO_GRAPH_PER_THREAD,
+    END,
+    END_PER_THREAD,
+    GATED
+};
+
+static const struct {
+    const char *name;
+    bool needed;
+} FUNCTIONS[GATED] = {
+    [BEGIN] = {"cuStreamBeginCapture", false},
+    [BEGIN_PER_THREAD] = {"cuStreamBeginCapture_ptsz", false},
+    [BEGIN_V2] = {"cuStreamBeginCapture_v2", true},
+    [BEGIN_V2_PER_THREAD] = {"cuStreamBeginCapture_v2_ptsz", true},
+    [BEGIN_TO_GRAPH] = {"cuStreamBeginCaptureToGraph", false}, /* CUDA 12.3 */
+    [BEGIN_TO_GRAPH_PER_THREAD] = {"cuStreamBeginCaptureToGraph_ptsz", false},
+    [END] = {"cuStreamEndCapture", true},
+    [END_PER_THREAD] = {"cuStreamEndCapture_ptsz", true},
+};
+
+static struct {
+    uint32_t placed; /* how often */
+    void **slots[GATED];
+    _Atomic(capture_call) originals[GATED];
+    _Atomic uintptr_t streams[CAPTURES_MOST]; /* that are captured; 0: none */
+    _Atomic bool overflowed;
+    _Atomic uint32_t beginning; /* threads that are in a call which begins a capture */
+    _Atomic uint32_t held;
+    struct wake released;
+} gate;
+
+/* ---- in between ---- */
+
+static void note(uintptr_t stream) {
+    for (uint32_t i = 0; i < CAPTURES_MOST; i++) {
+        uintptr_t none = 0;
+        if (atomic_compare_exchange_strong(&gate.streams[i], &none, stream)) {
+            return;
+        }
+    }
+    atomic_store(&gate.overflowed, true);
+}
+
+static void forget(uintptr_t stream) {
+    for (uint32_t i = 0; i < CAPTURES_MOST; i++) {
+        uintptr_t seen = stream;
+        if (atomic_compare_exchange_strong(&gate.streams[i], &seen, 0)) {
+            return;
+        }
+    }
+}
+
+static void announce(void) {
+    atomic_fetch_add(&gate.beginning, 1);
+    if (atomic_load(&gate.held) != 0) {
+        atomic_fetch_sub(&gate.beginning, 1);
+        (void)wake_await(&gate.released, (const uint32_t *)&gate.held, 0, WAIT_LIMIT_NS);
+        atomic_fetch_add(&gate.beginning, 1);
+    }
+}
+
+static uintptr_t handle(enum gated which, uintptr_t stream) {
+    const bool per_thread = which == BEGIN_PER_THREAD || which == BEGIN_V2_PER_THREAD ||
+                            which == BEGIN_TO_GRAPH_PER_THREAD || which == END_PER_THREAD;
+    return per_thread && stream == 0 ? PER_THREAD_STREAM : stream;
+}
+
+static int through(enum gated which, uintptr_t stream, uintptr_t b, uintptr_t c, uintptr_t d, uintptr_t e,
+                   uintptr_t f) {
+    const capture_call original = atomic_load(&gate.originals[which]);
+    if (which == END || which == END_PER_THREAD) {
+        const int result = original(stream, b, c, d, e, f);
+        if (result != STILL_CAPTURED) {
+            forget(handle(which, stream));
+        }
+        return result;
+    }
+    announce();
+    const int result = original(stream, b, c, d, e, f);
+    if (result == 0) {
+        note(handle(which, stream));
+    }
+    atomic_fetch_sub(&gate.beginning, 1);
+    return result;
+}
+
+#define IN_BETWEEN(which)                                                                                              \
+    static int in_##which(uintptr_t a, uintptr_t b, uintptr_t c, uintptr_t d, uintptr_t e, uintptr_t f) { /* NOLINT */ \
+        return through(which, a, b, c, d, e, f);                                                                       \
+    }
+IN_BETWEEN(BEGIN)
+IN_BETWEEN(BEGIN_PER_THREAD)
+IN_BETWEEN(BEGIN_V2)
+IN_BETWEEN(BEGIN_V2_PER_THREAD)
+IN_BETWEEN(BEGIN_TO_GRAPH)
+IN_BETWEEN(BEGIN_TO_GRAPH_PER_THREAD)
+IN_BETWEEN(END)
+IN_BETWEEN(END_PER_THREAD)
+
+static const capture_call OURS[GATED] = {
+    in_BEGIN,          in_BEGIN_PER_THREAD,          in_BEGIN_V2, in_BEGIN_V2_PER_THREAD,
+    in_BEGIN_TO_GRAPH, in_BEGIN_TO_GRAPH_PER_THREAD, in_END,      in_END_PER_THREAD};
+
+/* ---- placing ---- */
+
+struct place {
+    uintptr_t address;
+    bool code;     /* look for code instead of data that stays writable */
+    bool is_there; /* in one library, all the eight bytes */
+};
+
+static int look_in(struct dl_phdr_info *info, size_t bytes, void *user) {
+    struct place *place = user;
+    bool within = false, sealed = false;
+    (void)bytes;
+    for (uint32_t i = 0; i < info->dlpi_phnum; i++) {
+        const ElfW(Phdr) *part = &info->dlpi_phdr[i];
+        const uintptr_t begin = info->dlpi_addr + part->p_vaddr;
+        const bool here = place->address >= begin && place->address + sizeof(void *) <= begin + part->p_memsz;
+        within |= here && part->p_type == PT_LOAD && (part->p_flags & (place->code ? PF_X : PF_W)) != 0;
+        sealed |= here && part->p_type == PT_GNU_RELRO;
+    }
+    place->is_there |= within && !sealed;
+    return within;
+}
+
+static bool lies_in(const void *address, bool code) {
+    struct place place = {.address = (uintptr_t)address, .code = code};
+    (void)dl_iterate_phdr(look_in, &place);
+    return place.is_there;
+}
+
+/* The pointer of an exported function; NULL: it is none that we may change. */
+static void **slot_of(uint8_t *function) {
+    Dl_info known;
+    ElfW(Sym) *symbol = NULL;
+    if (dladdr1(function, &known, (void **)&symbol, RTLD_DL_SYMENT) == 0 || symbol == NULL) {
+        return NULL;
+    }
+    void **slot = call_pointer_find(function, symbol->st_size);
+    const bool usable = slot != NULL && (uintptr_t)slot % sizeof *slot == 0 && lies_in(slot, false);
+    return usable && lies_in(__atomic_load_n(slot, __ATOMIC_SEQ_CST), true) ? slot : NULL;
+}
+
+static bool find_slots(void *cuda) {
+    for (uint32_t i = 0; i < GATED; i++) {
+        uint8_t *function = dlsym(cuda, FUNCTIONS[i].name);
+        gate.slots[i] = function != NULL ? slot_of(function) : NULL;
+        for (uint32_t j = 0; j < i; j++) {
+            if (gate.slots[i] != NULL && gate.slots[i] == gate.slots[j]) {
+                gate.slots[i] = NULL; /* both lead to one implementation, which has its gate */
+                function = NULL;
+                break;
+            }
+        }
+        if (gate.slots[i] == NULL && (function != NULL || FUNCTIONS[i].needed)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+bool capture_gate_place(void *cuda) {
+    if (gate.placed == 0) {
+        if (!find_slots(cuda)) {
+            return false;
+        }
+        for (uint32_t i = 0; i < CAPTURES_MOST; i++) {
+            atomic_store(&gate.streams[i], 0);
+        }
+        atomic_store(&gate.overflowed, false);
+        for (uint32_t i = 0; i < GATED; i++) {
+            if (gate.slots[i] != NULL) {
+                capture_call original;
+                *(void **)&original = __atomic_load_n(gate.slots[i], __ATOMIC_SEQ_CST);
+                atomic_store(&gate.originals[i], original);
+                __atomic_store_n(gate.slots[i], *(void *const *)&OURS[i], __ATOMIC_SEQ_CST);
+            }
+        }
+    }
+    gate.placed++;
+    return true;
+}
+
+/* A thread that is in between goes on there: this library is never unloaded. */
+void capture_gate_remove(void) {
+    if (gate.placed == 0 || --gate.placed != 0) {
+        return;
+    }
+    for (uint32_t i = 0; i < GATED; i++) {
+        if (gate.slots[i] != NULL) {
+            void *ours = *(void *const *)&OURS[i];
+            const capture_call original = atomic_load(&gate.originals[i]);
+            (void)__atomic_compare_exchange_n(gate.slots[i], &ours, *(void *const *)&original, false, __ATOMIC_SEQ_CST,
+                                              __ATOMIC_SEQ_CST);
+        }
+    }
+}
+
+/* ---- moments ---- */
+
+static bool captured(void) {
+    for (uint32_t i = 0; i < CAPTURES_MOST; i++) {
+        if (atomic_load(&gate.streams[i]) != 0) {
+            return true;
+        }
+    }
+    return atomic_load(&gate.overflowed);
+}
+
+void capture_gate_leave(void) {
+    atomic_store(&gate.held, 0);
+    wake_post(&gate.released);
+}
+
+bool capture_gate_enter(void) {
+    atomic_store(&gate.held, 1);
+    if (atomic_load(&gate.beginning) == 0 && !captured()) {
+        return true;
+    }
+    capture_gate_leave();
+    return false;
+}

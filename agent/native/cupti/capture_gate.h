@@ -1,0 +1,15 @@
+/* Which streams of the program are being captured into CUDA graphs, and a moment in which none is. */
+#ifndef KINETO_CAPTURE_GATE_H
+#define KINETO_CAPTURE_GATE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* Notes captures from now on, until as many removals. False: this driver is built in a way that we do not know. */
+bool capture_gate_place(void *cuda);
+void capture_gate_remove(void);
+/* True: nothing that was noted is captured, and no capture begins before capture_gate_leave, for 20 ms at most. */
+bool capture_gate_enter(void);
+void capture_gate_leave(void);
+
+#endif
