@@ -2,9 +2,7 @@
  *
  * Theory of operation
  *   Some calls of CUDA, made on any thread, end every capture in the context. Nothing lists the streams of a program, so
- *   captures are noted as they begin and end. The driver's exported functions call their implementation through a
- *   pointer in its own data (seen in drivers 550 to 580): one store of eight bytes puts a function of ours in between,
- *   and another one takes it out. Both CUDA's runtime and cuGetProcAddress lead to the same pointers.
+ *   captures are noted as they begin and end, by functions of ours in between (driver_slots.h).
  *
  *   A capture is noted by its stream, so that an end which fails, or belongs to a capture that began before the gate was
  *   placed, is not counted. A stream that is destroyed while it is captured stays noted: then there is no moment.
@@ -19,12 +17,11 @@
 #include "cupti/capture_gate.h"
 
 #include <dlfcn.h>
-#include <link.h>
 #include <stdatomic.h>
 #include <stddef.h>
 
 #include "common/wake.h"
-#include "patching/call_site.h"
+#include "cupti/driver_slots.h"
 
 #define WAIT_LIMIT_NS 20000000LL
 #define CAPTURES_MOST 64u
@@ -145,49 +142,10 @@ static const capture_call OURS[GATED] = {
 
 /* ---- placing ---- */
 
-struct place {
-    uintptr_t address;
-    bool code;     /* look for code instead of data that stays writable */
-    bool is_there; /* in one library, all the eight bytes */
-};
-
-static int look_in(struct dl_phdr_info *info, size_t bytes, void *user) {
-    struct place *place = user;
-    bool within = false, sealed = false;
-    (void)bytes;
-    for (uint32_t i = 0; i < info->dlpi_phnum; i++) {
-        const ElfW(Phdr) *part = &info->dlpi_phdr[i];
-        const uintptr_t begin = info->dlpi_addr + part->p_vaddr;
-        const bool here = place->address >= begin && place->address + sizeof(void *) <= begin + part->p_memsz;
-        within |= here && part->p_type == PT_LOAD && (part->p_flags & (place->code ? PF_X : PF_W)) != 0;
-        sealed |= here && part->p_type == PT_GNU_RELRO;
-    }
-    place->is_there |= within && !sealed;
-    return within;
-}
-
-static bool lies_in(const void *address, bool code) {
-    struct place place = {.address = (uintptr_t)address, .code = code};
-    (void)dl_iterate_phdr(look_in, &place);
-    return place.is_there;
-}
-
-/* The pointer of an exported function; NULL: it is none that we may change. */
-static void **slot_of(uint8_t *function) {
-    Dl_info known;
-    ElfW(Sym) *symbol = NULL;
-    if (dladdr1(function, &known, (void **)&symbol, RTLD_DL_SYMENT) == 0 || symbol == NULL) {
-        return NULL;
-    }
-    void **slot = call_pointer_find(function, symbol->st_size);
-    const bool usable = slot != NULL && (uintptr_t)slot % sizeof *slot == 0 && lies_in(slot, false);
-    return usable && lies_in(__atomic_load_n(slot, __ATOMIC_SEQ_CST), true) ? slot : NULL;
-}
-
 static bool find_slots(void *cuda) {
     for (uint32_t i = 0; i < GATED; i++) {
         uint8_t *function = dlsym(cuda, FUNCTIONS[i].name);
-        gate.slots[i] = function != NULL ? slot_of(function) : NULL;
+        gate.slots[i] = driver_slot(function);
         for (uint32_t j = 0; j < i; j++) {
             if (gate.slots[i] != NULL && gate.slots[i] == gate.slots[j]) {
                 gate.slots[i] = NULL; /* both lead to one implementation, which has its gate */

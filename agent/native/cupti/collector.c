@@ -21,6 +21,7 @@
 #include "cupti/detach.h"
 #include "cupti/detach_safety.h"
 #include "cupti/device_drain.h"
+#include "cupti/launch_hold.h"
 #include "cupti/other_users.h"
 #include "cupti/subscription.h"
 #include "kit/collector_slots.h"
@@ -28,6 +29,7 @@
 #define NS_PER_MS 1000000LL
 #define CLOSE_LIMIT_NS 1000000000LL
 #define DRAIN_PATIENCE_NS 1500000000LL
+#define DEEP_NS 20000000ull           /* of queued work, with moments without any */
 #define GIVE_WAY_LIMIT_NS 200000000LL /* for our turn, and again for the last flush: the program waits */
 #define CUPTI_TURN TURN(&cupti_collector.turn)
 
@@ -36,7 +38,7 @@ static struct {
     bool gave_way;    /* to somebody else who uses CUPTI, and has it now */
     bool initialised; /* CUPTI has been called, and stayed */
     int64_t drain_limit_ns;
-    int32_t drained; /* kc_drain_outcome, before the first call */
+    struct kc_drain_result drained; /* before the first call */
 } self;
 
 static bool dead(void) { return collector_refuses(&cupti_collector) == KC_FORKED; }
@@ -75,27 +77,35 @@ int kc_open(const char *path, uint32_t *version, char *error, size_t error_bytes
     return code;
 }
 
-static int32_t drain(bool torch_pools, struct kc_drain_result *result) {
-    drain_await(self.drain_limit_ns, DRAIN_PATIENCE_NS, torch_pools, result);
+static int32_t drain(bool hold, struct kc_drain_result *result) {
+    const struct drain_wish wish = {.limit_ns = self.drain_limit_ns, .patience_ns = DRAIN_PATIENCE_NS, .hold = hold};
+    drain_await(&wish, result);
     return result->outcome;
 }
 
 /* What cannot be known is not held against the program: drivers before CUDA 12.5 cannot be asked. */
 static bool waits_for_gpu(int32_t outcome) { return outcome == KC_DRAIN_NOT || outcome == KC_DRAIN_CAPTURING; }
 
-int kc_drain(uint32_t limit_ms, uint32_t torch_pools, struct kc_drain_result *result) {
+/* CUPTI's calls do not wait any more. */
+static bool stays_initialised(void) { return self.initialised || attachment_must_stay() != 0; }
+
+int kc_drain(const struct kc_drain_wish *wanted, const uint64_t *streams, struct kc_drain_result *result) {
     memset(result, 0, sizeof *result);
     if (dead() || phase() != COLLECTOR_CLOSED) {
         return out_of_order();
     }
-    self.drain_limit_ns = limit_ms * NS_PER_MS;
-    if (self.initialised || attachment_must_stay() != 0) {
-        return 0; /* its calls do not wait any more */
-    }
-    self.drained = drain(torch_pools != 0, result);
-    if (waits_for_gpu(self.drained)) {
+    self.drain_limit_ns = wanted->limit_ms * NS_PER_MS;
+    const struct drain_wish wish = {.limit_ns = self.drain_limit_ns,
+                                    .patience_ns = DRAIN_PATIENCE_NS,
+                                    .settle_ns = wanted->settle_ms * NS_PER_MS,
+                                    .streams = streams,
+                                    .stream_count = wanted->stream_count,
+                                    .only_gate = stays_initialised()};
+    drain_await(&wish, result);
+    if (waits_for_gpu(result->outcome)) {
         drain_end();
     }
+    self.drained = *result;
     return 0;
 }
 
@@ -144,23 +154,36 @@ int kc_keep_calls(uint32_t domain, const char *patterns, size_t bytes) {
     return 0;
 }
 
-/* The moment of kc_drain is over: a program that queues a second of work at once has had time to do so. */
-static bool moment_is_gone(void) {
+/* The moment of kc_drain is over: a program that queues a second of work at once has had time to do so. False: there was no
+ * other one. */
+static bool moment_comes(bool *held) {
     struct kc_drain_result drained;
-    const bool was_short = !self.initialised && self.drained == KC_DRAIN_SHORT;
-    return was_short && waits_for_gpu(drain(false, &drained));
+    if (stays_initialised() || self.drained.outcome != KC_DRAIN_SHORT) {
+        return true;
+    }
+    const bool deep = self.drained.queued_ns > DEEP_NS;
+    const int32_t outcome = drain(deep, &drained);
+    *held = deep && outcome == KC_DRAIN_SHORT;
+    return !waits_for_gpu(outcome);
 }
 
 int kc_subscribe(int32_t *result) {
-    if (!dead() && phase() == COLLECTOR_PREPARED && moment_is_gone()) { /* not in our turn: it takes long */
+    bool held = false;
+    if (!dead() && phase() == COLLECTOR_PREPARED && !moment_comes(&held)) { /* not in our turn: it takes long */
         return KC_BUSY;
     }
     CUPTI_TURN;
-    if (dead() || phase() != COLLECTOR_PREPARED || self.gave_way) {
+    const bool may = !dead() && phase() == COLLECTOR_PREPARED && !self.gave_way;
+    if (may) {
+        self.initialised = true;
+        *result = subscription_open(&cupti.api);
+    }
+    if (held) {
+        launches_release();
+    }
+    if (!may) {
         return out_of_order();
     }
-    self.initialised = true;
-    *result = subscription_open(&cupti.api);
     others_count(&cupti.api);
     return *result == CUPTI_SUCCESS ? 0 : KC_CUPTI;
 }

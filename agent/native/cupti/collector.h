@@ -62,11 +62,17 @@ enum kc_drain_outcome {
     KC_DRAIN_UNKNOWN = 4,   /* not known: this driver cannot be asked, see code */
 };
 
+struct kc_drain_wish {
+    uint32_t limit_ms;     /* how much queued work is little enough, here and in kc_detach */
+    uint32_t settle_ms;    /* for captures of graphs that have begun already on streams that nobody knows */
+    uint32_t stream_count; /* of `streams`: handles that stay valid, on which captures may have begun already */
+};
+
 struct kc_drain_result {
     int32_t outcome;    /* kc_drain_outcome */
     int32_t code;       /* CUDA's result behind it, 0: none */
     uint64_t waited_ns; /* until the answer */
-    uint64_t queued_ns; /* how long the queued work takes, or has taken so far */
+    uint64_t queued_ns; /* how long queued work took at the most, or has taken so far */
 };
 
 enum kc_stay {
@@ -96,9 +102,8 @@ KC_EXPORT uint32_t kc_abi(void);
 /* Opens libcupti at `path` and gives its cuptiGetVersion. May be called again. */
 KC_EXPORT int kc_open(const char *path, uint32_t *version, char *error, size_t error_bytes);
 /* Waits, 1.5 s at most, for a moment in which CUPTI's first call does not have to wait for the GPU: the program's launches
- * would wait with it. limit_ms: how much queued work is little enough, here and in kc_detach. After NOT or CAPTURING nothing
- * else of CUPTI may be called. torch_pools: torch has made its pools of streams. */
-KC_EXPORT int kc_drain(uint32_t limit_ms, uint32_t torch_pools, struct kc_drain_result *result);
+ * would wait with it. After NOT or CAPTURING nothing else of CUPTI may be called. */
+KC_EXPORT int kc_drain(const struct kc_drain_wish *wish, const uint64_t *streams, struct kc_drain_result *result);
 /* Makes the arena; returns its descriptor, which stays the collector's. */
 KC_EXPORT int kc_prepare(const struct kc_config *config, char *error, size_t error_bytes);
 /* Which calls of a domain (1 driver, 2 runtime) to record, by kc_record_calls: fnmatch

@@ -12,9 +12,8 @@
  *
  *   To record such an event ends the captures of the program that are in progress, so it is recorded only where none can
  *   be: those that begin now are noted (capture_gate.c). Those that began before are looked for: on streams that block
- *   by the legacy stream, which says so without harm, and on torch's pools of streams by asking each (where torch has
- *   made them: making them takes 70 MiB of the device's memory). What is left, captures on streams of other libraries,
- *   has SETTLE_NS to end.
+ *   by the legacy stream, which says so without harm, and on torch's streams by asking each. What is left, captures on
+ *   streams of other libraries, has settle_ns to end.
  *
  *   A call of the driver waits where another thread holds the driver's lock while the device is busy (cuMemFree does).
  *   So a thread of its own makes them, and is left alone where it does not answer in time. It is asked for its answer
@@ -41,22 +40,18 @@
 #include "common/own_threads.h"
 #include "common/wake.h"
 #include "cupti/capture_gate.h"
+#include "cupti/launch_hold.h"
 
 #define SHORT_NS 3000000LL
 #define LOOK_NS 250000L          /* between two looks at an event */
-#define SETTLE_NS 100000000LL    /* a capture takes milliseconds, but for those of large graphs */
 #define STEADY_NS 200000000LL    /* so long at least is looked for a shorter queue, */
 #define STEADY_TIMES 4           /* and for so many times the length of the queue */
 #define ANSWER_NS 200000000LL    /* for calls of the driver that wait for locks of its own */
 #define STACK_BYTES (512u << 10) /* a program may lock all its memory */
 #define CONTEXTS_MOST 16
-#define POOL_STREAMS 32u /* of each of torch's two pools of a device */
+#define STREAMS_MOST 1024u
 #define LEGACY_STREAM ((void *)1)
 enum { SUCCESS = 0, NOT_READY = 600, EVENT_DISABLE_TIMING = 2, CAPTURE_MODE_RELAXED = 2, CAPTURE_IMPLICIT = 906 };
-
-struct torch_stream { /* c10::cuda::CUDAStream */
-    int64_t words[2];
-};
 
 // clang-format off: a row for each function
 #define DRIVER_FUNCTIONS(X)                                                        \
@@ -89,13 +84,10 @@ struct context {
 
 /* One question. Whoever is the last to need it frees it. */
 struct question {
-    int64_t limit_ns, patience_ns;
-    bool torch_pools;
+    struct drain_wish wish;
     struct driver driver;
     struct context contexts[CONTEXTS_MOST];
     int count;
-    void *pool[2 * POOL_STREAMS * CONTEXTS_MOST]; /* of torch, that were captured when we came */
-    uint32_t pool_count;
     int64_t begun_ns;
     uint32_t answered;
     uint32_t users;
@@ -108,6 +100,9 @@ static struct {
     uint32_t hurried;
     bool gated;
     int64_t gated_ns;
+    int64_t settle_ns;
+    void *captured[STREAMS_MOST]; /* streams that were captured then, and may be still */
+    uint32_t captured_count;
 } self;
 
 static int64_t now_ns(void) { return clock_ns(CLOCK_MONOTONIC); }
@@ -117,10 +112,13 @@ static void pause_ns(long ns) {
     (void)nanosleep(&pause, NULL);
 }
 
-static void let_go(struct question *question) {
-    if (__atomic_sub_fetch(&question->users, 1, __ATOMIC_SEQ_CST) == 0) {
+/* Whether nobody else needs it. */
+static bool let_go(struct question *question) {
+    const bool last = __atomic_sub_fetch(&question->users, 1, __ATOMIC_SEQ_CST) == 0;
+    if (last) {
         free(question);
     }
+    return last;
 }
 
 /* ---- the thread of its own ---- */
@@ -173,21 +171,21 @@ static int query_probe(struct question *question, struct context *context) {
     return question->driver.event_query(context->probe);
 }
 
-static bool pool_captured(struct question *question) {
-    while (question->pool_count > 0) {
+static bool still_captured(struct question *question) {
+    while (self.captured_count > 0) {
         int capturing = 0;
-        const int code = question->driver.is_capturing(question->pool[question->pool_count - 1], &capturing);
+        const int code = question->driver.is_capturing(self.captured[self.captured_count - 1], &capturing);
         if (code != SUCCESS || capturing != 0) {
             return true;
         }
-        question->pool_count--;
+        self.captured_count--;
     }
     return false;
 }
 
 /* CAPTURE_IMPLICIT: a capture may be in progress, nothing was recorded. */
 static int record_if_free(struct question *question, int (*record)(struct question *, struct context *)) {
-    if (now_ns() - self.gated_ns < SETTLE_NS || pool_captured(question) || !capture_gate_enter()) {
+    if (now_ns() - self.gated_ns < self.settle_ns || still_captured(question) || !capture_gate_enter()) {
         return CAPTURE_IMPLICIT;
     }
     const int free_of_captures = each_context(question, legacy_stream);
@@ -197,11 +195,52 @@ static int record_if_free(struct question *question, int (*record)(struct questi
 }
 
 struct progress {
-    bool pending;      /* an anchor is */
-    int64_t anchor_ns; /* when it was recorded */
-    int64_t done_ns;   /* how long the last one that was done has taken; -1: none was */
-    bool recorded;     /* an event was */
+    bool pending;       /* an anchor is */
+    int64_t anchor_ns;  /* when it was recorded */
+    int64_t done_ns;    /* how long the last one that was done has taken; -1: none was */
+    int64_t longest_ns; /* any has */
+    bool recorded;      /* an event was */
 };
+
+/* 0: everything that was queued when we came is done. NOT_READY, or CAPTURE_IMPLICIT: it is not known. */
+static int look_at_queue(struct question *question, struct progress *progress) {
+    const int code = record_if_free(question, record_probe);
+    const int64_t begin = now_ns();
+    int ready = code;
+    if (code != SUCCESS) {
+        pause_ns(LOOK_NS);
+        return code;
+    }
+    progress->recorded = true;
+    while ((ready = each_context(question, query_probe)) == NOT_READY && now_ns() - begin < SHORT_NS) {
+        pause_ns(LOOK_NS);
+    }
+    return ready;
+}
+
+/* With `hold`, the program cannot queue anything more after the moment. */
+static bool is_short(struct question *question, struct progress *progress) {
+    if (look_at_queue(question, progress) != SUCCESS) {
+        return false;
+    }
+    if (!question->wish.hold) {
+        return true;
+    }
+    launches_hold(question->driver.library);
+    const bool still = look_at_queue(question, progress) == SUCCESS;
+    if (!still) {
+        launches_release();
+    }
+    return still;
+}
+
+static void look_at_anchor(struct question *question, struct progress *progress) {
+    if (progress->pending && each_context(question, query_anchor) != NOT_READY) {
+        progress->done_ns = now_ns() - progress->anchor_ns;
+        progress->longest_ns = progress->done_ns > progress->longest_ns ? progress->done_ns : progress->longest_ns;
+        progress->pending = false;
+    }
+}
 
 /* One look: whether there is an answer. An error of the driver is one. */
 static bool look(struct question *question, struct progress *progress) {
@@ -216,35 +255,19 @@ static bool look(struct question *question, struct progress *progress) {
             return true;
         }
     }
-    if (record_if_free(question, record_probe) == SUCCESS) {
-        progress->recorded = true;
-        const int64_t begin = now_ns();
-        do {
-            if (each_context(question, query_probe) == SUCCESS) {
-                result->outcome = KC_DRAIN_SHORT;
-                return true;
-            }
-            pause_ns(LOOK_NS);
-        } while (now_ns() - begin < SHORT_NS);
-    } else {
-        pause_ns(LOOK_NS);
-    }
-    if (progress->pending && each_context(question, query_anchor) != NOT_READY) {
-        progress->done_ns = now_ns() - progress->anchor_ns;
-        progress->pending = false;
-    }
-    const int64_t now = now_ns();
-    const int64_t steady = STEADY_TIMES * progress->done_ns > STEADY_NS ? STEADY_TIMES * progress->done_ns : STEADY_NS;
-    const bool over = now - question->begun_ns >= question->patience_ns;
+    const bool now_short = is_short(question, progress);
+    look_at_anchor(question, progress);
+    const int64_t now = now_ns(), asked_ns = now - question->begun_ns;
     const int64_t waiting = progress->pending ? now - progress->anchor_ns : 0;
-    const bool soon = progress->done_ns >= 0 && progress->done_ns <= question->limit_ns &&
-                      waiting <= question->limit_ns;
-    if (!over && !(soon && now - question->begun_ns >= steady)) {
-        return false;
-    }
-    result->queued_ns = (uint64_t)(progress->done_ns > waiting ? progress->done_ns : waiting);
-    result->outcome = soon ? KC_DRAIN_SOON : progress->recorded ? KC_DRAIN_NOT : KC_DRAIN_CAPTURING;
-    return true;
+    const int64_t steady = STEADY_TIMES * progress->done_ns > STEADY_NS ? STEADY_TIMES * progress->done_ns : STEADY_NS;
+    const bool soon = progress->done_ns >= 0 && progress->done_ns <= question->wish.limit_ns &&
+                      waiting <= question->wish.limit_ns;
+    result->queued_ns = (uint64_t)(progress->longest_ns > waiting ? progress->longest_ns : waiting);
+    result->outcome = now_short            ? KC_DRAIN_SHORT
+                      : soon               ? KC_DRAIN_SOON
+                      : progress->recorded ? KC_DRAIN_NOT
+                                           : KC_DRAIN_CAPTURING;
+    return now_short || asked_ns >= question->wish.patience_ns || (soon && asked_ns >= steady);
 }
 
 static void find_contexts(struct question *question) {
@@ -263,27 +286,16 @@ static void find_contexts(struct question *question) {
     }
 }
 
-/* Streams of torch's pools that are captured now. They are never destroyed. A round through a pool leaves it as it was. */
-static void find_captured_of_pools(struct question *question) {
-    void *torch = dlopen("libc10_cuda.so", RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
-    struct torch_stream (*from_pool)(bool, int8_t) = NULL;
-    void *(*raw)(const struct torch_stream *) = NULL;
-    if (torch == NULL) {
-        return;
-    }
-    *(void **)&from_pool = dlsym(torch, "_ZN3c104cuda17getStreamFromPoolEba");
-    *(void **)&raw = dlsym(torch, "_ZNK3c104cuda10CUDAStream6streamEv");
-    for (int i = 0; from_pool != NULL && raw != NULL && i < question->count; i++) {
-        for (uint32_t n = 0; n < 2 * POOL_STREAMS; n++) {
-            const struct torch_stream stream = from_pool(n >= POOL_STREAMS, (int8_t)question->contexts[i].device);
-            void *handle = raw(&stream);
-            int capturing = 0;
-            if (question->driver.is_capturing(handle, &capturing) == SUCCESS && capturing != 0) {
-                question->pool[question->pool_count++] = handle;
-            }
+/* Those of torch's streams that are captured now. torch never destroys them. */
+static void find_captured(struct question *question) {
+    const struct drain_wish *wish = &question->wish;
+    for (uint32_t i = 0; i < wish->stream_count && self.captured_count < STREAMS_MOST; i++) {
+        void *stream = (void *)(uintptr_t)wish->streams[i]; // NOLINT: a handle, as torch gave it
+        int capturing = 0;
+        if (question->driver.is_capturing(stream, &capturing) == SUCCESS && capturing != 0) {
+            self.captured[self.captured_count++] = stream;
         }
     }
-    dlclose(torch);
 }
 
 static void answer(struct question *question) {
@@ -302,15 +314,14 @@ static void answer(struct question *question) {
             question->result.outcome = KC_DRAIN_UNKNOWN;
             return;
         }
-        if (question->torch_pools) {
-            find_captured_of_pools(question);
-        }
+        self.settle_ns = question->wish.settle_ns;
+        find_captured(question);
     }
-    const int code = each_context(question, make_events);
+    const int code = question->wish.only_gate ? SUCCESS : each_context(question, make_events);
     if (code != SUCCESS) {
         question->result.outcome = KC_DRAIN_UNKNOWN;
         question->result.code = code;
-    } else {
+    } else if (!question->wish.only_gate) {
         while (!look(question, &progress)) {
         }
     }
@@ -325,16 +336,27 @@ static void *ask(void *argument) {
     for (int i = 0; i < question->count; i++) {
         (void)question->driver.release(question->contexts[i].device);
     }
+    const bool held = question->wish.hold && question->result.outcome == KC_DRAIN_SHORT;
     __atomic_store_n(&question->answered, 1, __ATOMIC_SEQ_CST);
     wake_post(&self.wake);
-    let_go(question);
+    if (let_go(question) && held) {
+        launches_release(); /* nobody waits for the moment any more */
+    }
     return NULL;
 }
 
 /* ---- the agent's thread ---- */
 
+void *drain_driver(void) {
+    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
+    if (library != NULL) {
+        dlclose(library); /* it stays: CUDA is never unloaded */
+    }
+    return library;
+}
+
 static bool find_driver(struct driver *driver) {
-    driver->library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
+    driver->library = drain_driver();
     if (driver->library == NULL) {
         return false;
     }
@@ -344,7 +366,6 @@ static bool find_driver(struct driver *driver) {
     all = all && driver->field != NULL;
     DRIVER_FUNCTIONS(FIND)
 #undef FIND
-    dlclose(driver->library); /* it stays: CUDA is never unloaded */
     return all;
 }
 
@@ -386,7 +407,7 @@ void drain_hurry(void) {
 
 static void forget_answered(void) {
     if (self.unanswered != NULL && __atomic_load_n(&self.unanswered->answered, __ATOMIC_SEQ_CST) != 0) {
-        let_go(self.unanswered);
+        (void)let_go(self.unanswered);
         self.unanswered = NULL;
     }
 }
@@ -396,11 +417,11 @@ static void unanswered(const struct question *question, struct kc_drain_result *
     result->queued_ns = result->waited_ns = (uint64_t)(now_ns() - question->begun_ns);
 }
 
-void drain_await(int64_t limit_ns, int64_t patience_ns, bool torch_pools, struct kc_drain_result *result) {
+void drain_await(const struct drain_wish *wish, struct kc_drain_result *result) {
     struct driver driver;
     memset(result, 0, sizeof *result);
     __atomic_store_n(&self.hurried, 0, __ATOMIC_SEQ_CST);
-    if (self.unanswered != NULL && !answered_within(self.unanswered, patience_ns)) {
+    if (self.unanswered != NULL && !answered_within(self.unanswered, wish->patience_ns)) {
         unanswered(self.unanswered, result);
         return;
     }
@@ -414,20 +435,15 @@ void drain_await(int64_t limit_ns, int64_t patience_ns, bool torch_pools, struct
         result->outcome = KC_DRAIN_UNKNOWN;
         return;
     }
-    *question = (struct question){.limit_ns = limit_ns,
-                                  .patience_ns = patience_ns,
-                                  .torch_pools = torch_pools,
-                                  .driver = driver,
-                                  .begun_ns = now_ns(),
-                                  .users = 2};
+    *question = (struct question){.wish = *wish, .driver = driver, .begun_ns = now_ns(), .users = 2};
     if (!start(question)) {
         free(question);
         result->outcome = KC_DRAIN_UNKNOWN;
         return;
     }
-    if (answered_within(question, patience_ns + ANSWER_NS)) {
+    if (answered_within(question, wish->patience_ns + ANSWER_NS)) {
         *result = question->result;
-        let_go(question);
+        (void)let_go(question);
     } else {
         self.unanswered = question;
         unanswered(question, result);

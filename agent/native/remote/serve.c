@@ -332,8 +332,11 @@ static void do_others(struct argument argument, struct answer *answer) {
 }
 
 static void do_drain(struct argument argument, struct answer *answer) {
-    if (has_bytes(argument, sizeof(uint32_t), answer)) {
-        answer->code = kc_drain(limit_ms(argument), 0, &answer->as.drained);
+    struct kc_drain_wish wish;
+    if (has_bytes(argument, sizeof wish, answer)) {
+        memcpy(&wish, argument.data, sizeof wish);
+        wish.stream_count = 0;
+        answer->code = kc_drain(&wish, NULL, &answer->as.drained);
         answer->bytes = sizeof answer->as.drained;
     }
 }

@@ -22,7 +22,7 @@
  *   DEVICE        u32 index, i32 attributes[]  device_facts
  *   LEAVE         -                            -; the server has ended everything and goes
  *   OTHERS        -                            kc_others
- *   DRAIN         u32 limit, ms                kc_drain_result
+ *   DRAIN         kc_drain_wish, no streams    kc_drain_result
  */
 #ifndef KINETO_SERVE_H
 #define KINETO_SERVE_H

@@ -5,7 +5,6 @@ Every call releases the GIL. The mirror of the C structures is checked by `kc_ab
 
 import ctypes
 import os
-import sys
 from typing import List, Sequence
 
 from kineto_agent.sources import collector_library
@@ -17,6 +16,8 @@ from kineto_agent.sources.native_interface import EnableResult, NativeCounts, Na
 LIBRARY = collector_library.INSTALLED
 
 _NOT_ASKED = -1  # no CUPTI result
+# For captures of graphs on streams that nobody knows: most take milliseconds. Where torch's are known, few are left.
+_SETTLE_MS, LONG_SETTLE_MS = 100, 500
 BUSY_BY_NOW = "CUPTI is left alone: the GPU began work that does not end while the trace was prepared"
 _LIBRARY, _SYSTEM, _CUPTI, _ORDER, _FORKED, _BUSY = -1, -2, -3, -4, -5, -6
 _REASONS = {
@@ -29,12 +30,6 @@ _REASONS = {
 
 DETACHED, SUBSCRIBED_ELSEWHERE, NO_CALL, REFUSED, STUCK, MUST_STAY, BUSY = range(7)  # kc_detach_outcome
 SHORT, SOON, DOES_NOT_DRAIN, CAPTURING, UNKNOWN = range(5)  # kc_drain_outcome
-
-
-def _torch_has_streams() -> bool:
-    """Whether torch has made its pools of streams, as far as it has captured graphs."""
-    graph = getattr(sys.modules.get("torch.cuda.graphs"), "graph", None)
-    return getattr(graph, "default_capture_stream", None) is not None
 
 
 class CollectorConfig(ctypes.Structure):
@@ -93,6 +88,12 @@ class DetachResult(ctypes.Structure):
     _fields_ = [("outcome", ctypes.c_int32), ("result", ctypes.c_int32), ("ns", ctypes.c_uint64)]
 
 
+class DrainWish(ctypes.Structure):
+    """kc_drain_wish."""
+
+    _fields_ = [("limit_ms", ctypes.c_uint32), ("settle_ms", ctypes.c_uint32), ("stream_count", ctypes.c_uint32)]
+
+
 class DrainResult(ctypes.Structure):
     """kc_drain_result."""
 
@@ -146,10 +147,16 @@ class Collector(NativeInterface):
         self._check(self._library.kc_open(os.fsencode(path), ctypes.byref(version), *self._error.room))
         return version.value
 
-    def drain(self, limit_ms: int) -> DrainResult:
-        """Wait for a moment in which CUPTI's first call does not wait for the GPU, before prepare()."""
+    def drain(self, limit_ms: int, streams: Sequence[int] = ()) -> DrainResult:
+        """Wait for a moment in which CUPTI's first call does not wait for the GPU, before prepare().
+
+        limit_ms: how much queued work is little enough.
+        streams: handles of streams that are never destroyed, on which captures of graphs may have begun already.
+        """
+        settle_ms = _SETTLE_MS if streams else LONG_SETTLE_MS
+        wish = DrainWish(limit_ms, settle_ms, len(streams))
         result = DrainResult()
-        self._library.kc_drain(limit_ms, int(_torch_has_streams()), ctypes.byref(result))
+        self._library.kc_drain(ctypes.byref(wish), (ctypes.c_uint64 * len(streams))(*streams), ctypes.byref(result))
         return result
 
     def prepare(self, config: CollectorConfig) -> int:

@@ -25,7 +25,6 @@ from kineto_agent.sources.interface import (
 )
 from kineto_agent.sources.kit.limits import (
     BUFFER_BYTES,
-    DRAIN_LIMIT_MS,
     FLUSH_PERIOD_MS,
     GIVE_WAY_LIMIT_MS,
     PREFAULT_BYTES,
@@ -35,7 +34,7 @@ from kineto_agent.sources.kit.limits import (
 from kineto_agent.sources.kit.stop_warnings import stop_warnings
 
 if TYPE_CHECKING:
-    from kineto_agent.sources.cupti.collector_binding import Collector, CollectorResult, DetachResult, DrainResult
+    from kineto_agent.sources.cupti.collector_binding import Collector, CollectorResult, DetachResult
     from kineto_agent.sources.native_interface import EnableResult
 
 _KIND_TYPES = {kind: name for name, kinds in KINDS.items() for kind in kinds}
@@ -90,14 +89,6 @@ _DEVICE_GRAPHS = (
     "CUPTI is left alone: device code in %s launches CUDA graphs, and graphs that were instantiated for that before "
     "CUPTI was attached fail or hang at their next launch, which ends the program. Record activities that do not need "
     "CUPTI, such as --activities python_function"
-)
-_DOES_NOT_DRAIN = (
-    "CUPTI is left alone: %s, and CUPTI's first call would hold every launch of the program until the GPU is idle. Trace "
-    "again once the GPU's work has ended; --activities python_function shows what the program waits for"
-)
-_STAYS_WHILE_BUSY = (
-    "stayed attached: %s, and detaching CUPTI would hold every launch of the program until the GPU is idle; CUDA calls "
-    "stay slightly slower until the next capture detaches"
 )
 _STUCK = (
     "cuptiFinalize has not returned: a thread of the program stands in it until the GPU is idle, and its launches wait"
@@ -316,7 +307,7 @@ class CuptiSession:
         return result.ns
 
     def _detach_warning(self, detach: "DetachResult") -> str:
-        from kineto_agent.sources.cupti import collector_binding
+        from kineto_agent.sources.cupti import collector_binding, gpu_drain
 
         if detach.outcome == collector_binding.DETACHED:
             return ""
@@ -335,7 +326,7 @@ class CuptiSession:
         if detach.outcome == collector_binding.MUST_STAY:
             return _STAYS % " and of ".join(why for bit, why in _WHY_STAYS.items() if detach.result & bit)
         if detach.outcome == collector_binding.BUSY:
-            return _STAYS_WHILE_BUSY % _why_busy(detach.result, detach.ns)
+            return gpu_drain.STAYS % gpu_drain.why_busy(detach.result, detach.ns)
         if detach.outcome == collector_binding.STUCK:
             self._incomplete = _STUCK
             return "stayed attached: " + _STUCK
@@ -393,7 +384,7 @@ class CuptiSource:
 
     def prepare(self, request: SourceRequest) -> CuptiSession:
         """Open libcupti and make the arena. Raises SourceError."""
-        from kineto_agent.sources.cupti import collector_binding
+        from kineto_agent.sources.cupti import collector_binding, gpu_drain
 
         if request.options.get(DEVICE_GRAPHS):
             raise SourceError("CUDA_DEVICE_GRAPHS", _DEVICE_GRAPHS % request.options[DEVICE_GRAPHS])
@@ -404,9 +395,7 @@ class CuptiSource:
         version = collector.open(path)
         if version not in KNOWN:
             raise SourceError("CUPTI_UNKNOWN_VERSION", _unknown_version(version, path))
-        drained = collector.drain(DRAIN_LIMIT_MS)
-        if drained.outcome in (collector_binding.DOES_NOT_DRAIN, collector_binding.CAPTURING):
-            raise SourceError("GPU_DOES_NOT_DRAIN", _DOES_NOT_DRAIN % _why_busy(drained.outcome, drained.queued_ns))
+        moment = gpu_drain.await_moment(collector)
         arena_fd = collector.prepare(
             collector_binding.CollectorConfig(
                 buffer_limit_bytes=request.buffer_limit_bytes,
@@ -422,27 +411,11 @@ class CuptiSource:
         metadata = {
             "cupti_version": version,
             "cupti_library": path,
-            **_moment(drained),
+            **moment,
             **self.describe_devices(collector),
         }
         yields = self.would_yield(request)
         return CuptiSession(collector, arena_fd, metadata, request, self._detach_limit_ms, yields, self._maps)
-
-
-def _moment(drained: "DrainResult") -> Dict[str, Any]:
-    """How the moment for CUPTI's first call was found."""
-    return {"cupti_moment_ns": drained.waited_ns, "gpu_queued_ns": drained.queued_ns}
-
-
-def _why_busy(outcome: int, queued_ns: int) -> str:
-    """outcome: kc_drain_outcome."""
-    from kineto_agent.sources.cupti import collector_binding
-
-    if outcome == collector_binding.CAPTURING:
-        return "the program captures CUDA graphs all the time, so it cannot be told whether the GPU's work ends soon"
-    if outcome == collector_binding.UNKNOWN:
-        return "this driver does not tell whether the GPU's work ends soon"
-    return "the GPU has worked for %.1f s without a break" % (queued_ns / 1e9)
 
 
 def _keep_calls(collector: "Collector", request: SourceRequest) -> None:

@@ -7,6 +7,3 @@ PREFAULT_BYTES = 8 << 20  # 2 buffers, 6 ms of page faults; the collector's thre
 FLUSH_PERIOD_MS = 500
 STOP_LIMIT_MS = 2000  # a forced flush of CUPTI takes 1-9 ms, of PTI up to 13 ms
 GIVE_WAY_LIMIT_MS = 200  # the program waits for it
-# CUPTI's first call and cuptiFinalize wait for the GPU's queue, and the program's launches with them: a longer queue is
-# left alone. A loop that computes all the time has some 60 ms ahead.
-DRAIN_LIMIT_MS = 300

@@ -19,11 +19,13 @@ from typing import NamedTuple, TypeVar
 from kineto_agent.sources.cupti import cuda_devices
 from kineto_agent.sources.cupti.collector_binding import (
     BUSY_BY_NOW,
+    LONG_SETTLE_MS,
     Collector,
     CollectorConfig,
     CollectorResult,
     DetachResult,
     DrainResult,
+    DrainWish,
     OtherUsers,
 )
 from kineto_agent.sources.interface import SourceError
@@ -203,9 +205,9 @@ class RemoteCollector(Collector):
         version: int = _UINT.unpack(self._asked(_OPEN, os.fsencode(path), _UINT.size).result)[0]
         return version
 
-    def drain(self, limit_ms: int) -> DrainResult:
+    def drain(self, limit_ms: int, streams: Sequence[int] = ()) -> DrainResult:
         """Wait for a moment in which CUPTI's first call does not wait for the GPU, before prepare()."""
-        return self._structure(DrainResult, _DRAIN, _UINT.pack(limit_ms))
+        return self._structure(DrainResult, _DRAIN, bytes(DrainWish(limit_ms, LONG_SETTLE_MS, 0)))
 
     def prepare(self, config: CollectorConfig) -> int:
         """Make the arena; gives a descriptor of ours for it, valid until close()."""
