@@ -36,22 +36,34 @@ _CALLS = {
     "PYFUNCTYPE": slice(0, 0),
 }
 _ON = {"register": ("atexit",), "insert": ("sys.meta_path",), "ref": ("weakref",), "signal": ("signal", "_signal")}
+_VALUES = ("environ",)  # arguments that are no functions
+_ATTRIBUTES_OF_OURS = ("last", "attribute", "key", "each")  # set on modules and classes that the agent has made
 _HOOKS = ("excepthook", "displayhook", "unraisablehook", "breakpointhook", "exec_module", "__import__", "__del__")
 
-# In C: what registers a function, wherever it is called.
+# In C: what registers a function, wherever it is called, and names of such functions that are looked up.
 _NATIVE = re.compile(
-    r"\b(pthread_atfork|atexit|__cxa_atexit|on_exit|signal|sigaction|pthread_key_create)\(([^;]*)\);"
-    r"|_(?:Py|PyEval)_?(AddPendingCall|SetProfile|SetTrace)\b"
-    r"|(addGlobalCallback|addThreadLocalCallback|ActivityRegisterCallbacks|EnableCallback|cuptiSubscribe)\w*"
+    r"(?<!\w)(pthread_atfork|atexit|__cxa_atexit|on_exit|sigaction|pthread_key_create|register_callbacks|subscribe|"
+    r"set_callbacks|create_buffer|trace_by_callback|gate_place|call_site_redirect|(?<=torch[.>])add|(?<=torch->)add)\("
+    r"(?!const struct)"
+    r'|"(_Py\w*(?:AddPendingCall|SetProfile|SetTrace))"'
 )
+_DEFINITION = re.compile(r"^(?:extern |static )*(?:int|void|bool|const char \*|uint64_t) ?\w+\(", re.MULTILINE)
+# Elsewhere: the gate through which Kineto's calls to CUPTI go, and what an attach makes a stopped thread run.
+_OTHER_NATIVE = {
+    "torch/kineto_gate.c: gate",
+    "attach/methods/python_stub.c: attach",
+    "attach/methods/collector_stub.c: attach",
+}
+_PUTS_BACK = {"theirs", "self._original", "self._originals[name]"}
 
 
 def python_entries() -> set[str]:
     """`module: function` of each function in Python, as the source names it at its registration."""
-    found: set[str] = set()
+    found: set[str] = {"__init__.py: %s" % name for name in kineto_agent.__all__ if name != "__version__"}
     for path in sorted(PACKAGE.rglob("*.py")):
         name = str(path.relative_to(PACKAGE))
-        found.update("%s: %s" % (name, function) for function in _registered(ast.parse(path.read_text())))
+        registered = _registered(ast.parse(path.read_text()))
+        found.update("%s: %s" % (name, function) for function in registered if function not in _PUTS_BACK)
     return found
 
 
@@ -70,23 +82,25 @@ def _registered(tree: ast.AST) -> Iterator[str]:
 def _of_call(node: ast.Call) -> Iterator[str]:
     called = ast.unparse(node.func)
     owner, _, name = called.rpartition(".")
-    if name == "setattr" and ast.unparse(node.args[0]) not in ("self", "made", "package", "found", "above"):
+    if (
+        name == "setattr"
+        and ast.unparse(node.args[0]) != "made"
+        and ast.unparse(node.args[1]) not in _ATTRIBUTES_OF_OURS
+    ):
         yield ast.unparse(node.args[2])
     if name not in _CALLS or owner not in _ON.get(name, (owner,)):
         return
     for argument in [*node.args[_CALLS[name]], *(keyword.value for keyword in node.keywords)]:
-        yield ast.unparse(argument)
+        if ast.unparse(argument) not in _VALUES:
+            yield ast.unparse(argument)
 
 
 def native_entries() -> set[str]:
     """`file: registration` of each place in C that registers a function."""
-    found = set()
+    found = set(_OTHER_NATIVE)
     for path in sorted(NATIVE.rglob("*.c")):
-        text = re.sub(r"/\*.*?\*/", "", path.read_text(), flags=re.DOTALL)
-        for match in _NATIVE.finditer(text):
-            function, arguments, python, vendor = match.groups()
-            registered = function + "(%s)" % " ".join(arguments.split()) if function else python or vendor
-            found.add("%s: %s" % (path.relative_to(NATIVE), registered))
+        text = _DEFINITION.sub("", re.sub(r"/\*.*?\*/", "", path.read_text(), flags=re.DOTALL))
+        found.update("%s: %s" % (path.relative_to(NATIVE), match[1] or match[2]) for match in _NATIVE.finditer(text))
     return found
 
 
