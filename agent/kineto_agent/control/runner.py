@@ -41,7 +41,6 @@ from kineto_agent.system.threads import Thread, start_thread, thread_names
 
 EXIT_TIMEOUT_S = 2.0
 _LOOK_PERIOD_NS = 100_000_000  # how often the program's profiler is polled, while a capture waits for it or for torch
-_CUDA_PERIOD_NS = 500_000_000  # how often, until torch has initialised CUDA, if it can: then captures are watched
 _MAX_POLL_MS = 3_600_000  # poll takes an int
 _MAX_THREADS = 400  # names in a Result: 64 characters each stay far below the frame limit
 _MAX_WARNINGS = 32
@@ -178,8 +177,8 @@ class Agent:
             self._send(self._hello())
         if not self._link.connected and time.monotonic_ns() >= self._link.retry_at_ns:
             self._connect()
-        awaits_cuda = CAPTURES.look()
-        for descriptor, mask in self._poll(self._timeout_ms(awaits_cuda)):
+        cuda_comes = CAPTURES.look()
+        for descriptor, mask in self._poll(self._timeout_ms(cuda_comes)):
             if descriptor == self._wake_reader:
                 self._woken(mask)
             else:
@@ -196,13 +195,13 @@ class Agent:
             wanted.append((self._link.fileno(), select.POLLIN | (select.POLLOUT if self._link.wants_write else 0)))
         return self.turns.poll(wanted, timeout_ms)
 
-    def _timeout_ms(self, awaits_cuda: bool) -> Optional[int]:
-        waits_ns = [_CUDA_PERIOD_NS] if awaits_cuda else []
+    def _timeout_ms(self, looks: bool) -> Optional[int]:
+        waits_ns = []
         if not self._link.connected:
             waits_ns.append(self._link.retry_at_ns - time.monotonic_ns())
         if self._deadline_ns is not None:
             waits_ns.append(self._deadline_ns - self._now_ns())
-        looks = self._recording is not None and self._recording.may_be_taken
+        looks = looks or (self._recording is not None and self._recording.may_be_taken)
         if self._awaits_profiler or self._guard.waits_for_torch or looks:
             waits_ns.append(_LOOK_PERIOD_NS)
         if not waits_ns:

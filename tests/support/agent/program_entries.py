@@ -26,6 +26,7 @@ _CALLS = {
     "register": slice(0, 1),  # of atexit
     "insert": slice(1, 2),  # into sys.meta_path
     "ref": slice(1, None),  # of weakref
+    "append": slice(0, 1),  # to what torch calls when it initialises CUDA
     "finalize": slice(1, 2),
     "installed": slice(1, None),  # OptimizerHook
     "addaudithook": slice(0, None),
@@ -35,7 +36,13 @@ _CALLS = {
     "CFUNCTYPE": slice(0, 0),
     "PYFUNCTYPE": slice(0, 0),
 }
-_ON = {"register": ("atexit",), "insert": ("sys.meta_path",), "ref": ("weakref",), "signal": ("signal", "_signal")}
+_ON = {
+    "append": ("calls",),
+    "register": ("atexit",),
+    "insert": ("sys.meta_path",),
+    "ref": ("weakref",),
+    "signal": ("signal", "_signal"),
+}
 _VALUES = ("environ",)  # arguments that are no functions
 _ATTRIBUTES_OF_OURS = ("last", "attribute", "key", "each")  # set on modules and classes that the agent has made
 _HOOKS = ("excepthook", "displayhook", "unraisablehook", "breakpointhook", "exec_module", "__import__", "__del__")

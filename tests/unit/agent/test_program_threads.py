@@ -111,11 +111,14 @@ def captures_a_graph(monkeypatch: pytest.MonkeyPatch) -> Prepared:
     module(monkeypatch, "torch", cuda=SimpleNamespace(current_stream=lambda: stream))
     module(monkeypatch, "torch.cuda.graphs", CUDAGraph=CUDAGraph)
     captures = GraphCaptures()
+    module(monkeypatch, "torch.cuda", _queued_calls=[], _initialized=False)
+    assert not captures._is_initialised()
     captures._watcher = SimpleNamespace(begin=lambda *_capture: 1, seal=lambda _watch: b"graph", drop=lambda: None)
     captures.install(wait_for_import=False)
     assert not captures.look()
 
     def program() -> None:
+        sys.modules["torch.cuda"]._queued_calls[0][0]()
         graph = CUDAGraph()
         graph.capture_begin()
         graph.capture_end()
@@ -317,6 +320,7 @@ def meets_an_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> Prepared:
 
 CASES: dict[Case, tuple[str, ...]] = {
     captures_a_graph: (
+        "sources/torch/graph_captures.py: (self._cuda_comes, [])",
         "sources/torch/graph_captures.py: self._began",
         "sources/torch/graph_captures.py: self._ends",
         "sources/torch/graph_captures.py: self._ended",

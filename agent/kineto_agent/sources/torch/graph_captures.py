@@ -6,10 +6,10 @@ Theory of operation
     them agent/native/graphs/capture_watch.c notes which operator adds which nodes: about a microsecond for each
     operator. What it found stays in memory, and goes with every trace of GPU activities.
 
-    What the shadows need (libraries, functions of the driver, a look at tensors) is made ready on the agent's thread,
-    and only then they are placed: the program's threads import, open and wait for nothing. The driver can be asked once
-    torch has initialised CUDA. Until then look() is to be called now and then; a graph that is captured before is not
-    known, as if there were no agent yet.
+    What the shadows need (libraries, functions of the driver, a look at tensors) is made ready by look(), on the
+    agent's thread: the program's threads import, open and wait for nothing. The driver can be asked once torch has
+    initialised CUDA. Torch calls us then, with others that wait for this moment; a graph that is captured before all
+    is ready is left out.
 
     Nothing is kept of a capture that fails. At most _MOST_BYTES are kept, of the graphs that were captured last: one
     whose nodes and operators are equal to an earlier one's takes no room. What is missing is counted and reported.
@@ -35,6 +35,7 @@ _C10_CUDA = b"/libc10_cuda.so"
 _MOST_BYTES = 16 * 1024 * 1024
 _MOST_OPEN = 64  # captures that have begun; a program has one at a time, or a few that never end
 TOO_OLD = "there was no more room for them"
+NOT_READY = "the agent was not ready yet"
 OVERTAKEN = "another capture has begun since"
 
 
@@ -57,7 +58,9 @@ class GraphCaptures:
         self._most_bytes = most_bytes
         self._modules = ModuleHooks({_MODULE: ModuleHook(_CLASS, self._found)})
         self._wake = _nothing
-        self._owner: Any = None  # torch's class, as long as it is to be shadowed
+        self._owner: Any = None  # torch's class, until all is ready
+        self._asked = False  # torch has been asked to call us when it initialises CUDA
+        self._initialises = False
         self._shadows: List[MethodShadow] = []
         self._watcher: Any = None
         self._refusal = ""  # why there is no watcher
@@ -76,19 +79,20 @@ class GraphCaptures:
         self._of_thread = _thread._local()  # sealed: the graph whose capture_end this thread is in
 
     def install(self, wait_for_import: bool = True, wake: Callable[[], None] = _nothing) -> None:
-        """Watch captures once look() finds all ready. May be repeated.
+        """Watch captures, also if torch is imported later, if wanted. May be repeated.
 
-        wait_for_import: also if torch is imported later; then `wake`, on the program's thread, asks for a look().
+        wake: asks the agent's thread for a look(); called on the program's threads.
         """
         self._wake = wake
         self._modules.install(wait_for_import)
 
     def look(self) -> bool:
-        """Shadow torch's methods once that can be done. Returns whether to look again. On the agent's thread."""
+        """Shadow torch's methods, and make ready what that needs. Returns whether to look again soon."""
         owner = self._owner
-        if owner is None or not self._is_ready():
-            return owner is not None
-        self._owner = None
+        if owner is None:
+            return False
+        if self._is_ready():
+            self._owner = None
         if not self._shadows:
             self._shadows = [
                 MethodShadow(owner, "capture_begin", self._began),
@@ -96,12 +100,12 @@ class GraphCaptures:
             ]
         for shadow in self._shadows:
             shadow.install()
-        return False
+        return self._owner is not None and (self._initialises or not self._asked)
 
     def remove(self) -> None:
         """Watch no further captures. What was captured is kept."""
         self._modules.withdraw()
-        self._owner = None
+        self._owner, self._wake = None, _nothing
         for shadow in self._shadows:
             shadow.remove()
         if self._watched:
@@ -125,7 +129,7 @@ class GraphCaptures:
             return True
         try:
             self._c10_cuda = self._c10_cuda or _mapped(_C10_CUDA)
-            if not getattr(sys.modules.get("torch.cuda"), "_initialized", False):
+            if not self._is_initialised():
                 return False
             self._open()
         except SourceError as exc:
@@ -135,6 +139,15 @@ class GraphCaptures:
             self._refusal = "the agent has failed"
             log_exception("CUDA graphs cannot be watched")
         return True
+
+    def _is_initialised(self) -> bool:
+        """Whether torch has initialised CUDA. If not, it calls us when it does."""
+        cuda: Any = sys.modules.get("torch.cuda")
+        calls = getattr(cuda, "_queued_calls", None)
+        if not self._asked and isinstance(calls, list) and not getattr(cuda, "_initialized", False):
+            self._asked = True
+            calls.append((self._cuda_comes, []))  # for good: torch may be going through the list
+        return bool(getattr(cuda, "_initialized", False))
 
     def _open(self) -> None:
         from kineto_agent.sources import collector_library
@@ -152,9 +165,13 @@ class GraphCaptures:
 
     # ------------------------------------------------------------ the program's threads
 
+    def _cuda_comes(self) -> None:
+        self._initialises = True
+        self._wake()
+
     def _began(self, args: Any) -> None:
         if self._watcher is None:
-            self._leave_out(self._refusal)
+            self._leave_out(self._refusal or NOT_READY)
             return
         try:
             stream = sys.modules["torch"].cuda.current_stream()

@@ -311,18 +311,23 @@ def test_captures_that_never_end_take_no_room_without_end() -> None:
         """)
 
 
-def test_nothing_is_shadowed_before_torch_has_initialised_cuda() -> None:
+def test_captures_are_watched_once_torch_has_initialised_cuda_which_it_says_itself() -> None:
     run("""
         captures.remove()
-        captures._watcher, torch.cuda._initialized = None, False
-        captures.install()
+        captures._watcher, torch.cuda._initialized, captures._asked, captures._initialises = None, False, False, False
+        woken, calls = [], len(torch.cuda._queued_calls)
+        captures.install(wake=lambda: woken.append(torch.cuda._initialized))
+        woken.clear()
         for _ in range(2):
-            assert captures.look()
+            assert not captures.look()
         with capture():
             Launch.apply(torch.ones(1))
-        assert not hasattr(CUDAGraph.capture_begin, "__wrapped__") and kept() == KeptGraphs([], kept().dtypes, {})
+        assert kept() == KeptGraphs([], kept().dtypes, {graph_captures.NOT_READY: 1}), kept()
+        for call, _traceback in torch.cuda._queued_calls[calls:]:
+            call()
+        assert woken == [False] and captures.look()
         torch.cuda._initialized = True
-        assert not captures.look() and not captures.look()
+        assert not captures.look()
         with capture():
             Launch.apply(torch.ones(1))
         assert len(kept().graphs) == 1
