@@ -47,10 +47,10 @@ def afterwards(daemon: Daemon, process: "subprocess.Popen[str]", folder: Path, *
     return found
 
 
-def check(found: dict[str, Any]) -> None:
+def harm(found: dict[str, Any]) -> dict[str, Any]:
+    """The things that took as long as the program had run, or did what they must not do."""
     assert found.pop("hooked") == HOOKED
-    assert {name: events for name, (_took_s, events) in found.items() if events} == {}
-    assert max(took_s for took_s, _events in found.values()) < USED_S, found
+    return {name: (took_s, events) for name, (took_s, events) in found.items() if events or took_s > USED_S}
 
 
 def cuda_library(folder: Path) -> str:
@@ -64,7 +64,7 @@ def test_hooks_load_open_start_and_wait_for_nothing_on_the_programs_thread(
 ) -> None:
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("KINETO", "PYTHON"))}
     with running([python, str(PROGRAM), str(USED_S), cuda_library(tmp_path)], environ) as process:
-        check(afterwards(daemon, process, tmp_path))
+        assert harm(afterwards(daemon, process, tmp_path)) == {}
 
 
 @pytest.mark.slow
@@ -74,11 +74,11 @@ def test_hooks_load_open_start_and_wait_for_nothing_on_the_programs_thread(
 def test_the_same_holds_after_every_kind_of_trace(daemon: Daemon, tmp_path: Path, options: tuple[str, ...]) -> None:
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("KINETO", "PYTHON"))}
     with running([sys.executable, str(PROGRAM), str(USED_S), cuda_library(tmp_path)], environ) as process:
-        check(afterwards(daemon, process, tmp_path, *options))
+        assert harm(afterwards(daemon, process, tmp_path, *options)) == {}
 
 
 def test_the_same_holds_in_a_program_that_was_started_with_the_agent(daemon: Daemon, tmp_path: Path) -> None:
     command = kinetoctl("--quiet", "run", "--", sys.executable, str(PROGRAM), str(USED_S), cuda_library(tmp_path))
     with running(command, daemon.client_environ()) as process:
         wait_for_agent(daemon, process.pid)
-        check(afterwards(daemon, process, tmp_path))
+        assert harm(afterwards(daemon, process, tmp_path)) == {}

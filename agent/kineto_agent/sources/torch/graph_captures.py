@@ -91,8 +91,7 @@ class GraphCaptures:
         owner = self._owner
         if owner is None:
             return False
-        if self._is_ready():
-            self._owner = None
+        ready = self._is_ready()
         if not self._shadows:
             self._shadows = [
                 MethodShadow(owner, "capture_begin", self._began),
@@ -100,6 +99,10 @@ class GraphCaptures:
             ]
         for shadow in self._shadows:
             shadow.install()
+        if self._owner is None:  # remove() has been called meanwhile, by a program that stops its agent
+            self.remove()
+        elif ready:
+            self._owner = None
         return self._owner is not None and (self._initialises or not self._asked)
 
     def remove(self) -> None:

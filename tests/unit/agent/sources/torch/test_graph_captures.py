@@ -350,3 +350,13 @@ def test_the_import_of_torch_only_asks_the_agents_thread_for_a_look() -> None:
         captures.remove()
         sys.modules[name] = module
         """)
+
+
+def test_a_program_that_stops_its_agent_during_a_look_finds_torchs_own_methods() -> None:
+    run("""
+        captures.remove()
+        captures.install()
+        captures._is_ready = lambda: captures.remove() is None
+        assert not captures.look()
+        assert not hasattr(CUDAGraph.capture_begin, "__wrapped__")
+        """)
