@@ -30,8 +30,8 @@ from kineto_agent.steps.counting import StepCounter
 from kineto_agent.steps.jax_hooks import JaxStepHooks
 from kineto_agent.steps.torch_hooks import StepHooks
 from kineto_agent.system import debuglog, env, fork_warnings, threads
-from support.targets.program_entries import native_entries, python_entries
 from support.targets.fake_torch import FakeTorch
+from support.targets.program_entries import native_entries, python_entries
 
 TABLE = Path(__file__).parents[3] / "docs" / "harm.md"
 SECTION = "## Code of ours on the program's threads"
