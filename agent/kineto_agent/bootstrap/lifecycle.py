@@ -3,10 +3,11 @@
 import _thread
 import atexit
 import os
-from typing import Optional
+from typing import List, Optional
 
 from kineto_agent.control.runner import Agent
-from kineto_agent.sources import collector_library
+from kineto_agent.sources import collector_library, registry
+from kineto_agent.sources.interface import Source
 from kineto_agent.sources.torch.graph_captures import CAPTURES
 from kineto_agent.steps.counting import COUNTER
 from kineto_agent.steps.jax_hooks import JaxStepHooks
@@ -31,12 +32,17 @@ def start() -> None:
             fork_warnings.keep_away()
             _hooks.install()
             _jax_hooks.install()
-            CAPTURES.install()
             turns = Turns(library=collector_library.path())
-            _agent = Agent(COUNTER, on_end=turns.end, turns=turns)
+            _agent = Agent(COUNTER, sources=_sources, on_end=turns.end, turns=turns)
+            CAPTURES.install(wake=_agent.wake)
             _agent.start()
     except Exception:  # noqa: BLE001 - a program is never worse off with the agent than without
         log_exception("the agent cannot start")
+
+
+def _sources() -> List[Source]:
+    _hooks.look()
+    return registry.sources()
 
 
 def stop() -> None:

@@ -74,7 +74,8 @@ def end() -> None:
 def _sources() -> List[Source]:
     _hooks.install(wait_for_import=False)
     _jax_hooks.install(wait_for_import=False)
-    CAPTURES.install(wait_for_import=False)
+    if _agent is not None:
+        CAPTURES.install(wait_for_import=False, wake=_agent.wake)
     return registry.sources()
 
 

@@ -13,6 +13,10 @@ Theory of operation
     Compiling takes 30 ms in all, executing precompiled code 10 ms, and neither releases the GIL by itself. So the work
     is done in pieces, with rests between them (system/gil_rests.py).
 
+    One of the agent's threads at a time loads modules. Others see a module once it is whole, with all that was loaded
+    on its behalf; only the thread that loads it sees it before, as imports in a circle need it. A thread of the program
+    never loads and never waits: an import of what is not there yet fails, and the hook does without.
+
     `state` is `sys._kineto_attach`. It keeps the loaded modules under "agent", so that the next attach of the same
     sources finds them, and fork hooks, which cannot be taken back, do not accumulate. Any version may find what any
     other version has left there: "digest", and "end", a function that ends a running agent. "ours", "in"
@@ -44,18 +48,78 @@ if TYPE_CHECKING:
 _PACKAGE = "kineto_agent"
 _LIVE = "kineto_agent.bootstrap.live_attach"
 _FORK_WARNINGS = "kineto_agent.system.fork_warnings"
+_THREADS = "kineto_agent.system.threads"
+_WAIT_S = 5.0  # for another thread of the agent, which loads modules within milliseconds
 HEADER: dict[str, Any] = {}  # the daemon's values follow in the packet
+
+
+class _Turn:
+    """The right to load modules: one of the agent's threads has it at a time, as often as it likes."""
+
+    def __init__(self, thread: Any, is_ours: Callable[[int], bool]) -> None:
+        self._ident, self._is_ours = thread.get_ident, is_ours
+        self._lock = thread.allocate_lock()
+        self._holder = 0
+        self.depth = 0
+
+    def __enter__(self) -> None:
+        ident = self._ident()
+        if self._holder != ident:
+            if not self._is_ours(ident):
+                raise ImportError("the agent loads nothing on a thread of the program")
+            if not self._lock.acquire(timeout=_WAIT_S):
+                raise ImportError("another thread of the agent is loading modules")
+            self._holder = ident
+        self.depth += 1
+
+    def __exit__(self, *_error: object) -> None:
+        self.depth -= 1
+        if not self.depth:
+            self._holder = 0
+            self._lock.release()
+
+
+class _StandardInTurn(Standard):
+    """The standard library for several threads."""
+
+    turn: Any = None  # there is one thread until it is set
+
+    def get(self, name: str) -> Any:
+        """As Standard; raises ImportError where the module is not there yet and must not be loaded."""
+        if self.turn is None or name in self._found:
+            return super().get(name)
+        with self.turn:
+            return super().get(name)
 
 
 class _Modules:
     """The agent's modules in a namespace of their own."""
 
     def __init__(self, contents: dict[str, tuple[bool, list[Piece]]]) -> None:
-        self.loaded: dict[str, ModuleType] = {}
+        self.loaded: dict[str, ModuleType] = {}  # whole
+        self._making: dict[str, ModuleType] = {}  # for the thread that has the turn
         self._contents = contents  # name -> (is a package, pieces: compiled code or (first line, text))
         self._builtins = dict(builtins.__dict__, __import__=self.import_)
-        self._standard = Standard(self._give_way)
-        self._rests = Rests(self._standard.get("time"))
+        self._standard = _StandardInTurn(self._give_way)
+        self._time, self._thread = self._standard.get("time"), self._standard.get("_thread")
+        self._pid = 0
+
+    def __enter__(self) -> _Modules:
+        """The calling thread is the agent's, and may load modules."""
+        if self._pid != posix.getpid():  # in a forked child the thread that was loading does not exist
+            self._pid = posix.getpid()
+            self._making.clear()
+            self._turn = self._standard.turn = _Turn(self._thread, self._is_ours)
+        self._agent = self._thread.get_ident()
+        self._rests = Rests(self._time, self._thread)
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._agent = 0  # from now on `threads` knows it
+
+    def _is_ours(self, ident: int) -> bool:
+        threads = self.loaded.get(_THREADS)
+        return ident == self._agent or (threads is not None and threads.is_ours(ident))
 
     def import_(
         self, name: str, namespace: Any = None, local: Any = None, fromlist: Any = (), level: int = 0
@@ -65,26 +129,38 @@ class _Modules:
             return self._standard.import_(name, namespace, local, fromlist, level)
         module = self.get(name)
         for attribute in fromlist or ():
-            submodule = name + "." + attribute
-            if submodule in self._contents and not hasattr(module, attribute):
-                self.get(submodule)
-        return module if fromlist else self.loaded[_PACKAGE]
+            if name + "." + attribute in self._contents:
+                self.get(name + "." + attribute)
+        return module if fromlist else self.get(_PACKAGE)
 
     def get(self, name: str) -> ModuleType:
         """The module, executed when first asked for."""
         if name in self.loaded:
             return self.loaded[name]
+        with self._turn:
+            try:
+                return self.loaded.get(name) or self._making.get(name) or self._made(name)
+            finally:
+                if self._turn.depth == 1:
+                    self._publish()
+
+    def _publish(self) -> None:
+        for name in self._making:
+            self._contents[name] = (self._contents[name][0], [])  # most of what came would stay in memory for nothing
+        self.loaded.update(self._making)
+        self._making.clear()
+
+    def _made(self, name: str) -> ModuleType:
         parent, _dot, last = name.rpartition(".")
         above = self.get(parent) if parent else None
         if name not in self._contents:
             raise ImportError("the agent has no module " + name, name=name)
-        module = self.loaded[name] = self._make(name, parent)
+        module = self._making[name] = self._make(name, parent)
         try:
             self._execute(name, module.__dict__)
         except BaseException:
-            del self.loaded[name]
+            del self._making[name]
             raise
-        self._contents[name] = (self._contents[name][0], [])  # most of what came would stay in memory for nothing
         if above is not None:
             setattr(above, last, module)
         return module
@@ -141,16 +217,23 @@ def load(state: dict[str, Any], channel: Any, descriptors: list[int]) -> Callabl
     agent: Any = state.get("agent")
     if agent is not None:
         agent["end"]()
-    modules: _Modules | None = None
-    if agent is None or agent["digest"] != HEADER["digest"]:
-        modules = _modules(files)
+    known = agent is not None and agent["digest"] == HEADER["digest"]
+    modules = agent["modules"] if known else _modules(files)
     for name in ("sources", "code"):
         for held in _held(state, files.pop(name)):
             held.close()
-    if modules is not None:
-        state["ours"] = modules.get(_FORK_WARNINGS).because_of_ours
-        live = modules.get(_LIVE)
-        agent = {"digest": HEADER["digest"], "live": live, "end": live.end}
+    with modules:
+        if not known:
+            state["ours"] = modules.get(_FORK_WARNINGS).because_of_ours
+            live = modules.get(_LIVE)
+            agent = {"digest": HEADER["digest"], "live": live, "end": live.end, "modules": modules}
+        return _begun(state, channel, descriptors, files, agent)
+
+
+def _begun(
+    state: dict[str, Any], channel: Any, descriptors: list[int], files: dict[str, int], agent: dict[str, Any]
+) -> Callable[[], None]:
+    """Start the agent: its work, as `load` returns it."""
     number = state["libraries"] = state.get("libraries", 0) + 1  # of this one
     if "out" in state:
         state["in"] = "filters"  # an agent that has just ended may have taken it back

@@ -30,6 +30,7 @@ from kineto_agent.protocol import wire
 from kineto_agent.sources import registry
 from kineto_agent.sources.interface import Source, SourceError
 from kineto_agent.sources.plugins.installed import PLUGINS
+from kineto_agent.sources.torch.graph_captures import CAPTURES
 from kineto_agent.sources.torch.profiler_guard import ProfilerGuard
 from kineto_agent.steps.counting import StepCounter, least_step_ratio, median_ns, step_ratio
 from kineto_agent.system import descriptors, env
@@ -46,10 +47,6 @@ _MAX_WARNINGS = 32
 _MAX_WARNING_CHARS = 300
 _MAX_FAILURES_IN_A_ROW = 10
 _LOOKS_AT_CLOCKS = 5
-
-
-def _nothing() -> None:
-    """Do nothing."""
 
 
 def _clock_ahead_ns() -> int:
@@ -78,7 +75,7 @@ class Agent:
         candidates: Callable[[], Sequence[str]] = env.agent_socket_candidates,
         sources: Callable[[], List[Source]] = registry.sources,
         link: Optional[Link] = None,
-        on_end: Callable[[], None] = _nothing,
+        on_end: Callable[[], None] = lambda: None,
         turns: Optional[Turns] = None,
     ) -> None:
         self.turns = Turns() if turns is None else turns
@@ -136,7 +133,7 @@ class Agent:
         if self._thread is None:
             return
         self._stop = _Stop(reason_code, reason)
-        self._wake()
+        self.wake()
         self._thread.join(timeout_s)
 
     def abandon(self) -> None:
@@ -147,7 +144,8 @@ class Agent:
         self._link.abandon()
         self._close_pipe()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Have the agent's thread look at everything soon. Any thread."""
         with contextlib.suppress(OSError):  # full: the thread will wake anyway
             if identity(self._wake_writer) == self._pipe_identity:
                 os.write(self._wake_writer, b"\0")
@@ -179,7 +177,8 @@ class Agent:
             self._send(self._hello())
         if not self._link.connected and time.monotonic_ns() >= self._link.retry_at_ns:
             self._connect()
-        for descriptor, mask in self._poll(self._timeout_ms()):
+        cuda_comes = CAPTURES.look()
+        for descriptor, mask in self._poll(self._timeout_ms(cuda_comes)):
             if descriptor == self._wake_reader:
                 self._woken(mask)
             else:
@@ -196,13 +195,13 @@ class Agent:
             wanted.append((self._link.fileno(), select.POLLIN | (select.POLLOUT if self._link.wants_write else 0)))
         return self.turns.poll(wanted, timeout_ms)
 
-    def _timeout_ms(self) -> Optional[int]:
+    def _timeout_ms(self, looks: bool) -> Optional[int]:
         waits_ns = []
         if not self._link.connected:
             waits_ns.append(self._link.retry_at_ns - time.monotonic_ns())
         if self._deadline_ns is not None:
             waits_ns.append(self._deadline_ns - self._now_ns())
-        looks = self._recording is not None and self._recording.may_be_taken
+        looks = looks or (self._recording is not None and self._recording.may_be_taken)
         if self._awaits_profiler or self._guard.waits_for_torch or looks:
             waits_ns.append(_LOOK_PERIOD_NS)
         if not waits_ns:
@@ -344,7 +343,7 @@ class Agent:
             self._steps_before_ns = self._counter.durations_ns(since_ns, now_ns)
             try:
                 self._plan = registry.choose(self._sources(), request.activity_types, request.options)
-                self._guard = ProfilerGuard(self._profiler_begins, self._wake)
+                self._guard = ProfilerGuard(self._profiler_begins, self.wake)
                 reason = profiler_in_the_way(self._plan, request, self._guard)
                 profiler = events.Refusal("USER_PROFILER_ACTIVE", reason) if reason else None
             except SourceError as exc:
@@ -374,7 +373,7 @@ class Agent:
         self._settings = program_settings.program_settings(self._counter.steppers())
         self._told_of_profiler = False
         self._ahead_ns = _clock_ahead_ns()
-        iterations = IterationCounts(self._counter, self._wake)
+        iterations = IterationCounts(self._counter, self.wake)
         recording = self._recording = Recording(self._plan, command.request, self._guard, iterations)
         try:
             recording.start(self._announce)
@@ -411,10 +410,7 @@ class Agent:
         recording = self._recording
         if recording is not None:
             recording.give_way()
-            self._wake()
-
-    def _free_sources(self, command: events.FreeSources) -> None:
-        self._free()
+            self.wake()
 
     def _free(self) -> None:
         recording, self._recording, self._plan = self._recording, None, None
@@ -429,7 +425,7 @@ class Agent:
 
     def _watch_step(self, command: events.WatchStep) -> None:
         self._watched = command.iteration
-        self._counter.watch(command.iteration, self._wake)
+        self._counter.watch(command.iteration, self.wake)
 
     def _report(self, command: events.ReportState) -> None:
         settings = self._settings if command.state is events.SessionState.COLLECT else {}
@@ -488,7 +484,7 @@ class Agent:
 _CARRY_OUT: Dict[type, Callable[[Agent, Any], None]] = {
     events.StartSources: Agent._start_sources,
     events.StopSources: Agent._stop_sources,
-    events.FreeSources: Agent._free_sources,
+    events.FreeSources: lambda agent, _command: agent._free(),
     events.AwaitProfiler: Agent._await_profiler,
     events.SetTimer: Agent._set_timer,
     events.WatchStep: Agent._watch_step,

@@ -60,6 +60,7 @@ class NativeInterface:
     ABI: int  # the version that this agent needs
     USE = ""  # what the interface is for, as messages say it
     REASONS: Dict[int, str]  # error number -> reason code
+    BY_PROGRAM: Sequence[str] = ()  # functions that threads of the program call: they are looked up beforehand
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -78,6 +79,8 @@ class NativeInterface:
                 "%s has interface version %d%s, but this agent needs %d: reinstall kineto-agent so that both match"
                 % (path, abi, self.USE, self.ABI),
             )
+        for name in self.BY_PROGRAM:
+            getattr(self._library, name)
         self._error = ErrorText()
 
     def _check(self, code: int) -> int:

@@ -7,9 +7,11 @@ Theory of operation
     between the look and the change, and begin a step.
 
     Threads are not looked at by sys._current_frames(), which crashes CPython 3.12 and 3.13 if an interpreter has a GIL
-    of its own. Where the stacks of this Python cannot be read, we join one other hook at most.
+    of its own. Where the stacks of this Python cannot be read, we join one other hook at most. So do threads of the
+    program: waiting for the moment, and what looks at the stacks, are for the agent's thread.
 """
 
+import _thread
 import collections
 import time
 from types import ModuleType
@@ -17,6 +19,7 @@ from typing import Any, Callable, Dict, Optional
 
 from kineto_agent.sources.interface import SourceError
 from kineto_agent.system.debuglog import log_exception
+from kineto_agent.system.threads import is_ours
 
 _HOOKS = "_global_optimizer_post_hooks"  # from torch 2.0 on
 REGISTER = "register_optimizer_step_post_hook"
@@ -50,6 +53,8 @@ class OptimizerHook:
         """Add the function, or remove what was added."""
         if len(self._hooks) <= 1:
             return self._change_now(*function)
+        if not is_ours(_thread.get_ident()):
+            return False
         sampler = _sampler()
         for _ in range(_TRIES):
             time.sleep(_PAUSE_S)

@@ -13,6 +13,8 @@ Rules
     If somebody else has shadowed a method after us, it is left as it is, and our function stops counting.
 """
 
+import _thread
+import sys
 import time
 from types import ModuleType
 from typing import Any, Callable, Dict, Optional
@@ -39,6 +41,7 @@ class StepHooks:
     def __init__(self, counter: StepCounter) -> None:
         self._counter = counter
         self._optimizers: Optional[OptimizerHook] = None
+        self._hooking = _thread.allocate_lock()
         self._shadows: Dict[str, MethodShadow] = {}
         self._requesters: Dict[Any, _Requester] = {}
         self._modules = ModuleHooks(
@@ -53,11 +56,21 @@ class StepHooks:
         """Hook torch if it is imported, else wait for its import, if wanted. May be repeated."""
         self._modules.install(wait_for_import)
 
+    def look(self) -> None:
+        """Hook the optimizers if that could not be done on the program's thread. On the agent's thread."""
+        module = sys.modules.get(_OPTIMIZER_MODULE)
+        if module is not None and hasattr(module, REGISTER):
+            self._hook_optimizers(module)
+
     def _hook_optimizers(self, module: ModuleType) -> None:
-        if self._optimizers is None:
+        if self._optimizers is not None or not self._hooking.acquire(False):  # another thread is at it
+            return
+        try:
             self._optimizers = OptimizerHook.installed(module, self._counter.on_optimizer_step)
             if self._optimizers is not None:
                 self._counter.hooked_ns = self._counter.hooked_ns or time.time_ns()
+        finally:
+            self._hooking.release()
 
     def _hook_profiler(self, module: ModuleType) -> None:
         self._shadow(getattr(module, "profile", None), "step", self._profiler_stepped)

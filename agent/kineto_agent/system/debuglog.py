@@ -5,7 +5,9 @@ rotated log continues in the new file. Never raises, never prints.
 """
 
 import os
+import sys
 import time
+from typing import Any
 
 from kineto_agent.system import env
 
@@ -35,8 +37,21 @@ def log(text: str, *values: object) -> None:
 
 
 def log_exception(what: str) -> None:
-    """Append what went wrong with the traceback of the exception being handled."""
-    if os.environ.get(env.AGENT_LOG):
-        import traceback  # importing it at start-up would take 2 ms
+    """Append what went wrong, and where: the exception being handled, and those behind it.
 
-        log("%s: %s", what, traceback.format_exc())
+    Without the module traceback, which imports more and reads files: the thread may be one of the program.
+    """
+    if os.environ.get(env.AGENT_LOG):
+        exc: Any = sys.exc_info()[1]
+        while exc is not None:
+            log("%s: %s: %s%s", what, type(exc).__name__, exc, _places(exc.__traceback__))
+            exc, what = exc.__cause__ or exc.__context__, "behind it"
+
+
+def _places(trace: Any) -> str:
+    found = ""
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        found += "\n  %s:%d in %s" % (code.co_filename, trace.tb_lineno, code.co_name)
+        trace = trace.tb_next
+    return found

@@ -106,6 +106,11 @@ def start_thread(name: str, target: Callable[[], None]) -> Thread:
     return thread
 
 
+def is_ours(ident: int) -> bool:
+    """Whether Python's identifier of a thread is that of one of ours."""
+    return ident in _ours
+
+
 def others(most: int) -> Optional[int]:
     """How many threads the process has that are not ours. None: not known, or it has more than `most` in all."""
     try:

@@ -128,12 +128,20 @@ def _library(name: bytes) -> str:
 def install(captures: GraphCaptures) -> None:
     """Puts the stand-ins for what needs a GPU in their places, and watches."""
     torch.cuda.graphs.CUDAGraph = CUDAGraph
+    torch.cuda._initialized = True
     torch.cuda.current_stream = lambda: SimpleNamespace(cuda_stream=1, device=SimpleNamespace(index=0))
     graph_captures._CUDA = LIBRARY
     graph_captures._mapped = _library
     captures.remove()  # where an agent runs already
     captures._shadows.clear()
+    ready(captures)
+
+
+def ready(captures: GraphCaptures) -> None:
+    """Makes ready what the hooks need, as the agent's thread does, as if for the first time."""
+    captures._refusal, captures._watcher = "", None
     captures.install()
+    assert not captures.look()
 
 
 def main() -> None:

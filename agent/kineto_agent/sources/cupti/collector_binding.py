@@ -136,6 +136,7 @@ class Collector(NativeInterface):
     ABI_FUNCTION = "kc_abi"
     ABI = 5
     REASONS = _REASONS
+    BY_PROGRAM = ("kc_hurry", "kc_stop", "kc_yield", "kc_others")
 
     def __init__(self, path: str = LIBRARY) -> None:
         super().__init__(path)

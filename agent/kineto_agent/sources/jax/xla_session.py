@@ -271,10 +271,15 @@ def _python_threads() -> Dict[str, List[int]]:
 
 def _keep(session: Any, wanted: bool) -> None:
     """Add the reference that outlives everything, or take it away."""
-    import ctypes
+    if not _counts:
+        import ctypes  # on the agent's thread: a session of ours begins before one of the program's
 
-    count = ctypes.pythonapi.Py_IncRef if wanted else ctypes.pythonapi.Py_DecRef
-    count(ctypes.py_object(session))
+        _counts[:] = [ctypes.py_object, ctypes.pythonapi.Py_IncRef, ctypes.pythonapi.Py_DecRef]
+    as_object, increase, decrease = _counts
+    (increase if wanted else decrease)(as_object(session))
+
+
+_counts: List[Any] = []
 
 
 def _first_line(exc: BaseException) -> str:

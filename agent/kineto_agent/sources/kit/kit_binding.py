@@ -66,6 +66,7 @@ class Kit(NativeInterface):
     ABI = 1
     USE = " for the libraries of vendors"
     REASONS = _SUFFIXES  # behind the prefix of each vendor
+    BY_PROGRAM = ("kc_kit_stop",)
 
     def open(self, vendor: str, title: str, code: str, path: str) -> "KitCollector":
         """The collector of a vendor, whose library at `path` is open then.

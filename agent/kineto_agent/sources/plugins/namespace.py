@@ -10,6 +10,7 @@ Theory of operation
     A file is compiled and executed in pieces, with rests between them, on the plug-in's thread.
 """
 
+import _thread
 import os
 import sys
 import time
@@ -30,10 +31,10 @@ class Namespace:
         self._plugin = plugin
         self._builtins: Dict[str, Any] = dict(_own_builtins(), __import__=self._import)
         self._loaded: Dict[str, ModuleType] = {}
-        self._rests = Rests(time)
 
     def source(self) -> Any:
-        """SOURCE of the plug-in. Raises whatever its files raise."""
+        """SOURCE of the plug-in, on its thread. Raises whatever its files raise."""
+        self._rests = Rests(time, _thread)
         return self._get(SOURCE_FILE[: -len(".py")]).SOURCE
 
     def _get(self, name: str) -> ModuleType:

@@ -27,6 +27,7 @@ from kineto_agent.system.threads import Thread, start_thread
 
 IDLE_S = 1.0
 _MAX_TEXT_CHARS = 200
+_raise_in = program_function("PyThreadState_SetAsyncExc")  # now: a thread of the program may give a call up
 
 
 class PluginLie(Exception):
@@ -119,7 +120,7 @@ class PluginWorker:
         running, thread = self._running, self._thread
         if not self.given_up or running is None or running.finished or thread is None:
             return
-        program_function("PyThreadState_SetAsyncExc")(Long(thread.ident), Long(id(SystemExit)))
+        _raise_in(Long(thread.ident), Long(id(SystemExit)))
 
     def _wake(self) -> None:
         with contextlib.suppress(RuntimeError):  # it has been released already

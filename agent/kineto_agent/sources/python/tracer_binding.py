@@ -56,6 +56,7 @@ class CallTracer(NativeInterface):
     def __init__(self, path: str) -> None:
         super().__init__(path)
         self._with_gil: Any = ctypes.PyDLL(path)
+        self._forked = self._with_gil.kc_tracer_forked  # looked up before the fork: the child calls it
 
     def open(self) -> None:
         """Find the interpreter's functions."""
@@ -95,7 +96,7 @@ class CallTracer(NativeInterface):
 
     def forked(self) -> None:
         """In a forked child: its thread has no profile function of ours any more."""
-        self._with_gil.kc_tracer_forked()
+        self._forked()
 
 
 _loaded: Dict[str, CallTracer] = {}

@@ -1,7 +1,7 @@
 """The watcher of CUDA graph captures (agent/native/graphs/capture_watch.h) through ctypes.
 
-Imported when the program begins a capture. Every call releases the GIL. The mirror of the C structures is checked by
-`kc_graphs_abi` when the library is loaded.
+Imported once the program has initialised CUDA. Every call releases the GIL. The mirror of the C structures is checked
+by `kc_graphs_abi` when the library is loaded.
 """
 
 import ctypes
@@ -33,6 +33,7 @@ class GraphWatcher(TorchInterface):
     ABI = 1
     USE = " for CUDA graphs"
     REASONS = _REASONS
+    BY_PROGRAM = ("kc_graphs_begin", "kc_graphs_seal", "kc_graphs_take", "kc_graphs_drop")
 
     def open(self, torch: str, cuda: str, c10_cuda: str, layouts: Tuple[TorchLayout, ...]) -> Optional[TorchLayout]:
         """Find the functions of these loaded libraries. Returns the layout that fits, or None if none of these does."""

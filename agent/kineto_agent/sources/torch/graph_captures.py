@@ -6,6 +6,11 @@ Theory of operation
     them agent/native/graphs/capture_watch.c notes which operator adds which nodes: about a microsecond for each
     operator. What it found stays in memory, and goes with every trace of GPU activities.
 
+    What the shadows need (libraries, functions of the driver, a look at tensors) is made ready by look(), on the
+    agent's thread: the program's threads import, open and wait for nothing. The driver can be asked once torch has
+    initialised CUDA. Torch calls us then, with others that wait for this moment; a graph that is captured before all
+    is ready is left out.
+
     Nothing is kept of a capture that fails. At most _MOST_BYTES are kept, of the graphs that were captured last: one
     whose nodes and operators are equal to an earlier one's takes no room. What is missing is counted and reported.
 
@@ -20,18 +25,22 @@ from types import ModuleType
 from typing import Any, Callable, Dict, List, NamedTuple
 
 from kineto_agent.sources.interface import SourceError
+from kineto_agent.system import mappings
 from kineto_agent.system.class_hooks import MethodShadow, ModuleHook, ModuleHooks
 from kineto_agent.system.debuglog import log, log_exception
-from kineto_agent.system.threads import start_thread
 
 _MODULE, _CLASS = "torch.cuda.graphs", "CUDAGraph"
 _CUDA = "libcuda.so.1"
 _C10_CUDA = b"/libc10_cuda.so"
 _MOST_BYTES = 16 * 1024 * 1024
 _MOST_OPEN = 64  # captures that have begun; a program has one at a time, or a few that never end
-_LOOK_TIMEOUT_S = 5.0  # it takes less than a millisecond
 TOO_OLD = "there was no more room for them"
+NOT_READY = "the agent was not ready yet"
 OVERTAKEN = "another capture has begun since"
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 class KeptGraphs(NamedTuple):
@@ -47,10 +56,15 @@ class GraphCaptures:
 
     def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
         self._most_bytes = most_bytes
-        self._modules = ModuleHooks({_MODULE: ModuleHook(_CLASS, self._hook)})
+        self._modules = ModuleHooks({_MODULE: ModuleHook(_CLASS, self._found)})
+        self._wake = _nothing
+        self._owner: Any = None  # torch's class, until all is ready
+        self._asked = False  # torch has been asked to call us when it initialises CUDA
+        self._initialises = False
         self._shadows: List[MethodShadow] = []
         self._watcher: Any = None
         self._refusal = ""  # why there is no watcher
+        self._c10_cuda = ""
         self._inputs = False
         self._dtypes: List[str] = []
         self.forget()
@@ -64,13 +78,37 @@ class GraphCaptures:
         self._watched: Dict[int, int] = {}  # id() of torch's object -> number of the watch
         self._of_thread = _thread._local()  # sealed: the graph whose capture_end this thread is in
 
-    def install(self, wait_for_import: bool = True) -> None:
-        """Watch captures from now on, or once torch is imported, if wanted. May be repeated."""
+    def install(self, wait_for_import: bool = True, wake: Callable[[], None] = _nothing) -> None:
+        """Watch captures, also if torch is imported later, if wanted. May be repeated.
+
+        wake: asks the agent's thread for a look(); called on the program's threads.
+        """
+        self._wake = wake
         self._modules.install(wait_for_import)
+
+    def look(self) -> bool:
+        """Shadow torch's methods, and make ready what that needs. Returns whether to look again soon."""
+        owner = self._owner
+        if owner is None:
+            return False
+        ready = self._is_ready()
+        if not self._shadows:
+            self._shadows = [
+                MethodShadow(owner, "capture_begin", self._began),
+                MethodShadow(owner, "capture_end", self._ended, self._ends),
+            ]
+        for shadow in self._shadows:
+            shadow.install()
+        if self._owner is None:  # remove() has been called meanwhile, by a program that stops its agent
+            self.remove()
+        elif ready:
+            self._owner = None
+        return self._owner is not None and (self._initialises or not self._asked)
 
     def remove(self) -> None:
         """Watch no further captures. What was captured is kept."""
         self._modules.withdraw()
+        self._owner, self._wake = None, _nothing
         for shadow in self._shadows:
             shadow.remove()
         if self._watched:
@@ -82,49 +120,61 @@ class GraphCaptures:
         with self._lock:
             return KeptGraphs(list(self._kept), self._dtypes, dict(self._left_out))
 
-    def _hook(self, module: ModuleType) -> None:
+    def _found(self, module: ModuleType) -> None:
         owner = getattr(module, _CLASS, None)
-        if not self._shadows and isinstance(owner, type):
-            self._shadows = [
-                MethodShadow(owner, "capture_begin", self._began, self._begins),
-                MethodShadow(owner, "capture_end", self._ended, self._ends),
-            ]
-        for shadow in self._shadows:
-            shadow.install()
+        if isinstance(owner, type):
+            self._owner = owner
+            self._wake()
 
-    # ------------------------------------------------------------ the program's threads
-
-    def _begins(self, _args: Any) -> None:
-        """Before a capture: afterwards the program must not be disturbed."""
+    def _is_ready(self) -> bool:
+        """Whether there is a watcher, or a reason why there is none."""
         if self._watcher is not None or self._refusal:
-            return
+            return True
         try:
+            self._c10_cuda = self._c10_cuda or _mapped(_C10_CUDA)
+            if not self._is_initialised():
+                return False
             self._open()
         except SourceError as exc:
             self._refusal = exc.reason
             log("CUDA graphs cannot be watched: %s" % exc.reason)
-        except Exception:  # noqa: BLE001 - never into the program
-            self._refusal = "the agent has failed at the first capture"
+        except Exception:  # noqa: BLE001 - the agent goes on
+            self._refusal = "the agent has failed"
             log_exception("CUDA graphs cannot be watched")
+        return True
+
+    def _is_initialised(self) -> bool:
+        """Whether torch has initialised CUDA. If not, it calls us when it does."""
+        cuda: Any = sys.modules.get("torch.cuda")
+        calls = getattr(cuda, "_queued_calls", None)
+        if not self._asked and isinstance(calls, list) and not getattr(cuda, "_initialized", False):
+            self._asked = True
+            calls.append((self._cuda_comes, []))  # for good: torch may be going through the list
+        return bool(getattr(cuda, "_initialized", False))
 
     def _open(self) -> None:
         from kineto_agent.sources import collector_library
         from kineto_agent.sources.torch import graph_binding, operators  # ctypes: only where it is needed
         from kineto_agent.sources.torch.object_layouts import LAYOUTS
 
-        torch = sys.modules["torch"]
         watcher = graph_binding.GraphWatcher(collector_library.path())
         collector_library.loaded()
         layouts = LAYOUTS.get(operators.release_of(operators.torch_version()), ())
-        layout = watcher.open(operators.library_path(), _CUDA, _mapped(_C10_CUDA), layouts)
+        layout = watcher.open(operators.library_path(), _CUDA, self._c10_cuda, layouts)
         if layout is not None:
-            self._inputs = _aside(lambda: operators.look_at_tensors(watcher, torch))
+            self._inputs = operators.look_at_tensors(watcher, sys.modules["torch"])
             self._dtypes = list(layout.dtype_names)
         self._watcher = watcher
 
+    # ------------------------------------------------------------ the program's threads
+
+    def _cuda_comes(self) -> None:
+        self._initialises = True
+        self._wake()
+
     def _began(self, args: Any) -> None:
         if self._watcher is None:
-            self._leave_out(self._refusal)
+            self._leave_out(self._refusal or NOT_READY)
             return
         try:
             stream = sys.modules["torch"].cuda.current_stream()
@@ -179,18 +229,8 @@ class GraphCaptures:
         self._left_out[reason] = self._left_out.get(reason, 0) + 1
 
 
-def _aside(look: Callable[[], bool]) -> bool:
-    """Whether the look succeeds on a thread of its own: what the program has set on this one (modes that see or replace
-    all operators, a profiler) must not take notice. Raises RuntimeError if there can be no further thread."""
-    answers: List[bool] = []
-    start_thread("kineto-look", lambda: answers.append(look())).join(_LOOK_TIMEOUT_S)
-    return answers == [True]
-
-
 def _mapped(name: bytes) -> str:
     """Path of a mapped library. Raises SourceError."""
-    from kineto_agent.system import mappings
-
     for line in mappings.read().split(b"\n"):
         if line.endswith(name):
             return os.fsdecode(line.split(None, 5)[5])

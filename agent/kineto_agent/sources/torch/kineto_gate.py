@@ -3,7 +3,7 @@
 import contextlib
 import ctypes
 import os
-from typing import Iterator, Optional
+from typing import Dict, Iterator, Optional
 
 from kineto_agent.sources import collector_library
 from kineto_agent.sources.interface import SourceError
@@ -44,8 +44,7 @@ def _up(cupti: str, library: str) -> Optional[ctypes.CDLL]:
     """The collector whose gate is up; None if the library does not use CUPTI."""
     error = ErrorText()
     try:
-        collector = ctypes.CDLL(collector_library.path())
-        collector.kc_gate_down.restype = ctypes.c_uint64
+        collector = _opened()
         code = collector.kc_gate_up(os.fsencode(library), os.fsencode(cupti), *error.room)
     except (OSError, AttributeError) as exc:
         raise _unavailable(str(exc)) from exc
@@ -55,6 +54,18 @@ def _up(cupti: str, library: str) -> Optional[ctypes.CDLL]:
         raise _unavailable(str(error))
     collector_library.loaded()
     return collector
+
+
+def _opened() -> ctypes.CDLL:
+    """The collector, opened once: later calls may come on a thread of the program. Raises OSError, AttributeError."""
+    path = collector_library.path()
+    if path not in _collectors:
+        _collectors[path] = ctypes.CDLL(path)
+        _collectors[path].kc_gate_down.restype = ctypes.c_uint64
+    return _collectors[path]
+
+
+_collectors: Dict[str, ctypes.CDLL] = {}
 
 
 def _unavailable(why: str) -> SourceError:

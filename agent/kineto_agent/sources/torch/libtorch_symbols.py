@@ -61,10 +61,15 @@ def version() -> Tuple[int, int]:
 
 
 def library() -> ctypes.CDLL:
-    """The loaded libtorch_cpu. Raises OSError."""
-    torch: Any = sys.modules["torch"]
-    path = os.path.join(os.path.dirname(torch.__file__), "lib", _LIBRARY)
-    return ctypes.CDLL(path if os.path.exists(path) else _LIBRARY, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+    """The loaded libtorch_cpu, opened at the first call. Raises OSError."""
+    if not _library:
+        torch: Any = sys.modules["torch"]
+        path = os.path.join(os.path.dirname(torch.__file__), "lib", _LIBRARY)
+        _library.append(ctypes.CDLL(path if os.path.exists(path) else _LIBRARY, mode=os.RTLD_NOLOAD | os.RTLD_NOW))
+    return _library[0]
+
+
+_library: List[ctypes.CDLL] = []
 
 
 class ProfilerFunctions:
@@ -131,15 +136,18 @@ class _LogLevel:
         self._silent = silent
         self._lock = _thread.allocate_lock()
         self._wanted = 0
+        self._level: List[ctypes.c_int] = []  # once it was looked up
         self._changed: List[Tuple[ctypes.c_int, int]] = []  # the level, and its value before
 
     def __enter__(self) -> None:
         with self._lock:
             self._wanted += 1
             try:
-                level = ctypes.c_int.in_dll(library(), self._name)
+                if not self._level:
+                    self._level.append(ctypes.c_int.in_dll(library(), self._name))
             except (OSError, ValueError, KeyError):
                 return
+            (level,) = self._level
             if level.value < self._silent:
                 self._changed.append((level, level.value))
                 level.value = self._silent

@@ -1,5 +1,6 @@
 """The hooks in torch's optimizers and profiler: coming, counting, going."""
 
+import _thread
 import importlib
 import sys
 import threading
@@ -11,6 +12,7 @@ import pytest
 from kineto_agent.steps import optimizer_hook
 from kineto_agent.steps.counting import StepCounter
 from kineto_agent.steps.torch_hooks import StepHooks
+from kineto_agent.system.threads import Thread, _ours
 from support.agent.python_child import environment
 from support.targets import torch_forks
 from support.waiting import until
@@ -63,6 +65,12 @@ def fake_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Call
     for name in [name for name in sys.modules if name.partition(".")[0] == "torch"]:
         del sys.modules[name]
     sys.modules.update(kept)
+
+
+@pytest.fixture
+def agents_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread of the test is the agent's."""
+    monkeypatch.setitem(_ours, _thread.get_ident(), Thread("kineto-agent"))
 
 
 def import_optimizer() -> Any:
@@ -199,6 +207,7 @@ def test_without_a_finder_only_a_torch_that_is_there_is_hooked(fake_torch: Calla
     assert not hooks_of(module)
 
 
+@pytest.mark.usefixtures("agents_thread")
 @pytest.mark.parametrize("others", [0, 1, 3])
 def test_hooking_never_makes_a_step_fail(
     fake_torch: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, others: int
@@ -233,6 +242,7 @@ def test_hooking_never_makes_a_step_fail(
     assert len(hooks_of(module)) == others
 
 
+@pytest.mark.usefixtures("agents_thread")
 def test_hooks_of_others_are_not_joined_while_a_step_is_under_way(
     fake_torch: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -258,6 +268,27 @@ def test_hooks_of_others_are_not_joined_while_a_step_is_under_way(
     assert len(hooks_of(module)) == 2
 
 
+def test_a_thread_of_the_program_waits_for_nothing_and_leaves_the_rest_to_the_agents(
+    fake_torch: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_torch(FAKE_OPTIMIZER)
+    module = import_optimizer()
+    for _ in range(2):
+        module.register_optimizer_step_post_hook(lambda *_arguments: None)
+    hook, looks = StepHooks(StepCounter()), optimizer_hook._sampler
+    monkeypatch.setattr(optimizer_hook, "_sampler", lambda: pytest.fail("stacks are looked at"))
+    hook.install(wait_for_import=False)
+    assert len(hooks_of(module)) == 2
+    monkeypatch.setattr(optimizer_hook, "_sampler", looks)
+    monkeypatch.setitem(_ours, _thread.get_ident(), Thread("kineto-agent"))
+    hook.look()
+    hook.look()
+    assert len(hooks_of(module)) == 3
+    hook.remove()
+    assert len(hooks_of(module)) == 2
+
+
+@pytest.mark.usefixtures("agents_thread")
 def test_no_step_begins_between_the_look_at_others_and_the_change_of_hooks(fake_torch: Callable[[str], None]) -> None:
     """The other thread steps without a pause, and the interpreter lets threads change wherever it can."""
     fake_torch(FAKE_OPTIMIZER)
@@ -302,6 +333,7 @@ class ClearsFirst:
         return bool(self._sampler.change_item(file, hooks, key))
 
 
+@pytest.mark.usefixtures("agents_thread")
 def test_a_program_that_clears_its_hooks_while_ours_is_removed_has_removed_it(
     fake_torch: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -232,6 +232,7 @@ def test_a_forked_child_keeps_nothing_even_if_it_is_forked_in_the_middle_of_a_ca
 def test_a_process_without_the_drivers_functions_says_for_how_many_graphs() -> None:
     run("""
         graph_captures._CUDA = "libmissing.so.1"
+        ready(captures)
         for _ in range(2):
             with capture():
                 launch("k")
@@ -264,6 +265,7 @@ def test_the_programs_modes_see_no_operator_of_the_agent() -> None:
                 raise RuntimeError("a mode that knows few operators")
         seen, graph = [], torch.cuda.graphs.CUDAGraph()
         with Seen():
+            in_thread(lambda: ready(captures))
             graph.capture_begin()
         Launch.apply(torch.ones(3))
         graph.capture_end()
@@ -286,7 +288,6 @@ def test_a_capture_that_another_one_overtakes_is_counted_and_the_other_is_kept()
 
 def test_captures_that_end_at_the_same_time_are_both_accounted_for() -> None:
     run("""
-        captures._hook(torch.cuda.graphs)
         graph, other = torch.cuda.graphs.CUDAGraph(), torch.cuda.graphs.CUDAGraph()
         with capture():
             launch("k")
@@ -307,4 +308,55 @@ def test_captures_that_never_end_take_no_room_without_end() -> None:
         assert kept().left_out == {graph_captures.OVERTAKEN: 3}, kept().left_out
         graphs[-1].capture_end()
         assert len(kept().graphs) == 1
+        """)
+
+
+def test_captures_are_watched_once_torch_has_initialised_cuda_which_it_says_itself() -> None:
+    run("""
+        captures.remove()
+        captures._watcher, torch.cuda._initialized, captures._asked, captures._initialises = None, False, False, False
+        woken, calls = [], len(torch.cuda._queued_calls)
+        captures.install(wake=lambda: woken.append(torch.cuda._initialized))
+        woken.clear()
+        for _ in range(2):
+            assert not captures.look()
+        with capture():
+            Launch.apply(torch.ones(1))
+        assert kept() == KeptGraphs([], kept().dtypes, {graph_captures.NOT_READY: 1}), kept()
+        for call, _traceback in torch.cuda._queued_calls[calls:]:
+            call()
+        assert woken == [False] and captures.look()
+        torch.cuda._initialized = True
+        assert not captures.look()
+        with capture():
+            Launch.apply(torch.ones(1))
+        assert len(kept().graphs) == 1
+        """)
+
+
+def test_the_import_of_torch_only_asks_the_agents_thread_for_a_look() -> None:
+    run("""
+        import importlib
+        captures.remove()
+        name, asked = "torch.cuda.graphs", []
+        module = sys.modules.pop(name)
+        captures.install(wake=lambda: asked.append(hasattr(sys.modules[name].CUDAGraph.capture_begin, "__wrapped__")))
+        importlib.import_module(name)
+        assert asked == [False]
+        assert not hasattr(sys.modules[name].CUDAGraph.capture_begin, "__wrapped__")
+        captures._shadows.clear()
+        assert not captures.look()
+        assert hasattr(sys.modules[name].CUDAGraph.capture_begin, "__wrapped__")
+        captures.remove()
+        sys.modules[name] = module
+        """)
+
+
+def test_a_program_that_stops_its_agent_during_a_look_finds_torchs_own_methods() -> None:
+    run("""
+        captures.remove()
+        captures.install()
+        captures._is_ready = lambda: captures.remove() is None
+        assert not captures.look()
+        assert not hasattr(CUDAGraph.capture_begin, "__wrapped__")
         """)
