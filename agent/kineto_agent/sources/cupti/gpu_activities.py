@@ -24,12 +24,12 @@ from kineto_agent.sources.interface import (
     Takeover,
 )
 from kineto_agent.sources.kit.limits import (
-    BUFFER_BYTES,
     FLUSH_PERIOD_MS,
     GIVE_WAY_LIMIT_MS,
     PREFAULT_BYTES,
     STOP_LIMIT_MS,
     STRINGS_BYTES,
+    thread_buffer_bytes,
 )
 from kineto_agent.sources.kit.stop_warnings import stop_warnings
 
@@ -392,7 +392,7 @@ class CuptiSource:
         arena_fd = collector.prepare(
             collector_binding.CollectorConfig(
                 buffer_limit_bytes=request.buffer_limit_bytes,
-                buffer_bytes=BUFFER_BYTES,
+                buffer_bytes=thread_buffer_bytes(request.buffer_limit_bytes),
                 strings_bytes=STRINGS_BYTES,
                 prefault_bytes=PREFAULT_BYTES,
                 flush_period_ms=FLUSH_PERIOD_MS,

@@ -28,7 +28,7 @@ LEAST_LEFT_BYTES = 4 << 20
 LOOK_EVERY_S = 0.5
 _NEXT_MOMENTS_SHARE, _NEXT_MOMENTS_BYTES = 4, 16 << 20  # of the buffers; a busy source fills some 10 MiB in 0.1 s
 _STRINGS_BYTES = 16 << 20  # beside the buffers of a source, at most, and never more than those
-# What a source takes whatever the limit: two buffers of 4 MiB, 1 MiB of names, and CUPTI's own.
+# What a source takes whatever the limit: two buffers, 1 MiB of names, and CUPTI's own.
 _LEAST_BYTES = {"cupti": 32 << 20}
 _MOST_BYTES = {"python_stacks": 8 << 20}  # 64 buffers of 64 KiB and 4 MiB of names
 # torch's own profiler keeps its events in the process until the end: twice the limit, then it is stopped.
