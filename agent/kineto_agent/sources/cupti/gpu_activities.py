@@ -104,6 +104,12 @@ _WHY_STAYS = {  # bits of kc_stay (agent/native/cupti/collector.h)
     "observed, for example because another tool had CUPTI's only subscriber)",
     4: "another tool's use of CUPTI in this process (it may have recorded CUDA graphs)",
 }
+_NOT_INITIALIZED = 15
+# Which GPU has how much, the daemon adds: it can ask without a call in this process.
+_NO_MEMORY = (
+    "CUPTI could not initialise in this process (%s): it needs some 16 MiB of memory on each GPU that the process uses, "
+    "and most often that is not free"
+)
 _TORCH_PROFILER = "the program's own torch.profiler"
 _IN_USE = (
     "another profiler uses CUPTI in this process (%s), and CUPTI serves only one: a capture would take its records; "
@@ -261,6 +267,8 @@ class CuptiSession:
                 "under, its own torch.profiler, or another library with a CUPTI subscriber; end it, then try again"
                 % text,
             )
+        if self._collector.result_text(_NOT_INITIALIZED) in text:
+            return SourceError("CUPTI_NOT_INITIALIZED", _NO_MEMORY % text)
         return SourceError("CUPTI_FAILED", "CUPTI cannot record in this process: " + text)
 
     def counts(self) -> SourceCounts:
