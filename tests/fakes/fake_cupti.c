@@ -47,12 +47,6 @@ struct fake fake = {.mutex = PTHREAD_MUTEX_INITIALIZER, .filled_some = PTHREAD_C
 
 _Thread_local int fake_in_exit;
 
-uint64_t fake_now_ns(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    return (uint64_t)now.tv_sec * NS_PER_S + (uint64_t)now.tv_nsec;
-}
-
 void fake_lock(void) { pthread_mutex_lock(&fake.mutex); }
 void fake_unlock(void) { pthread_mutex_unlock(&fake.mutex); }
 
@@ -82,24 +76,13 @@ static void *run_thread(void *unused) {
     return NULL;
 }
 
-/* The buffer that the calling thread writes into. */
-static struct filled *current(void) {
-    static uint32_t threads;
-    static _Thread_local uint32_t own;
-    if (fake.per_thread == 0) {
-        return &fake.current[0];
-    }
-    own = own != 0 ? own : __atomic_add_fetch(&threads, 1, __ATOMIC_RELAXED);
-    return &fake.current[own % THREADS];
-}
-
 static void queue_current(void) {
     if (!fake.thread_runs) {
         pthread_t thread;
         fake.thread_runs = pthread_create(&thread, NULL, run_thread, NULL) == 0;
     }
-    fake.queue[fake.queue_tail++ % QUEUE] = *current();
-    memset(current(), 0, sizeof(struct filled));
+    fake.queue[fake.queue_tail++ % QUEUE] = *fake_current();
+    memset(fake_current(), 0, sizeof(struct filled));
     pthread_cond_signal(&fake.filled_some);
 }
 
@@ -124,9 +107,9 @@ static void drop(void) {
 }
 
 static bool make_room(size_t bytes) {
-    struct filled *own = current();
+    struct filled *own = fake_current();
     if (own->buffer != NULL && own->size - own->valid < bytes) {
-        queue_current();
+        queue_fake_current();
     }
     if (own->buffer == NULL && fake.requested != NULL && fake.queue_tail - fake.queue_head < QUEUE) {
         size_t records = 0;
@@ -148,7 +131,7 @@ void fake_put(uint32_t kind, const void *record, size_t have) {
         drop();
         return;
     }
-    struct filled *own = current();
+    struct filled *own = fake_current();
     uint8_t *place = own->buffer + own->valid;
     memset(place, 0, bytes);
     memcpy(place, record, have < bytes ? have : bytes);
@@ -284,7 +267,7 @@ int cuptiActivityFlushAll(uint32_t flag) {
         fake_unlock();
         return 7;
     }
-    if (fake.hold_a_buffer > 0 && current()->buffer == NULL) {
+    if (fake.hold_a_buffer > 0 && fake_current()->buffer == NULL) {
         (void)make_room(1);
     }
     while (fake.queue_head != fake.queue_tail || fake.handing_over > 0) {
@@ -403,8 +386,8 @@ int cuptiFinalize(void) {
     }
     fake.misused += fake.graph_recorded != 0; /* a later launch of that graph ends the program */
     memset(fake.enabled, 0, sizeof fake.enabled);
-    if (fake.return_at_finalize != 0 && current()->buffer != NULL) {
-        hand_over(*current());
+    if (fake.return_at_finalize != 0 && fake_current()->buffer != NULL) {
+        hand_over(*fake_current());
     }
     memset(fake.current, 0, sizeof fake.current);
     fake.requested = NULL;

@@ -146,6 +146,8 @@ extern _Thread_local int fake_in_exit; /* depth of exit callbacks on this thread
 
 uint64_t fake_now_ns(void);
 void fake_take_time(void); /* in cuptiActivityEnable */
+/* The buffer that the calling thread writes into. */
+struct filled *fake_current(void);
 void fake_lock(void);
 void fake_unlock(void);
 /* Turns the times in a record into those of Kineto's clock, once it is registered: CLOCK_MONOTONIC. */

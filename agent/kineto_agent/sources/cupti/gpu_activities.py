@@ -107,8 +107,8 @@ _WHY_STAYS = {  # bits of kc_stay (agent/native/cupti/collector.h)
 _NOT_INITIALIZED = 15
 # Which GPU has how much, the daemon adds: it can ask without a call in this process.
 _NO_MEMORY = (
-    "CUPTI could not initialise in this process (%s): it needs some 16 MiB of memory on each GPU that the process uses, "
-    "and most often that is not free"
+    "CUPTI could not initialise in this process (%s): it needs some 16 MiB of memory on each GPU that the process "
+    "uses, and most often that is not free"
 )
 _TORCH_PROFILER = "the program's own torch.profiler"
 _IN_USE = (

@@ -4,8 +4,9 @@ Theory of operation
     There are two ways. The observer (agent/native/torch/observer.c) registers our own RecordFunction callbacks in C: it
     conflicts with nothing, needs no GIL, and everything it saw is available at once when it stops. Torch's own profiler
     (sources/torch/torch_profiler.py) serves what the observer cannot: FLOPs, shapes where the layout of this torch's
-    objects is not known, and any torch without the functions that the observer needs. `way` decides; metadata["way"] tells the user. Torch's profiler is also the way to the kernels of accelerators that have
-    registered a profiler with torch (sources/torch/device_profilers.py); the operators then come from the same session.
+    objects is not known, and any torch without the functions that the observer needs. `way` decides; metadata["way"]
+    tells the user. Torch's profiler is also the way to the kernels of accelerators that have registered a profiler with
+    torch (sources/torch/device_profilers.py); the operators then come from the same session.
 
     The callbacks' own layout is checked against the loaded library before they are used, and so is the place of the
     sequence number and the inputs in a RecordFunction; a tensor made here checks the layout of tensors, once, before

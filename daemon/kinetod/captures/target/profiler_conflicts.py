@@ -1,4 +1,4 @@
-"""Says what the daemon sees from outside of what kept CUPTI from recording: other profilers, a GPU whose memory is full."""
+"""Says what the daemon sees of what kept CUPTI from recording: other profilers on this host, a GPU without memory."""
 
 import asyncio
 import contextlib
