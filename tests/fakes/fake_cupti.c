@@ -109,7 +109,7 @@ static void drop(void) {
 static bool make_room(size_t bytes) {
     struct filled *own = fake_current();
     if (own->buffer != NULL && own->size - own->valid < bytes) {
-        queue_fake_current();
+        queue_current();
     }
     if (own->buffer == NULL && fake.requested != NULL && fake.queue_tail - fake.queue_head < QUEUE) {
         size_t records = 0;

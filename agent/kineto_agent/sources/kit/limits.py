@@ -1,7 +1,7 @@
 """Sizes and times of a recording through a collector, the same for all vendors."""
 
 BUFFER_BYTES = 4 << 20  # Kineto's size: 20,000 kernels
-# CUPTI takes a buffer for each thread that launches (CUPTI_ACTIVITY_ATTR_PER_THREAD_ACTIVITY_BUFFER, on by default), and
+# CUPTI takes a buffer for each thread that launches (CUPTI_ACTIVITY_ATTR_PER_THREAD_ACTIVITY_BUFFER, by default), and
 # drops the records of a thread for which none is left: so there are this many, of at least 1,200 kernels each.
 THREAD_BUFFERS = 256
 LEAST_BUFFER_BYTES = 256 << 10

@@ -57,7 +57,7 @@ _MIB = 1 << 20
 
 
 def flags(options: Dict[str, Any]) -> Flags:
-    """The flags for torch, which computes FLOPs from shapes. Its tracer of Python calls is never used (call_tracing)."""
+    """The flags for torch, which computes FLOPs from shapes. Its tracer of calls is never used (call_tracing.py)."""
     flops = bool(options.get("with_flops"))
     return Flags(record_shapes=bool(options.get("record_shapes")) or flops, with_flops=flops)
 
