@@ -292,7 +292,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
         executor=executor,
         free_bytes=store.free_bytes,
         host=hostname,
-        conflicts=Conflicts(config.state_dir, looker=HostLooker(deadline_s=CONFLICTS_S, helper=helper)),
+        conflicts=Conflicts(config.state_dir, looker=HostLooker(deadline_s=CONFLICTS_S, helper=helper), gpus=gpus.read),
         device_graphs=DeviceGraphs(helpers.device_graphs),
         whose=registry.whose,
         plugins=plugins,

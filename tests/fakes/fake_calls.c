@@ -19,6 +19,23 @@ struct callback_data { /* the beginning of CUpti_CallbackData */
     uint32_t correlation;
 };
 
+uint64_t fake_now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (uint64_t)now.tv_sec * NS_PER_S + (uint64_t)now.tv_nsec;
+}
+
+/* The buffer that the calling thread writes into. */
+struct filled *fake_current(void) {
+    static uint32_t threads;
+    static _Thread_local uint32_t own;
+    if (fake.per_thread == 0) {
+        return &fake.current[0];
+    }
+    own = own != 0 ? own : __atomic_add_fetch(&threads, 1, __ATOMIC_RELAXED);
+    return &fake.current[own % THREADS];
+}
+
 /* The end of a call that the subscriber has chosen counts as written: the subscriber can record it. */
 static void notify(uint32_t domain, uint32_t cbid, int site, uint32_t correlation, bool inside) {
     static uint32_t succeeded;

@@ -47,12 +47,6 @@ struct fake fake = {.mutex = PTHREAD_MUTEX_INITIALIZER, .filled_some = PTHREAD_C
 
 _Thread_local int fake_in_exit;
 
-uint64_t fake_now_ns(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    return (uint64_t)now.tv_sec * NS_PER_S + (uint64_t)now.tv_nsec;
-}
-
 void fake_lock(void) { pthread_mutex_lock(&fake.mutex); }
 void fake_unlock(void) { pthread_mutex_unlock(&fake.mutex); }
 
@@ -87,8 +81,8 @@ static void queue_current(void) {
         pthread_t thread;
         fake.thread_runs = pthread_create(&thread, NULL, run_thread, NULL) == 0;
     }
-    fake.queue[fake.queue_tail++ % QUEUE] = fake.current;
-    memset(&fake.current, 0, sizeof fake.current);
+    fake.queue[fake.queue_tail++ % QUEUE] = *fake_current();
+    memset(fake_current(), 0, sizeof(struct filled));
     pthread_cond_signal(&fake.filled_some);
 }
 
@@ -113,15 +107,16 @@ static void drop(void) {
 }
 
 static bool make_room(size_t bytes) {
-    if (fake.current.buffer != NULL && fake.current.size - fake.current.valid < bytes) {
+    struct filled *own = fake_current();
+    if (own->buffer != NULL && own->size - own->valid < bytes) {
         queue_current();
     }
-    if (fake.current.buffer == NULL && fake.requested != NULL && fake.queue_tail - fake.queue_head < QUEUE) {
+    if (own->buffer == NULL && fake.requested != NULL && fake.queue_tail - fake.queue_head < QUEUE) {
         size_t records = 0;
-        fake.current.valid = 0;
-        fake.requested(&fake.current.buffer, &fake.current.size, &records);
+        own->valid = 0;
+        fake.requested(&own->buffer, &own->size, &records);
     }
-    return fake.current.buffer != NULL && fake.current.size >= bytes;
+    return own->buffer != NULL && own->size >= bytes;
 }
 
 /* With the mutex held. `record` may be shorter or longer than what the layout stores. */
@@ -136,7 +131,8 @@ void fake_put(uint32_t kind, const void *record, size_t have) {
         drop();
         return;
     }
-    uint8_t *place = fake.current.buffer + fake.current.valid;
+    struct filled *own = fake_current();
+    uint8_t *place = own->buffer + own->valid;
     memset(place, 0, bytes);
     memcpy(place, record, have < bytes ? have : bytes);
     if (kind == KERNEL) {
@@ -144,7 +140,7 @@ void fake_put(uint32_t kind, const void *record, size_t have) {
         fake.one_wide_kernel -= wide;
     }
     fake_stamp(kind, place);
-    fake.current.valid += bytes;
+    own->valid += bytes;
     fake.written[kind]++;
 }
 
@@ -271,7 +267,7 @@ int cuptiActivityFlushAll(uint32_t flag) {
         fake_unlock();
         return 7;
     }
-    if (fake.hold_a_buffer > 0 && fake.current.buffer == NULL) {
+    if (fake.hold_a_buffer > 0 && fake_current()->buffer == NULL) {
         (void)make_room(1);
     }
     while (fake.queue_head != fake.queue_tail || fake.handing_over > 0) {
@@ -283,10 +279,12 @@ int cuptiActivityFlushAll(uint32_t flag) {
             fake_lock();
         }
     }
-    if (fake.current.buffer != NULL && fake.hold_a_buffer == 0) {
-        const struct filled filled = fake.current;
-        memset(&fake.current, 0, sizeof fake.current);
-        hand_over(filled);
+    for (uint32_t i = 0; i < THREADS && fake.hold_a_buffer == 0; i++) {
+        const struct filled filled = fake.current[i];
+        if (filled.buffer != NULL) {
+            memset(&fake.current[i], 0, sizeof filled);
+            hand_over(filled);
+        }
     }
     fake_unlock();
     return 0;
@@ -388,10 +386,10 @@ int cuptiFinalize(void) {
     }
     fake.misused += fake.graph_recorded != 0; /* a later launch of that graph ends the program */
     memset(fake.enabled, 0, sizeof fake.enabled);
-    if (fake.return_at_finalize != 0 && fake.current.buffer != NULL) {
-        hand_over(fake.current);
+    if (fake.return_at_finalize != 0 && fake_current()->buffer != NULL) {
+        hand_over(*fake_current());
     }
-    memset(&fake.current, 0, sizeof fake.current);
+    memset(fake.current, 0, sizeof fake.current);
     fake.requested = NULL;
     fake.completed = NULL;
     forget_subscriber();
@@ -427,6 +425,7 @@ static const struct {
     {"return_at_finalize", &fake.return_at_finalize},
     {"graph_recorded", &fake.graph_recorded},
     {"newer_than_driver", &fake.newer_than_driver},
+    {"per_thread", &fake.per_thread},
 };
 
 int fake_set(const char *key, long value) {

@@ -12,6 +12,7 @@
 #define KINDS 64u
 #define CBIDS 1024u
 #define STREAMS 64u
+#define THREADS 256u
 #define QUEUE 1024u
 #define NAMES 4096u
 #define NS_PER_S 1000000000ull
@@ -123,7 +124,7 @@ struct fake {
     void *callback_user;
     uint8_t domain_on[DOMAINS];
     uint8_t call_on[DOMAINS][CBIDS];
-    struct filled current;
+    struct filled current[THREADS]; /* of each thread; the first one's is everybody's unless per_thread is set */
     struct filled queue[QUEUE];
     uint32_t queue_head, queue_tail, handing_over;
     uint64_t stream_end[STREAMS];
@@ -136,6 +137,7 @@ struct fake {
     long hold_a_buffer, names_result, flush_delay_ms, enable_delay_ms, enter_delay_ms, finalize_result,
         drop_at_finalize, return_at_finalize;
     long graph_recorded;    /* a graph was launched while the device's activities were enabled */
+    long per_thread;        /* buffers, as CUPTI has them from 12.4 on */
     long newer_than_driver; /* CUPTI names a call that the driver does not have */
 };
 extern struct fake fake;
@@ -144,6 +146,8 @@ extern _Thread_local int fake_in_exit; /* depth of exit callbacks on this thread
 
 uint64_t fake_now_ns(void);
 void fake_take_time(void); /* in cuptiActivityEnable */
+/* The buffer that the calling thread writes into. */
+struct filled *fake_current(void);
 void fake_lock(void);
 void fake_unlock(void);
 /* Turns the times in a record into those of Kineto's clock, once it is registered: CLOCK_MONOTONIC. */

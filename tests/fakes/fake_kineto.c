@@ -82,7 +82,7 @@ static void switch_kinds(uint8_t on) {
 
 void fake_kineto_begin(void) {
     fake_lock();
-    fake.misused += any_enabled() || fake.callback != NULL || fake.current.buffer != NULL;
+    fake.misused += any_enabled() || fake.callback != NULL || fake.current[0].buffer != NULL;
     __atomic_store_n(&kernels, 0, __ATOMIC_SEQ_CST);
     fake.requested = requested;
     fake.completed = completed;

@@ -24,7 +24,7 @@ touching a vendor library.
 
 from typing import Any, Dict, FrozenSet, List, NamedTuple, Protocol
 
-PROFILER_OPTIONS = ("with_modules", "with_flops")  # what only torch's own profiler can record
+PROFILER_OPTIONS = ("with_flops",)  # what only torch's own profiler can record
 # Option that the daemon adds to a request: the program's file whose device code launches CUDA graphs.
 DEVICE_GRAPHS = "device_graphs"
 
@@ -41,7 +41,7 @@ class SourceError(Exception):
 class SourceRequest(NamedTuple):
     """What one session should record."""
 
-    activity_types: FrozenSet[str]  # the wanted ones among activity_types(), never empty
+    activity_types: FrozenSet[str]  # the wanted ones among activity_types(); empty: only what options ask for
     buffer_limit_bytes: int  # limit for the arena's buffers
     options: Dict[str, Any]  # wire.Start.options
     named: bool = True  # the user named these types; False: they are the source's defaults

@@ -35,7 +35,8 @@ _TYPES_OF_OPTIONS = {
     "stack_trace": _CALLS,
     "profile_memory": "cpu_instant_event",
 }
-_EXACT_CALLS = "stack_trace"  # python_function then means every call, not samples
+_EXACT_CALLS = "stack_trace"  # python_function then means every call, modules' among them, not samples
+_MODULES = "with_modules"
 
 _NVIDIA_DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/nvhost-ctrl-gpu")  # driver; WSL; Tegra
 # Without these no driver of Level Zero can be in a process, unless drivers are named: Linux; WSL.
@@ -168,12 +169,12 @@ def choose(available: List[Source], wanted: List[str], options: Optional[Mapping
     options = options or {}
     offered = _without_last_resorts(available, offers(available))
     why = ""
+    recorders = [source for source in available if hasattr(source, "why_no_calls")]
     if options.get(_EXACT_CALLS):
-        recorders = [source for source in available if hasattr(source, "why_no_calls")]
         refusals = {source.name: source.why_no_calls(options) for source in recorders}
         calls = [name for name, refusal in refusals.items() if not refusal]
         why = "" if calls else "; ".join(refusals.values())
-        offered = _with_exact_calls(offered, calls[:1] or [_TORCH_OPS])
+        offered = _with_exact_calls(offered, calls[:1])
     everything: FrozenSet[str] = frozenset().union(*offered.values())
     there = ", ".join(sorted(everything)) or "nothing"
     plugins = [source for source in available if hasattr(source, "declared_types")]
@@ -193,8 +194,22 @@ def choose(available: List[Source], wanted: List[str], options: Optional[Mapping
     missing = sorted((asked | added) - everything)
     plan = RecordingPlan(choices, missing, why if _CALLS in missing else _why_not(available, missing))
     plan = _with_plugins(plan, plugins, asked)
+    if options.get(_MODULES) and not options.get(_EXACT_CALLS):
+        plan = _with_modules(plan, recorders, options)
     if not choices:
         raise plan.problems[0] if plan.problems else SourceError("NOTHING_TO_RECORD", _nothing(plan, there))
+    return plan
+
+
+def _with_modules(plan: RecordingPlan, recorders: List[Any], options: Mapping[str, Any]) -> RecordingPlan:
+    """Add the calls of modules, in which the operators ran, or why they cannot be recorded."""
+    if not any(choice.source.name == _TORCH_OPS for choice in plan.choices):
+        return plan
+    for source in recorders[:1]:
+        why = source.why_no_calls(options)
+        if why:
+            return plan._replace(problems=(*plan.problems, SourceError("PYTHON_CALLS_UNAVAILABLE", why)))
+        plan.choices.append(SourceChoice(source, frozenset()))
     return plan
 
 
@@ -241,12 +256,8 @@ def _why_not(available: List[Source], missing: List[str]) -> str:
 
 
 def _with_exact_calls(offered: Dict[str, FrozenSet[str]], names: List[str]) -> Dict[str, FrozenSet[str]]:
-    """Let one source record Python's calls and no source sample them. torch's profiler can do so only with torch."""
-    changed = {name: types - {_CALLS} for name, types in offered.items()}
-    for name in names:
-        if changed.get(name) or name != _TORCH_OPS:
-            changed[name] |= {_CALLS}
-    return changed
+    """Let these sources record Python's calls and no source sample them."""
+    return {name: types | {_CALLS} if name in names else types - {_CALLS} for name, types in offered.items()}
 
 
 def _nothing(plan: RecordingPlan, there: str) -> str:

@@ -22,8 +22,8 @@
 #include "common/own_threads.h"
 #include "kit/clock_samples.h"
 
-#define BUFFERS_AHEAD 4u    /* backed by memory beyond the highest in use: 16 MiB, 0.15 s of 1 M records/s */
-#define FLUSH_FREE_LEAST 2u /* a flush uses up partly filled buffers: not when they are scarce */
+#define AHEAD_BYTES (16u << 20) /* backed by memory beyond the highest in use: 0.15 s of 1 M records/s */
+#define FLUSH_FREE_LEAST 2u     /* a flush uses up partly filled buffers: not when they are scarce */
 #define WRITERS_LIMIT_NS 100000000LL
 
 static _Thread_local const struct worker *own;
@@ -89,8 +89,8 @@ static void flush(struct worker *worker, bool forced) {
 }
 
 static void populate_ahead(struct worker *worker) {
-    const uint64_t buffers = (uint64_t)pool_usage(worker->arena).top + BUFFERS_AHEAD;
-    arena_populate(worker->arena, buffers * worker->arena->fixed.buffer_bytes);
+    const uint64_t used = pool_usage(worker->arena).top * worker->arena->fixed.buffer_bytes;
+    arena_populate(worker->arena, used + AHEAD_BYTES);
 }
 
 static void work_until_told(struct worker *worker) {

@@ -50,7 +50,12 @@ static inline uint8_t *stream_reserve(struct stream *stream, struct pool *pool, 
             continue;
         }
         const int64_t next = pool_lend(pool, arena);
-        if (next < 0) {
+        if (next < 0) { /* but another thread may have taken the last one, for all */
+            const uint64_t before = cursor;
+            cursor = __atomic_load_n(&stream->cursor, __ATOMIC_ACQUIRE);
+            if (cursor != before) {
+                continue;
+            }
             return NULL;
         }
         if (__atomic_compare_exchange_n(&stream->cursor, &cursor, STREAM_CURSOR(next, bytes), false, __ATOMIC_ACQ_REL,

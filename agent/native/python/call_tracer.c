@@ -10,6 +10,8 @@
  *   that time is recorded as if it were called then. Setting it may run the program's audit hooks, and while these run
  *   threads may end: so the list of threads is gone through anew after each.
  *
+ *   With modules_only the same function leaves out whatever is not a call of torch.nn.Module.__call__ or its return.
+ *
  *   No buffer free ends the recording for good: with a hole in it, returns would be taken for those of other calls.
  *
  * Threads: on_event runs on every recorded thread of the program, with the GIL; the exported functions marked (GIL)
@@ -62,6 +64,7 @@ enum phase { CLOSED, OPENED, PREPARED, RECORDING, STOPPED };
 static struct {
     enum phase phase;
     bool writing; /* while recording, and there was a buffer */
+    bool modules_only;
     bool process_hooks;
     struct arena *arena;
     uint32_t buffer;
@@ -142,7 +145,7 @@ static void record_stack(void *frame) {
     uint32_t depth = 0;
     python.keep(frame);
     while (frame != NULL) {
-        if (depth < STACK_MOST) {
+        if (depth < STACK_MOST && (!self.modules_only || python_calls_module(frame))) {
             names[depth++] = python_name_of_frame(frame);
         }
         void *back = python.frame_back(frame);
@@ -189,7 +192,7 @@ static int on_event(void *unused, void *frame, int what, void *argument) {
     if (own_recording != self.recording || own->cut) {
         begin_thread(frame, what == CALL);
     }
-    if (own == &crowd) {
+    if (own == &crowd || (self.modules_only && ((what != CALL && what != RETURN) || !python_calls_module(frame)))) {
         return 0;
     }
     switch ((enum event)what) {
@@ -346,6 +349,7 @@ int kc_tracer_prepare(const struct kc_tracer_config *config, char *error, size_t
     arena_populate(arena, config->prefault_bytes);
     hook_process();
     self.arena = arena;
+    self.modules_only = config->modules_only;
     self.buffer = NO_BUFFER;
     self.left_out_count = 0;
     self.refused_count = 0;

@@ -16,13 +16,14 @@
 
 #include "common/export.h"
 
-#define KC_TRACER_ABI 3 /* changes with any signature or structure below */
+#define KC_TRACER_ABI 4 /* changes with any signature or structure below */
 
 struct kc_tracer_config {
     uint64_t buffer_limit_bytes;
     uint64_t buffer_bytes;
     uint64_t strings_bytes;
     uint64_t prefault_bytes;
+    uint64_t modules_only; /* 1: calls of torch.nn.Module.__call__ alone; 0: every call */
 };
 
 struct kc_tracer_result {

@@ -207,6 +207,12 @@ uint32_t python_name_of_frame(void *frame) {
     return name;
 }
 
+bool python_calls_module(void *frame) {
+    void *code = python.frame_code(frame);
+    python.let_go(code);
+    return code == self.module_call;
+}
+
 bool python_names_prepare(void) {
     if (self.names == NULL) {
         void *names = mmap(NULL, NAMES_SLOTS * sizeof *self.names, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,

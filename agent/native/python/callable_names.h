@@ -43,6 +43,8 @@ uint64_t python_names_end(void);
 void python_names_forked(void);
 
 uint32_t python_name_of_frame(void *frame);
+/* Whether the frame is of torch.nn.Module.__call__. */
+bool python_calls_module(void *frame);
 /* function: what the profile function gets of a call in C. */
 uint32_t python_name_of_c_function(const void *function);
 

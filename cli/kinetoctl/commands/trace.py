@@ -221,7 +221,7 @@ def _wait(
     type=click.IntRange(1, MAX_STACK_HZ),
     help="Python stack samples per second.  [default: 100]",
 )
-@_switch("--with-modules", "Record the module hierarchy of operators; uses torch's profiler.")
+@_switch("--with-modules", "Record every call of a torch.nn.Module.")
 @_switch("--with-flops", "Record estimated FLOPs of operators; uses torch's profiler.")
 @_switch("--memory", "Record allocations and frees of CUDA memory as [memory] events.")
 @click.option(

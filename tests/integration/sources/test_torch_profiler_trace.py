@@ -18,7 +18,7 @@ MIB = 1 << 20
 PLAN = """
 model = Model()
 model.step()
-recording = Recording(stack_trace=True, with_modules=True, with_flops=True)
+recording = Recording(with_flops=True)
 def work():
     for _ in range(5):
         model.step()
@@ -50,7 +50,7 @@ def test_the_tables_say_what_the_trace_of_torch_says(tmp_path: Path) -> None:
             sorted((start - base, tid, strings.strings[name]) for start, tid, name in zip(*columns, strict=True))
             == found
         )
-        assert len(table) > 10
+        assert len(table) > 10 or kind == "python_function"  # never by torch
     _links_are_the_arrows(trace, events)
     ops = trace.tables["cpu_op"]
     flops = {strings.strings[number].rpartition(": ")[2] for number in ops["inputs"].tolist() if number >= 0}

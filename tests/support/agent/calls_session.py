@@ -21,6 +21,7 @@ from support.agent.arenas import ArenaReader
 from support.waiting import scaled
 
 COPY_PERIOD_S = 0.01
+TYPES = ("python_function",)
 USED = (os, threading, time)  # by plans
 
 
@@ -61,10 +62,10 @@ class Agent:
 class Recording:
     """Records from its making until `stop`."""
 
-    def __init__(self, limit_bytes: int = 64 << 20, copies: bool = True) -> None:
+    def __init__(self, limit_bytes: int = 64 << 20, copies: bool = True, types: tuple[str, ...] = TYPES) -> None:
         source = PythonCallsSource()
         assert source.why_no_calls({}) == ""
-        request = SourceRequest(frozenset(("python_function",)), limit_bytes, {})
+        request = SourceRequest(frozenset(types), limit_bytes, {})
         self._agent = Agent()
         self.session: Any = self._agent.do(lambda: source.prepare(request))
         self._reader = ArenaReader(self.session.arena_fd)

@@ -53,9 +53,9 @@ KINDS = (
     Kind("kernels, waiting", ("kernel",), pb.Options(wait_for_user_profiler=True)),
     Kind("operators", ("cpu_op", "user_annotation"), conflicts=False),
     Kind("Python stacks", ("python_function",), conflicts=False),
-    Kind("torch.profiler", ("cpu_op", "python_function"), pb.Options(with_modules=True)),
+    Kind("torch.profiler", ("cpu_op", "python_function"), pb.Options(with_flops=True)),
     Kind("Python's calls", ("python_function",), pb.Options(stack_trace=True, with_stack=True), conflicts=False),
-    Kind("torch.profiler, waiting", ("cpu_op",), pb.Options(with_modules=True, wait_for_user_profiler=True)),
+    Kind("torch.profiler, waiting", ("cpu_op",), pb.Options(with_flops=True, wait_for_user_profiler=True)),
 )
 
 

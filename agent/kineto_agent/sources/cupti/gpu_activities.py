@@ -24,12 +24,12 @@ from kineto_agent.sources.interface import (
     Takeover,
 )
 from kineto_agent.sources.kit.limits import (
-    BUFFER_BYTES,
     FLUSH_PERIOD_MS,
     GIVE_WAY_LIMIT_MS,
     PREFAULT_BYTES,
     STOP_LIMIT_MS,
     STRINGS_BYTES,
+    thread_buffer_bytes,
 )
 from kineto_agent.sources.kit.stop_warnings import stop_warnings
 
@@ -107,6 +107,12 @@ _WHY_STAYS = {  # bits of kc_stay (agent/native/cupti/collector.h)
     "observed, for example because another tool had CUPTI's only subscriber)",
     4: "another tool's use of CUPTI in this process (it may have recorded CUDA graphs)",
 }
+_NOT_INITIALIZED = 15
+# Which GPU has how much, the daemon adds: it can ask without a call in this process.
+_NO_MEMORY = (
+    "CUPTI could not initialise in this process (%s): it needs some 16 MiB of memory on each GPU that the process "
+    "uses, and most often that is not free"
+)
 _TORCH_PROFILER = "the program's own torch.profiler"
 _IN_USE = (
     "another profiler uses CUPTI in this process (%s), and CUPTI serves only one: a capture would take its records; "
@@ -264,6 +270,8 @@ class CuptiSession:
                 "under, its own torch.profiler, or another library with a CUPTI subscriber; end it, then try again"
                 % text,
             )
+        if self._collector.result_text(_NOT_INITIALIZED) in text:
+            return SourceError("CUPTI_NOT_INITIALIZED", _NO_MEMORY % text)
         return SourceError("CUPTI_FAILED", "CUPTI cannot record in this process: " + text)
 
     def counts(self) -> SourceCounts:
@@ -399,7 +407,7 @@ class CuptiSource:
         arena_fd = collector.prepare(
             collector_binding.CollectorConfig(
                 buffer_limit_bytes=request.buffer_limit_bytes,
-                buffer_bytes=BUFFER_BYTES,
+                buffer_bytes=thread_buffer_bytes(request.buffer_limit_bytes),
                 strings_bytes=STRINGS_BYTES,
                 prefault_bytes=PREFAULT_BYTES,
                 flush_period_ms=FLUSH_PERIOD_MS,

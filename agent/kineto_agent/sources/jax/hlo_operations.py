@@ -18,7 +18,7 @@ from kineto_agent.sources.file_arena import FileArena
 from kineto_agent.sources.interface import SourceError, SourceRequest
 from kineto_agent.sources.jax import jax_runtime
 from kineto_agent.sources.jax.session_guard import refuse_if_used
-from kineto_agent.sources.jax.xla_session import END_GROWTH, MOST_GROWTH, XlaSession
+from kineto_agent.sources.jax.xla_session import MOST_GROWTH, XlaSession
 
 _HOST_TYPES = ("cpu_op", "user_annotation")
 _DEVICE_TYPES = ("kernel",)
@@ -66,7 +66,7 @@ class JaxSource:
             "activity_types": sorted(request.activity_types),
         }
         arena = FileArena(self.name, request.buffer_limit_bytes)
-        return XlaSession(profiler, arena, metadata, MOST_GROWTH * request.buffer_limit_bytes // END_GROWTH)
+        return XlaSession(profiler, arena, metadata, MOST_GROWTH * request.buffer_limit_bytes)
 
     def _types(self) -> List[str]:
         devices = _DEVICE_TYPES if jax_runtime.platforms() != _HOST else ()

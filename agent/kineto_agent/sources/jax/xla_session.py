@@ -30,10 +30,10 @@ from kineto_agent.sources.interface import SourceCounts, SourceError, SourceOutc
 from kineto_agent.sources.jax import jax_runtime
 from kineto_agent.sources.jax.session_guard import SessionGuard, refuse_if_used
 from kineto_agent.system.debuglog import log_exception
-from kineto_agent.system.memory_use import give_memory_back, resident_bytes
+from kineto_agent.system.memory_use import Growth
 from kineto_agent.system.threads import Thread, command_name, program_threads, start_thread
 
-MOST_GROWTH = 2  # of resident memory, in buffer limits
+MOST_GROWTH = 2  # of memory, in buffer limits
 END_GROWTH = 5  # of it at the end of a session, for what it was before: 4.4 was measured
 SHORTEST_PIECE_S = 0.2
 _WATCH_S = 0.02
@@ -62,7 +62,7 @@ class XlaSession:
         self._session_class = profiler.native.ProfilerSession
         self._options = jax_runtime.options(profiler)
         self._arena = arena
-        self._most_growth_bytes = most_growth_bytes
+        self._growth = Growth(most_growth_bytes, END_GROWTH)
         self._guard = SessionGuard(profiler, self._make_way)
         self._pid = os.getpid()
         self._session: Any = None
@@ -113,6 +113,9 @@ class XlaSession:
             self._worker = None
         self._guard.remove()
         self._write()
+        self._growth.ended()
+        if self._gaps and not self._gaps[-1][1]:
+            self._gaps[-1][1] = time.time_ns()
         self._arena.finish()
         self._leave()
         self._cpu_ns += time.thread_time_ns() - begin_ns
@@ -204,10 +207,11 @@ class XlaSession:
         self._cpu_ns += time.thread_time_ns() - began_ns
 
     def _watch_on(self) -> None:
-        first_bytes, begun_ns = resident_bytes(), time.monotonic_ns()
+        self._growth.begin()
+        begun_ns = time.monotonic_ns()
         while not self._stopping.acquire(timeout=_WATCH_S):
             young = time.monotonic_ns() - begun_ns < SHORTEST_PIECE_S * 1e9
-            if young or resident_bytes() - first_bytes <= self._most_growth_bytes:
+            if not self._growth.is_near() or young:
                 continue
             gap_ns = time.time_ns()
             with self._guard.lock:
@@ -215,18 +219,23 @@ class XlaSession:
                     break
                 self._end_piece()
             self._write()
-            give_memory_back()
+            returned = self._growth.ended()
             with self._guard.lock:
                 if self._over:
                     break
+                if not returned:
+                    self._gaps.append([gap_ns, 0])
+                    break
                 refuse_if_used(self._profiler)
-                first_bytes, begun_ns = resident_bytes(), time.monotonic_ns()
+                self._growth.begin()
+                begun_ns = time.monotonic_ns()
                 self._guard.begin(self._begin)
                 self._gaps.append([gap_ns, time.time_ns()])
 
     def _write(self) -> None:
         """Write the bytes of ended sessions into the arena."""
         with self._pieces_lock:
+            self._growth.ending()
             while self._pieces:
                 piece = self._pieces.pop(0)
                 self._arena.copy_from(PART_HEAD.pack(len(piece)))

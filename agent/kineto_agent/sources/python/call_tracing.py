@@ -1,10 +1,11 @@
-"""Every call of Python, and of what Python calls, exactly: --with-stack=trace.
+"""Calls of Python, exactly: all, and of what Python calls (--with-stack=trace), or of modules alone (--with-modules).
 
 Theory of operation
     The collector (agent/native/python/call_tracer.c) is the profile function of every thread that has none. It writes
     16 bytes for each call and each return, with the GIL held, straight into the arena: nothing is kept in the process,
     and everything is available at once when recording stops. Torch's own tracer keeps 25 bytes for a call, and needs
-    1.3 to 1.6 KiB and 3 us more for each call when it ends: 1.2 GiB for each second of a small training loop.
+    1.3 to 1.6 KiB and 3 us more for each call when it ends: 1.2 GiB for each second of a small training loop. So it is
+    never used, for modules neither: there the collector writes the calls of torch.nn.Module.__call__ and no others.
 
     A thread of ours looks every LOOK_S for new threads, and for threads whose profile function has changed: the
     program's own takes precedence. There the agent also notices that the daemon does not keep up.
@@ -20,7 +21,6 @@ from typing import Any, Dict, FrozenSet, List, Mapping, Optional
 
 from kineto_agent.protocol.records import PYTHON_CALLS_FORMAT
 from kineto_agent.sources.interface import (
-    PROFILER_OPTIONS,
     SourceCounts,
     SourceError,
     SourceOutcome,
@@ -37,11 +37,12 @@ _STRINGS_BYTES = 8 * 1024 * 1024  # some 80,000 functions
 _NOT_EXACT = (
     "exact calls of Python cannot be recorded (%s); leave out --with-stack=trace to have stacks sampled instead"
 )
+_NO_MODULES = "calls of modules cannot be recorded (%s)"
 _PREFAULT_BYTES = 16 * 1024 * 1024  # 0.5 s of 2 M records/s, until the daemon gives buffers back
 
 
 class PythonCallsSource:
-    """Offered where calls are asked for exactly; stack_sampling.py samples them otherwise."""
+    """Takes part where calls or modules are asked for; stack_sampling.py samples stacks otherwise."""
 
     name = NAME
     on_request: FrozenSet[str] = frozenset()
@@ -52,11 +53,10 @@ class PythonCallsSource:
 
     def why_no_calls(self, options: Mapping[str, Any]) -> str:
         """Why it cannot record calls with these options, "" if it can. Never raises."""
-        if any(options.get(name) for name in PROFILER_OPTIONS):
-            return "torch's profiler, which has to run anyway, records them as well"
+        said = _NOT_EXACT if options.get("stack_trace") else _NO_MODULES
         kind = _unknown_build()
         if kind:
-            return _NOT_EXACT % ("this is %s, whose objects are laid out differently" % kind)
+            return said % ("this is %s, whose objects are laid out differently" % kind)
         try:
             from kineto_agent.sources.python import tracer_binding  # ctypes: only where it is needed
 
@@ -65,15 +65,15 @@ class PythonCallsSource:
                 _opened.append(True)
         except Exception as exc:  # noqa: BLE001 - the reason is returned
             log_exception("Python's calls cannot be recorded")
-            return _NOT_EXACT % exc
+            return said % exc
         return ""
 
     def would_yield(self, request: SourceRequest) -> bool:
-        """No: the tracer of Python in torch's profiler takes precedence thread by thread."""
+        """No: the tracer of Python in the program's torch.profiler takes precedence thread by thread."""
         return False
 
     def prepare(self, request: SourceRequest) -> SourceSession:
-        """Make the arena. Raises SourceError."""
+        """Make the arena. Without activity types: calls of modules alone. Raises SourceError."""
         from kineto_agent.sources.python import tracer_binding
 
         native = tracer_binding.load()
@@ -83,6 +83,7 @@ class PythonCallsSource:
             min(_BUFFER_BYTES, max(request.buffer_limit_bytes // 8, 4096)),
             _STRINGS_BYTES,
             _PREFAULT_BYTES,
+            not request.activity_types,
         )
         return PythonCallsSession(native, native.prepare(config))
 

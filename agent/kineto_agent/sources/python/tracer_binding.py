@@ -21,6 +21,7 @@ class TracerConfig(ctypes.Structure):
         ("buffer_bytes", ctypes.c_uint64),
         ("strings_bytes", ctypes.c_uint64),
         ("prefault_bytes", ctypes.c_uint64),
+        ("modules_only", ctypes.c_uint64),
     ]
 
 
@@ -49,7 +50,7 @@ class CallTracer(NativeInterface):
     """The one recorder of this process. Methods raise SourceError where the C side gives a reason."""
 
     ABI_FUNCTION = "kc_tracer_abi"
-    ABI = 3
+    ABI = 4
     USE = " for calls of Python"
     REASONS = _REASONS
 

@@ -3,10 +3,10 @@
 Theory of operation
     There are two ways. The observer (agent/native/torch/observer.c) registers our own RecordFunction callbacks in C: it
     conflicts with nothing, needs no GIL, and everything it saw is available at once when it stops. Torch's own profiler
-    (sources/torch/torch_profiler.py) serves what the observer cannot: exact Python stacks, modules, FLOPs, shapes where
-    the layout of this torch's objects is not known, and any torch without the functions that the observer needs. `way`
-    decides; metadata["way"] tells the user. Torch's profiler is also the way to the kernels of accelerators that have
-    registered a profiler with torch (sources/torch/device_profilers.py); the operators then come from the same session.
+    (sources/torch/torch_profiler.py) serves what the observer cannot: FLOPs, shapes where the layout of this torch's
+    objects is not known, and any torch without the functions that the observer needs. `way` decides; metadata["way"]
+    tells the user. Torch's profiler is also the way to the kernels of accelerators that have registered a profiler with
+    torch (sources/torch/device_profilers.py); the operators then come from the same session.
 
     The callbacks' own layout is checked against the loaded library before they are used, and so is the place of the
     sequence number and the inputs in a RecordFunction; a tensor made here checks the layout of tensors, once, before
@@ -55,8 +55,8 @@ class Way(NamedTuple):
     inputs: bool
 
 
-def way(options: Dict[str, Any], version: str, layout_known: bool, calls: bool = False, device: str = "") -> Way:
-    """The way for these options (wire.Start.options) where the observer works. calls: Python's calls, too.
+def way(options: Dict[str, Any], version: str, layout_known: bool, device: str = "") -> Way:
+    """The way for these options (wire.Start.options) where the observer works.
 
     device: the name of an accelerator whose activities only torch's profiler records, and which are wanted.
     """
@@ -65,17 +65,10 @@ def way(options: Dict[str, Any], version: str, layout_known: bool, calls: bool =
     for name in PROFILER_OPTIONS:
         if options.get(name):
             return Way("%s needs it" % name, False)
-    if calls:
-        return Way("stack_trace needs it", False)
     inputs = bool(options.get("record_shapes"))
     if inputs and not layout_known:
         return Way("record_shapes needs it, since the observer does not know the layout of torch %s" % version, True)
     return Way("", inputs)
-
-
-def calls_of(request: SourceRequest) -> bool:
-    """Whether this source must record Python's calls: only where sources/python/call_tracing.py cannot."""
-    return "python_function" in request.activity_types
 
 
 def device_of(request: SourceRequest) -> Optional[device_profilers.DeviceProfiler]:
@@ -135,14 +128,12 @@ class TorchOpsSource:
 
         version = torch_version()
         known = release_of(version) in LAYOUTS and _tensors_fit.get(True, True)
-        return bool(
-            _unfit or way(request.options, version, known, calls_of(request), _named(device_of(request))).profiler
-        )
+        return bool(_unfit or way(request.options, version, known, _named(device_of(request))).profiler)
 
     def prepare(self, request: SourceRequest) -> SourceSession:
         """Choose the way and make its arena. Raises SourceError."""
         version, device = torch_version(), device_of(request)
-        why = way(request.options, version, True, calls_of(request), _named(device)).profiler or "".join(_unfit)
+        why = way(request.options, version, True, _named(device)).profiler or "".join(_unfit)
         if not why:
             try:
                 return self._observe(request, version)
@@ -167,7 +158,7 @@ class TorchOpsSource:
         if layout is None:
             log("torch_ops: the layout of torch %s is not known", version)
         known = layout is not None and (not request.options.get("record_shapes") or tensors_fit(observer))
-        chosen = way(request.options, version, known, calls_of(request))
+        chosen = way(request.options, version, known)
         if chosen.profiler:
             raise _NeedsProfiler(chosen.profiler)
         config = observer_binding.ObserverConfig(

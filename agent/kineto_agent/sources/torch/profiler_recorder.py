@@ -25,7 +25,7 @@ import shutil
 import sys
 import tempfile
 import time
-from typing import Any, List, NamedTuple, Optional
+from typing import Any, Callable, List, NamedTuple, Optional
 
 from kineto_agent.sources.interface import SourceError
 from kineto_agent.sources.torch import kineto_gate, kineto_init, kineto_state, libtorch_symbols
@@ -40,9 +40,7 @@ class Flags(NamedTuple):
     """What torch's profiler records of an op beside its name and times."""
 
     record_shapes: bool
-    with_stack: bool
     with_flops: bool
-    with_modules: bool
 
 
 class Times(NamedTuple):
@@ -77,9 +75,9 @@ class Recorder:
                 _state(from_torch.ProfilerState, device),
                 flags.record_shapes,
                 False,  # profile_memory: gives nothing with all threads
-                flags.with_stack,
+                False,  # with_stack: its tracer of Python calls takes gigabytes
                 flags.with_flops,
-                flags.with_modules,
+                False,  # with_modules: names of TorchScript's modules, which nobody reads
                 experimental,
             )
         except (KeyError, AttributeError, TypeError) as exc:
@@ -145,9 +143,10 @@ class Recorder:
         """Number of ended sessions that have not been written yet."""
         return len(self._results)
 
-    def write_oldest(self, file: "PrivateFile") -> Times:
+    def write_oldest(self, file: "PrivateFile", before_free: Callable[[], None] = lambda: None) -> Times:
         """Write the oldest ended session as JSON and free its result. Raises SourceError."""
         result, end_ns = self._results.pop(0)
+        before_free()
         begin_ns = time.monotonic_ns()
         try:
             with libtorch_symbols.quiet_kineto:
@@ -156,6 +155,7 @@ class Recorder:
                 else:
                     self._functions.save(result, file.path)
             saved_ns = time.monotonic_ns()
+            before_free()
             file.take()
         except (OSError, RuntimeError) as exc:
             saved_ns = time.monotonic_ns()

@@ -10,9 +10,9 @@ Theory of operation
     much time that was.
 
     Torch keeps all events in the process, some 0.25 KB each, and takes 2 KB more for each when the session ends. Its
-    number of events cannot be asked for, but the process's growth can: before the end would make that MOST_GROWTH
-    times the buffer limit, the same thread ends the session, writes it, gives the memory back and begins another. The
-    outcome says how much time is missing.
+    number of events cannot be asked for, but the process's growth can (system/memory_use.py): before the end would
+    make that MOST_GROWTH times the buffer limit, the same thread ends the session, writes it, gives the memory back and
+    begins another; where it does not come back, none. The outcome says how much time is missing.
 
     All sessions are written as JSON by Kineto itself, each into a private file, whose bytes go through the arena; the
     daemon reads them (decode/torch/kineto_json.py). Each document begins with the byte DOCUMENT, as in RFC 7464.
@@ -39,31 +39,27 @@ from kineto_agent.sources.torch import kineto_state, libtorch_symbols
 from kineto_agent.sources.torch.device_profilers import DeviceProfiler
 from kineto_agent.sources.torch.profiler_recorder import Flags, PrivateFile, Recorder, Times
 from kineto_agent.system.debuglog import log_exception
-from kineto_agent.system.memory_use import give_memory_back, resident_bytes
+from kineto_agent.system.memory_use import Growth
 from kineto_agent.system.threads import Thread, start_thread
 
 DOCUMENT = b"\x1e"
 FIRST_PIECE_S = 0.02
 SHORTEST_PIECE_S = 0.005
 LONGEST_PIECE_S = 2.0
-MOST_GROWTH = 2  # of resident memory, in buffer limits: 0.1 M events with the default limit of 128 MiB
-END_GROWTH = 10  # of it at the end of a session, for what it was before: 5 to 11 were measured, 9 with shapes and calls
+MOST_GROWTH = 2  # of memory, in buffer limits: 0.05 M events with the default limit of 128 MiB
+# At the end of a session, for what the growth was before: 5 to 11 were measured. Twice as much, since events that torch
+# stored on the program's threads lie in its own heap, which stays as large as it was.
+END_GROWTH = 20
 _WATCH_S = 0.02
 MAX_STALL_NS = 200_000_000
 _EXIT_LIMIT_S = 60.0  # for a torch that never returns
 _MIB = 1 << 20
 
 
-def flags(options: Dict[str, Any], calls: bool = False) -> Flags:
-    """The flags for torch. Its tracer of Python calls sees the modules; FLOPs are computed from shapes."""
-    modules = bool(options.get("with_modules"))
+def flags(options: Dict[str, Any]) -> Flags:
+    """The flags for torch, which computes FLOPs from shapes. Its tracer of calls is never used (call_tracing.py)."""
     flops = bool(options.get("with_flops"))
-    return Flags(
-        record_shapes=bool(options.get("record_shapes")) or flops,
-        with_stack=calls or modules,
-        with_flops=flops,
-        with_modules=modules,
-    )
+    return Flags(record_shapes=bool(options.get("record_shapes")) or flops, with_flops=flops)
 
 
 def prepare(request: SourceRequest, why: str, device: Optional[DeviceProfiler] = None) -> "TorchProfilerSession":
@@ -74,22 +70,18 @@ def prepare(request: SourceRequest, why: str, device: Optional[DeviceProfiler] =
     if kineto_state.active():
         raise SourceError("USER_PROFILER_ACTIVE", "the program's own torch.profiler is warming up or recording")
     why_pieces = libtorch_symbols.why_not()
-    calls = "python_function" in request.activity_types and bool(request.options.get("stack_trace"))
     functions = None if why_pieces else libtorch_symbols.load()
-    recorder = Recorder(flags(request.options, calls), functions, device.activity if device else "")
+    recorder = Recorder(flags(request.options), functions, device.activity if device else "")
     metadata = {
         "way": "torch.profiler: " + why,
         "torch_version": libtorch_symbols.version_text(),
         "activity_types": sorted(request.activity_types),
-        "python_rows": "all" if calls else "modules",
         "flops": bool(request.options.get("with_flops")),
     }
     if device is not None:
         metadata["accelerator"] = device.name
     arena = FileArena("torch_ops", request.buffer_limit_bytes)
-    return TorchProfilerSession(
-        recorder, arena, metadata, why_pieces, MOST_GROWTH * request.buffer_limit_bytes // END_GROWTH
-    )
+    return TorchProfilerSession(recorder, arena, metadata, why_pieces, MOST_GROWTH * request.buffer_limit_bytes)
 
 
 class PieceLength:
@@ -130,7 +122,8 @@ class TorchProfilerSession:
         self._pid = os.getpid()
         self._over = False  # no new session may begin
         self._over_ns = 0  # since when; monotonic
-        self._most_growth_bytes = most_growth_bytes
+        self._growth = Growth(most_growth_bytes, END_GROWTH)
+        self._given_up_ns = 0  # since when nothing is recorded, for its memory did not come back; monotonic
         self._stopping = _thread.allocate_lock()  # released to end the thread that cuts
         self._worker: Optional[Thread] = None
         self._length = PieceLength()
@@ -176,6 +169,9 @@ class TorchProfilerSession:
             self._worker.join()
             self._worker = None
         self._write_all()
+        self._growth.ended()
+        if self._given_up_ns:
+            self._missing_ns += self._over_ns - self._given_up_ns
         try:
             self._arena.finish()
         except Exception as exc:  # noqa: BLE001 - the outcome tells it
@@ -256,7 +252,7 @@ class TorchProfilerSession:
         file: Optional[PrivateFile] = None
         try:
             file = PrivateFile()
-            times = self._recorder.write_oldest(file)
+            times = self._recorder.write_oldest(file, self._growth.ending)
             self._times.append(times)
             self._written_bytes += os.fstat(file.fd).st_size
             self._arena.copy_from(DOCUMENT)
@@ -290,9 +286,9 @@ class TorchProfilerSession:
         self._cpu_ns += time.thread_time_ns() - began_ns
 
     def _watch_on(self) -> None:
-        first_bytes = resident_bytes()
+        self._growth.begin()
         while not self._stopping.acquire(timeout=_WATCH_S):
-            if resident_bytes() - first_bytes <= self._most_growth_bytes:
+            if not self._growth.is_near():
                 continue
             with self._lock:
                 if self._over:
@@ -301,14 +297,17 @@ class TorchProfilerSession:
                 self._end_piece()
             with self._write_lock:
                 self._write_piece()
-            give_memory_back()
+            returned = self._growth.ended()
             with self._lock:
                 if self._over:  # meanwhile: what was written since is no loss
                     self._missing_ns += self._over_ns - begun_ns
                     break
                 if kineto_state.active():  # the program's own has begun, unseen by the guard
                     raise SourceError("USER_PROFILER_ACTIVE", "the program's own torch.profiler began")
-                first_bytes = resident_bytes()
+                if not returned:
+                    self._given_up_ns = begun_ns
+                    break
+                self._growth.begin()
                 self._recorder.begin()
                 self._missing_ns += time.monotonic_ns() - begun_ns
 

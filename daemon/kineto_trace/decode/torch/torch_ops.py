@@ -74,6 +74,8 @@ def decode(source: RawSource, strings: StringTable, window: DecodeWindow = EVERY
     if isinstance(wanted, list):
         for unwanted in set(OP_TABLES) - set(map(str, wanted)):
             del tables[unwanted]
+    if source.dropped:  # an op is written when it ends, what describes it before: those ops are among the dropped
+        lost = 0
     unknown = int(np.count_nonzero(kind > KIND_OP_COMMS))
     return Decoded(tables=tables, records=len(records), undecoded=cut + unknown + lost, warnings=tuple(warnings))
 

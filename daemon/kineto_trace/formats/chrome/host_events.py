@@ -106,6 +106,9 @@ def _sampled(rows: Columns, names: FieldNames, parent: Field) -> Fields:
         Field(ARGS + b'"Python id":', SIGNED, rows["row"] + 1),
         parent,
         Field(b',"Python thread":', UNSIGNED, rows["thread"]),
+        Field(
+            b',"Python module id":', OPTIONAL, np.where(rows["samples"] == 0, rows["module"], NO_MODULE), base=NO_MODULE
+        ),
         Field(b',"samples":', SIGNED, rows["samples"]),
         Field(b',"self samples":', SIGNED, rows["self_samples"]),
         Field(b',"running samples":', OPTIONAL, rows["running"]),

@@ -145,8 +145,7 @@ class CaptureParts:
             start, end = times.get("start", start), start + table["duration"]
             if times:
                 end = start + times["duration"]
-        else:
-            fields.optional("Python module id", table["module"], NO_MODULE)
+        fields.optional("Python module id", np.where(table["samples"] == 0, table["module"], NO_MODULE), NO_MODULE)
         return self._part(table, self._threads(table), fields, start=start, end=end)
 
     def _call(self, table: Table) -> PacketPart:

@@ -28,11 +28,12 @@ LEAST_LEFT_BYTES = 4 << 20
 LOOK_EVERY_S = 0.5
 _NEXT_MOMENTS_SHARE, _NEXT_MOMENTS_BYTES = 4, 16 << 20  # of the buffers; a busy source fills some 10 MiB in 0.1 s
 _STRINGS_BYTES = 16 << 20  # beside the buffers of a source, at most, and never more than those
-# What a source takes whatever the limit: two buffers of 4 MiB, 1 MiB of names, and CUPTI's own.
+# What a source takes whatever the limit: two buffers, 1 MiB of names, and CUPTI's own.
 _LEAST_BYTES = {"cupti": 32 << 20}
 _MOST_BYTES = {"python_stacks": 8 << 20}  # 64 buffers of 64 KiB and 4 MiB of names
 # torch's own profiler keeps its events in the process until the end: twice the limit, then it is stopped.
-_PROFILER_OPTIONS, _PROFILER_SHARE = ("stack_trace", "with_modules", "with_flops"), 3
+_PROFILER_OPTIONS, _PROFILER_SHARE = ("with_flops",), 3
+_CALL_OPTIONS = ("stack_trace", "with_modules")  # calls of Python have buffers of their own
 _ON_REQUEST = frozenset(("memory_snapshot", "cpu_instant_event"))
 _OPTIONS = {"profile_memory": "cpu_instant_event"}
 
@@ -136,7 +137,8 @@ def needed_bytes(request: wire.Start, sources: Sequence[str], limit_bytes: int) 
     size = limit_bytes + min(limit_bytes, _STRINGS_BYTES)
     total = sum(max(min(size, _MOST_BYTES.get(name, size)), _LEAST_BYTES.get(name, 0)) for name in sources)
     profiler = "torch_ops" in sources and any(request.options.get(option) for option in _PROFILER_OPTIONS)
-    return total + (_PROFILER_SHARE - 1) * limit_bytes * profiler
+    calls = any(request.options.get(option) for option in _CALL_OPTIONS)
+    return total + (_PROFILER_SHARE - 1) * limit_bytes * profiler + size * calls
 
 
 def _share(left_bytes: int) -> int:

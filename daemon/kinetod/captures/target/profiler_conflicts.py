@@ -1,12 +1,16 @@
-"""Names the other profilers on this host when a target's CUPTI is already in use."""
+"""Says what the daemon sees of what kept CUPTI from recording: other profilers on this host, a GPU without memory."""
 
+import asyncio
 import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from kineto_protos.units import format_size
+
 from kinetod.captures.result.verdict import Ending
+from kinetod.gpus.gpu_types import Snapshot
 from kinetod.host_checks.check_protocol import CheckQuestion
 from kinetod.host_checks.check_runner import HostLooker
 from kinetod.processes.profiler_signs import BY_PRODUCT, Holds
@@ -14,22 +18,33 @@ from kinetod.profilers.profiler_findings import named
 from kinetod.profilers.profiler_scan import ProfilingTool, Scan
 
 CUPTI_BUSY = "CUPTI_BUSY"
+CUPTI_NOT_INITIALIZED = "CUPTI_NOT_INITIALIZED"
 DEADLINE_S = 5.0  # the verdict waits for it
 PROC = Path("/proc")
 
 
 class Conflicts:
-    """Adds other profilers to the reason of a CUPTI_BUSY ending. store: the store's folder."""
+    """Adds what is seen to the reason of an ending. store: the store's folder. gpus: the GPUs now; may block."""
 
-    def __init__(self, store: Path, *, looker: HostLooker | None = None, proc: Path = PROC) -> None:
+    def __init__(
+        self,
+        store: Path,
+        *,
+        looker: HostLooker | None = None,
+        proc: Path = PROC,
+        gpus: Callable[[], Snapshot] = Snapshot,
+    ) -> None:
         self._question = CheckQuestion(
             daemon_pid=os.getpid(), store=str(store), needed_bytes=0, helper=False, only_profilers=True
         )
         self._looker = looker or HostLooker(deadline_s=DEADLINE_S)
         self._proc = proc
+        self._gpus = gpus
 
-    async def explained(self, ending: Ending, uid: int) -> Ending:
+    async def explained(self, ending: Ending, uid: int, pid: int = 0) -> Ending:
         """Returns the ending with the conflicts added. uid: the target's user, who sees only pids of own processes."""
+        if ending.code == CUPTI_NOT_INITIALIZED:
+            return replace(ending, reason=ending.reason + free_memory(await asyncio.to_thread(self._gpus), pid))
         if ending.code != CUPTI_BUSY:
             return ending
         looked = await self._looker.look(self._question)
@@ -41,6 +56,18 @@ class Conflicts:
         with contextlib.suppress(OSError):
             return (self._proc / str(pid)).stat().st_uid
         return None
+
+
+def free_memory(found: Snapshot, pid: int) -> str:
+    """Text to append to a reason: the free memory of the process's GPUs; "" if nothing is known of them."""
+    parts = [
+        f"GPU {gpu.index} has {format_size(max(gpu.memory_total_bytes - gpu.memory_used_bytes, 0))} free"
+        for gpu in found.gpus
+        if gpu.memory_total_bytes is not None
+        and gpu.memory_used_bytes is not None
+        and pid in (process.pid for process in gpu.processes)
+    ]
+    return f"; {', '.join(parts)}" if parts else ""
 
 
 def listed(found: Scan, visible: Callable[[ProfilingTool], bool]) -> str:

@@ -218,7 +218,7 @@ class TargetRun:
         await self._end_counters(ending)
         self.agent.send(wire.Release(self._capture_id))
         self.agent.detach(self._capture_id)
-        ending = await self._services.conflicts.explained(ending, self.target.process.uid)
+        ending = await self._services.conflicts.explained(ending, self.target.process.uid, self.agent.key.pid)
         ending = explained(ending, self._services.plugins, self._missing())
         await self._store(await after_exec(self._services.whose, self.agent.key, self._approved, ending))
 

@@ -165,7 +165,7 @@ class Calls(Named):
     """Records every call of Python."""
 
     def why_no_calls(self, options: Mapping[str, Any]) -> str:
-        return "torch has to run anyway" if options.get("with_modules") else options.get("why", "")
+        return str(options.get("why", ""))
 
 
 def test_exact_calls_have_a_source_of_their_own_and_nobody_samples() -> None:
@@ -177,19 +177,31 @@ def test_exact_calls_have_a_source_of_their_own_and_nobody_samples() -> None:
     assert chosen(registry.choose(available[:2], [], {"stack_trace": True})) == [("python_calls", ["python_function"])]
 
 
-def test_exact_calls_come_from_torchs_profiler_where_that_is_needed_anyway() -> None:
-    plan = registry.choose(
-        [STACKS, Calls("python_calls"), torch_ops()], [], {"stack_trace": True, "with_modules": True}
-    )
-    assert chosen(plan) == [("torch_ops", ["cpu_op", "python_function", "user_annotation"])]
+def test_exact_calls_hold_those_of_modules() -> None:
+    available: List[Source] = [STACKS, Calls("python_calls"), torch_ops()]
+    plan = registry.choose(available, [], {"stack_trace": True, "with_modules": True, "with_flops": True})
+    assert chosen(plan) == [("python_calls", ["python_function"]), ("torch_ops", ["cpu_op", "user_annotation"])]
 
 
-def test_exact_stacks_are_torchs_where_nobody_else_can_and_nobody_samples() -> None:
-    plan = registry.choose([GPU, STACKS, torch_ops()], [], {"stack_trace": True})
-    assert chosen(plan) == [
-        ("cupti", ["gpu_memcpy", "kernel"]),
-        ("torch_ops", ["cpu_op", "python_function", "user_annotation"]),
+def test_calls_of_modules_come_from_the_same_source_beside_operators() -> None:
+    plan = registry.choose([STACKS, Calls("python_calls"), torch_ops()], [], {"with_modules": True})
+    operators = ("torch_ops", ["cpu_op", "user_annotation"])
+    assert chosen(plan) == [("python_stacks", ["python_function"]), operators, ("python_calls", [])]
+    assert not chosen(registry.choose([STACKS, Calls("python_calls")], [], {"with_modules": True}))[1:]
+
+
+def test_why_modules_cannot_be_recorded_is_a_problem_and_operators_are_recorded() -> None:
+    plan = registry.choose([Calls("python_calls"), torch_ops()], [], {"with_modules": True, "why": "a debug build"})
+    assert chosen(plan) == [("torch_ops", ["cpu_op", "user_annotation"])]
+    assert [(each.reason_code, each.reason) for each in plan.problems] == [
+        ("PYTHON_CALLS_UNAVAILABLE", "a debug build")
     ]
+
+
+def test_torchs_profiler_never_records_calls_of_python() -> None:
+    plan = registry.choose([GPU, STACKS, torch_ops()], [], {"stack_trace": True})
+    assert chosen(plan) == [("cupti", ["gpu_memcpy", "kernel"]), ("torch_ops", ["cpu_op", "user_annotation"])]
+    assert plan.missing == ["python_function"]
 
 
 def test_exact_stacks_are_missing_where_nobody_can_record_them() -> None:

@@ -17,6 +17,7 @@ from support.waiting import until
 
 KERNEL, RUNTIME, DRIVER, MEMCPY, MEMSET, SYNC = 10, 5, 4, 1, 2, 38
 ENOUGH = 1 << 30
+DEFAULT_LIMIT = 128 << 20
 
 
 def wait_for_ready(reader: ArenaReader, buffers: int, seconds: float = 10) -> None:
@@ -217,6 +218,19 @@ def test_eight_threads_lose_nothing() -> None:
         names = {text for (space, _), text in reader.strings().items() if space == SPACE_KERNEL_NAME}
     assert counted == {KERNEL: 80_000, RUNTIME: 80_000}
     assert names == {f"kernel-{i}" for i in range(8)}
+
+
+def test_a_buffer_for_each_of_many_threads_is_there() -> None:
+    """CUPTI lends one to each thread that launches, until it is full or flushed."""
+    cuda = fake_cuda(per_thread=1)
+    with recording(["kernel", "cuda_runtime"], limit_bytes=DEFAULT_LIMIT) as (session, _):
+        threads = [threading.Thread(target=cuda.launch, kwargs={"count": 10, "stream": i % 64}) for i in range(200)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        outcome = session.stop()
+    assert (outcome.counts.records, outcome.counts.dropped) == (4000, 0)
 
 
 def test_two_captures_in_a_row_give_the_same_counts() -> None:

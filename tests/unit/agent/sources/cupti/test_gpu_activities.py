@@ -90,6 +90,16 @@ def test_any_other_refusal_of_everything_is_a_failure() -> None:
     assert caught.value.reason_code == "CUPTI_FAILED"
 
 
+def test_a_device_without_memory_is_named_with_what_is_needed() -> None:
+    fake_cuda(refuse_result=15)
+    session = source().prepare(request(["kernel"]))
+    with pytest.raises(SourceError, match="needs some 16 MiB of memory on each GPU") as caught:
+        session.start()
+    session.close()
+    assert caught.value.reason_code == "CUPTI_NOT_INITIALIZED"
+    assert "kernel: CUPTI_ERROR_NOT_INITIALIZED (15)" in caught.value.reason
+
+
 def test_one_refused_kind_is_a_warning_and_the_others_record() -> None:
     cuda = fake_cuda(refuse_kind=2, refuse_result=35)
     with recording(detach_limit_ms=LONG_MS) as (session, _), calling(cuda):

@@ -17,11 +17,13 @@ from kineto_agent.protocol.records import (
 from kineto_agent.sources.interface import SourceError, SourceRequest
 from kineto_agent.sources.memory import allocator_history
 from kineto_agent.sources.memory.allocation_events import ONLY_CUDA, MemoryEventsSource
+from kineto_agent.sources.memory.allocator_history import MAX_ENTRIES
 from kineto_agent.sources.memory.snapshots import MemorySource
+from kineto_agent.system.memory_use import anonymous_bytes
 from support.agent.arenas import ArenaReader
 from support.agent.python_child import environment
 from support.targets import torch_forks
-from support.targets.fake_torch import SEGMENT_BYTES, FakeTorch
+from support.targets.fake_torch import SEGMENT_BYTES, FakeTorch, entry
 
 LIMIT = 8 << 20
 
@@ -49,6 +51,29 @@ def snapshot_session(**options: Any) -> Any:
 
 def events_session() -> Any:
     return MemoryEventsSource().prepare(request("cpu_instant_event"))
+
+
+@pytest.mark.parametrize("make", [snapshot_session, events_session])
+def test_a_full_history_takes_a_bounded_amount_of_memory_and_returns_it(
+    make: Any, torch: FakeTorch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    torch.install(monkeypatch)
+    told: List[int] = []
+
+    def full_history() -> Any:
+        trace = [entry("alloc", (1 << 40) + number, 1000 + number, number) for number in range(MAX_ENTRIES)]
+        told.append(anonymous_bytes())
+        return {"segments": [], "device_traces": [trace]}
+
+    torch.module.cuda.memory._snapshot = full_history
+    before = anonymous_bytes()
+    session = make()
+    session.start()
+    session.stop()
+    session.close()
+    assert told[0] - before < 64 << 20
+    assert anonymous_bytes() - before < 16 << 20
 
 
 def test_a_snapshot_is_the_pickle_of_what_torch_tells(torch: FakeTorch) -> None:

@@ -399,3 +399,68 @@ print(len(os.listdir("/proc/self/fd")))
 """
     )
     assert int(found.stdout) < 12 + 8  # the reader of each recording keeps one here
+
+
+MODULES = """
+import types
+class Module:
+    def __call__(self, *arguments):
+        return self.forward(*arguments)
+class Outer(Module):
+    def forward(self, x):
+        for _ in range(3):
+            small(x)
+            len([x])
+        return inner(x)
+class Inner(Module):
+    def forward(self, x):
+        if x is None:
+            raise ValueError(x)
+        return small(x)
+def small(x):
+    return x
+outer, inner = Outer(), Inner()
+sys.modules["torch.nn.modules.module"] = types.SimpleNamespace(Module=Module)
+"""
+
+
+def test_without_types_calls_of_modules_alone_are_recorded_and_nest() -> None:
+    run(
+        MODULES
+        + """
+kept = []
+class Starting(Module):
+    def forward(self):
+        kept.append(Recording(types=()))
+Starting()()
+outer(1)
+try:
+    outer(None)
+except ValueError:
+    pass
+_outcome, data, names = kept[0].stop()
+found = [(call.name.split("\\n")[0], call.depth, bool(call.end_ns)) for call in calls(data, names)]
+pair = [("MOuter", 0, True), ("MInner", 1, True)]
+assert found == [("MStarting", 0, True), *pair, *pair], found
+"""
+    )
+
+
+def test_calls_of_modules_take_no_memory_for_what_else_is_called() -> None:
+    run(
+        MODULES
+        + """
+def anonymous():
+    with open("/proc/self/status") as status:
+        return int(status.read().split("RssAnon:")[1].split()[0]) >> 10
+before = anonymous()
+recording = Recording(types=())
+for _ in range(1_000_000):
+    small(1)
+outer(1)
+during = anonymous()
+outcome, data, names = recording.stop()
+assert during - before < 16 and anonymous() - before < 16, (before, during, anonymous())
+assert (outcome.counts.records, outcome.counts.dropped) == (4, 0), outcome
+"""
+    )

@@ -19,12 +19,10 @@ def run(plan: str, tmp_path: Path, expected: int = 0) -> Any:
     return json.loads(lines[-1]) if lines else None
 
 
-def test_modules_need_the_tracer_and_flops_the_shapes() -> None:
-    assert flags({"with_modules": True}) == (False, True, False, True)
-    assert flags({"with_flops": True}) == (True, False, True, False)
-    assert flags({"stack_trace": True, "record_shapes": True}, calls=True) == (True, True, False, False)
-    assert flags({"stack_trace": True}) == (False, False, False, False)  # another source's
-    assert flags({"with_stack": True}) == (False, False, False, False)  # the sampler's
+def test_flops_need_the_shapes() -> None:
+    assert flags({"with_flops": True}) == (True, True)
+    assert flags({"record_shapes": True}) == (True, False)
+    assert flags({"with_stack": True, "stack_trace": True, "with_modules": True}) == (False, False)  # other sources'
 
 
 def test_a_piece_is_cut_to_half_of_what_may_stall() -> None:
@@ -87,7 +85,7 @@ print(json.dumps({
 
 
 @torch
-def test_stacks_modules_and_shapes_are_there(tmp_path: Path) -> None:
+def test_shapes_are_there_and_calls_of_python_never(tmp_path: Path) -> None:
     found = run(
         """
 model = Model()
@@ -95,15 +93,13 @@ model.step()
 recording = Recording(stack_trace=True, with_modules=True, record_shapes=True)
 model.step()
 outcome, data = recording.stop()
-calls = {row["name"]: row["args"] for row in rows(data) if row["cat"] == "python_function"}
 shapes = [row["args"]["Input Dims"] for row in rows(data) if row["name"] == "aten::addmm"]
+calls = sum(row["cat"] == "python_function" for row in rows(data))
 print(json.dumps({"calls": calls, "shapes": shapes, "way": outcome.metadata["way"]}))
 """,
         tmp_path,
     )
-    assert {"nn.Module: Sequential_0", "nn.Module: Linear_0", "nn.Module: Linear_1"} <= set(found["calls"])
-    assert any(name.endswith(": step") for name in found["calls"])
-    assert found["calls"]["nn.Module: Linear_0"]["Python module id"] == 0
+    assert found["calls"] == 0
     assert found["shapes"] == [[[8], [4, 8], [8, 8], [], []]] * 2
     assert found["way"] == "torch.profiler: a test"
 
@@ -171,6 +167,27 @@ print(json.dumps({"missing": outcome.incomplete, "pieces": len(documents(data)),
     assert "to limit the memory that the process needs" in found["missing"]
     assert found["pieces"] > 3 and found["after"]
     assert found["most"] < 160 << 20, found  # a session that was not ended would take 2 KiB for each op
+
+
+@torch
+def test_a_session_whose_memory_does_not_come_back_is_the_last_one(tmp_path: Path) -> None:
+    plan = """
+import re, torch
+recording = Recording(limit_bytes=16 << 20)
+session = recording.session
+session._growth._give_back = lambda: hoard.append(b"x" * (64 << 20))
+hoard = []
+x = torch.ones(2)
+while session._worker.is_alive():
+    for _ in range(100):
+        x + x
+    time.sleep(0.001)
+outcome, data = recording.stop()
+print(json.dumps({"missing": outcome.incomplete, "pieces": len(documents(data))}))
+"""
+    found = run(plan, tmp_path)
+    assert found["pieces"] == 1
+    assert "in 1 pieces, to limit the memory that the process needs" in found["missing"]
 
 
 @torch

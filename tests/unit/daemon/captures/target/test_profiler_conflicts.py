@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from kinetod.captures.result.verdict import DONE, Ending, EndState
 from kinetod.captures.target.profiler_conflicts import Conflicts, listed
+from kinetod.gpus.gpu_types import GpuProcess, GpuState, Snapshot
 from kinetod.host_checks.check_runner import HostLooker
 from kinetod.profilers.profiler_scan import ProfilingTool, Scan
 
@@ -39,6 +40,22 @@ def test_a_target_whose_cupti_is_taken_is_told_who_else_profiles_here() -> None:
 
 def test_another_user_is_not_told_their_pids() -> None:
     assert "(1 process of other users)" in explained(BUSY, SAY % os.getpid(), 61001).reason
+
+
+def test_a_cupti_that_could_not_initialise_is_told_with_the_free_memory_of_its_gpus() -> None:
+    mib = 1 << 20
+    gpus = tuple(
+        GpuState(
+            vendor="nvidia", index=index, uuid=f"GPU-{index}", name="H100", memory_total_bytes=81_920 * mib,
+            memory_used_bytes=used, processes=(GpuProcess(pid=7 + index),),
+        )
+        for index, used in ((0, 81_916 * mib), (1, 0))
+    )  # fmt: skip
+    conflicts = Conflicts(Path("/"), gpus=lambda: Snapshot(gpus=gpus))
+    ending = Ending(EndState.PARTIAL, "CUPTI_NOT_INITIALIZED", "it needs some 16 MiB")
+    found = asyncio.run(conflicts.explained(ending, 0, 7))
+    assert found.reason == "it needs some 16 MiB; GPU 0 has 4 MiB free"
+    assert asyncio.run(conflicts.explained(ending, 0, 99)) == ending
 
 
 def test_other_ends_are_not_looked_at() -> None:

@@ -57,13 +57,14 @@ def decoded(
     strings: StringTable | None = None,
     strings_data: bytes = b"",
     metadata: dict[str, Any] | None = None,
+    dropped: int = 0,
 ) -> Decoded:
     table = b"".join(string_entry(key, SPACE_OP_NAME, text.encode()) for key, text in NAMES.items())
     with RawWriter(folder / "ops", source="torch_ops", format=torch_ops.FORMAT, metadata=metadata or {}) as writer:
         for sequence, data in enumerate(buffers):
             writer.append_buffer(data, sequence=sequence, records=len(data) // OP.size)
         writer.append_strings(table + strings_data)
-        writer.finish(metadata={}, record_bytes={}, records=0, dropped=0)
+        writer.finish(metadata={}, record_bytes={}, records=0, dropped=dropped)
     return torch_ops.decode(
         read_source(folder / "ops"), StringTable() if strings is None else strings, DecodeWindow(0, WINDOW_END)
     )
@@ -174,6 +175,12 @@ def test_what_cannot_be_read_is_counted(tmp_path: Path) -> None:
     ops = decoded(tmp_path, op(1, 2) + op(1, 2, kind=9) + tensors(99, 1, 0, (1, 1)) + b"cut", b"")
     assert len(ops.tables["cpu_op"]) == 1
     assert ops.undecoded == 3
+
+
+def test_tensors_of_an_op_that_was_dropped_are_lost_with_it_and_readable(tmp_path: Path) -> None:
+    described = tensors(7, 1, 0, (1, 2))
+    assert decoded(tmp_path / "whole", op(1, 2), described).undecoded == 1
+    assert decoded(tmp_path / "dropped", op(1, 2), described, dropped=1).undecoded == 0
 
 
 def test_no_records_give_empty_tables(tmp_path: Path) -> None:

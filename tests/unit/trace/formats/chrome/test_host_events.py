@@ -198,6 +198,15 @@ def test_exact_python_calls_keep_their_times() -> None:
     }
 
 
+def test_calls_of_modules_beside_samples_keep_their_numbers() -> None:
+    frame = {"start": 0, "duration": 4_000, "name": "f", "thread": 7, "parent": NO_ROW, "samples": 2, "module": -1}
+    module = {**frame, "name": "nn.Module: Linear_0", "samples": 0, "module": 4}
+    events = document(trace({"python_function": [frame, module]}, sample_period_ns=100))["traceEvents"]
+    args = {row["name"]: row["args"] for row in events if row.get("cat") == "python_function"}
+    assert "Python module id" not in args["f"]
+    assert args["nn.Module: Linear_0"]["Python module id"] == 4
+
+
 def test_sampled_frames_do_not_cut_what_was_recorded_exactly() -> None:
     """The frame was first seen inside the op, and not any more inside the call."""
     frame = {"start": 1_200, "duration": 4_000, "name": "f", "thread": 7, "parent": NO_ROW, "samples": 2}
