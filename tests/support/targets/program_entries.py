@@ -50,7 +50,8 @@ _HOOKS = ("excepthook", "displayhook", "unraisablehook", "breakpointhook", "exec
 # In C: what registers a function, wherever it is called, and names of such functions that are looked up.
 _NATIVE = re.compile(
     r"(?<!\w)(pthread_atfork|atexit|__cxa_atexit|on_exit|sigaction|pthread_key_create|register_callbacks|subscribe|"
-    r"set_callbacks|create_buffer|trace_by_callback|gate_place|call_site_redirect|(?<=torch[.>])add|(?<=torch->)add)\("
+    r"set_callbacks|create_buffer|trace_by_callback|gate_place|call_site_redirect|(?<= )driver_slot|"
+    r"(?<=torch[.>])add|(?<=torch->)add)\("
     r"(?!const struct)"
     r'|"(_Py\w*(?:AddPendingCall|SetProfile|SetTrace))"'
 )
