@@ -3,6 +3,8 @@
 import contextlib
 import os
 
+from kineto_agent.system.c_functions import PROGRAM, FunctionWithoutGil, Long, symbol_address
+
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -17,7 +19,5 @@ def resident_bytes() -> int:
 
 def give_memory_back() -> None:
     """Return malloc's free memory: what it keeps of an ended session would hide how much the next one takes."""
-    import ctypes
-
-    with contextlib.suppress(AttributeError, OSError):
-        ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))
+    with contextlib.suppress(AttributeError):
+        FunctionWithoutGil(symbol_address(PROGRAM, "malloc_trim"))(Long(0))

@@ -273,7 +273,9 @@ def _keep(session: Any, wanted: bool) -> None:
     """Add the reference that outlives everything, or take it away."""
     import ctypes
 
-    count = ctypes.pythonapi.Py_IncRef if wanted else ctypes.pythonapi.Py_DecRef
+    from kineto_agent.system.libraries import interpreter
+
+    count = interpreter().Py_IncRef if wanted else interpreter().Py_DecRef
     count(ctypes.py_object(session))
 
 

@@ -9,6 +9,7 @@ from kineto_agent.sources import collector_library
 from kineto_agent.sources.interface import SourceError
 from kineto_agent.sources.native_interface import ErrorText
 from kineto_agent.system.debuglog import log
+from kineto_agent.system.libraries import Library
 from kineto_agent.system.mappings import mapped_files
 
 LIBRARY = "libtorch_cpu.so"  # Kineto is linked into it
@@ -44,7 +45,7 @@ def _up(cupti: str, library: str) -> Optional[ctypes.CDLL]:
     """The collector whose gate is up; None if the library does not use CUPTI."""
     error = ErrorText()
     try:
-        collector = ctypes.CDLL(collector_library.path())
+        collector = Library(collector_library.path())
         collector.kc_gate_down.restype = ctypes.c_uint64
         code = collector.kc_gate_up(os.fsencode(library), os.fsencode(cupti), *error.room)
     except (OSError, AttributeError) as exc:

@@ -27,6 +27,7 @@ import sys
 from typing import Any, Iterator, List, Optional, Tuple
 
 from kineto_agent.system.debuglog import log
+from kineto_agent.system.libraries import Library
 
 # Run: 2.13 (CPU) and 2.11 (CUDA 13.0). 2.12 lies between, its headers and symbols are the same.
 TRUSTED = ((2, 11), (2, 12), (2, 13))
@@ -60,11 +61,11 @@ def version() -> Tuple[int, int]:
     return (int(found.group(1)), int(found.group(2))) if found else (0, 0)
 
 
-def library() -> ctypes.CDLL:
+def library() -> Library:
     """The loaded libtorch_cpu. Raises OSError."""
     torch: Any = sys.modules["torch"]
     path = os.path.join(os.path.dirname(torch.__file__), "lib", _LIBRARY)
-    return ctypes.CDLL(path if os.path.exists(path) else _LIBRARY, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+    return Library(path if os.path.exists(path) else _LIBRARY, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
 
 
 class ProfilerFunctions:
@@ -137,8 +138,8 @@ class _LogLevel:
         with self._lock:
             self._wanted += 1
             try:
-                level = ctypes.c_int.in_dll(library(), self._name)
-            except (OSError, ValueError, KeyError):
+                level = ctypes.c_int.from_address(library().address(self._name))
+            except (OSError, AttributeError, KeyError):
                 return
             if level.value < self._silent:
                 self._changed.append((level, level.value))

@@ -21,16 +21,22 @@ from kinetod.attach.inject.arch import this_machine
 from kinetod.attach.inject.ptrace import LostError, StoppedThread, in_own_thread
 from kinetod.attach.inject.thread_policy import PendingCallPolicy
 from kinetod.attach.inspect.target_image import PythonImage, TargetImage
+from kinetod.attach.methods.opening_code import CODE as OPENING_CODE
 from kinetod.attach.methods.python_code import CODE
 from kinetod.attach.methods.turns_code import CODE as TURNS_CODE
 
 PENDING, THREAD, WAITS, RUNS, ENDED, NO_THREAD, NO_STATE, RAISED = range(1, 9)  # enum python_stage
 _HEAD = struct.Struct("<IIq")  # struct python_argument: stage, cancelled, error,
-_FUNCTIONS = struct.Struct("<21Q")  # code and functions,
+_FUNCTIONS = struct.Struct("<30Q")  # code and functions,
+_METHOD = struct.Struct("<QQqQ")  # struct python_method: name, code, flags, words
 _TURNS = struct.Struct("<8IQ6Q11Q")  # struct python_turns: the agent's thread, what it does, three roles, functions
-_TEXTS = struct.Struct("<16s8s240s")  # builtins_name, modules_name and said
-TURNS_OFFSET = _HEAD.size + _FUNCTIONS.size
-_CANCELLED_OFFSET, _SAID_OFFSET = 4, TURNS_OFFSET + _TURNS.size + 24
+_TEXTS = struct.Struct("<16s8s8s16s")  # builtins_name, modules_name, native_name and format
+TURNS_OFFSET = _HEAD.size + _FUNCTIONS.size + _METHOD.size
+_NATIVE_NAME_OFFSET = TURNS_OFFSET + _TURNS.size + 24
+_CANCELLED_OFFSET, _SAID_OFFSET = 4, TURNS_OFFSET + _TURNS.size + _TEXTS.size  # where the source was
+_FORMAT = b"yzkkk|OOOO"  # of native(path, symbol, address, bytes, number[, spec, name, file, modules])
+_TAKES_TUPLE = 1  # METH_VARARGS
+_CODE_ALIGNMENT = 16
 _BEGIN, _THREAD, _CALL = 1, 3, 4  # enum turns_role
 _HANDED_OFFSET = TURNS_OFFSET + 12
 _SAID_BYTES = 240
@@ -45,13 +51,21 @@ _AFTER_TRACING = (
     *("PyThreadState_Clear", "PyThreadState_DeleteCurrent", "PyDict_New", "PyEval_GetBuiltins"),
     *("PyDict_SetItemString", "PySys_GetObject", "PyRun_StringFlags", "Py_DecRef", "PyErr_Fetch"),
     *("PyErr_NormalizeException", "PyObject_Repr", "PyUnicode_AsUTF8", "PyErr_Clear"),
+    *("PyBytes_FromStringAndSize", "PyCFunction_NewEx"),
 )
+_LOADER = ("dlopen", "dlsym")
+_MODULES = ("PyArg_ParseTuple", "PyModule_GetDef", "PyModule_FromDefAndSpec2", "PyModule_ExecDef")
+_KEEP = "_PyImport_FixupExtensionObject"  # up to 3.12; later ones make every extension module anew
 
 
 def codes() -> tuple[bytes, bytes]:
     """The stubs: constant, shared by all attaches to a process. The second, for turns with the GIL, may be left out."""
     machine = this_machine().name
-    return CODE[machine], TURNS_CODE[machine]
+    return CODE[machine].ljust(_opening_offset(machine), b"\0") + OPENING_CODE[machine], TURNS_CODE[machine]
+
+
+def _opening_offset(machine: str) -> int:
+    return -(-len(CODE[machine]) // _CODE_ALIGNMENT) * _CODE_ALIGNMENT
 
 
 def argument(
@@ -59,18 +73,23 @@ def argument(
 ) -> bytes:
     """What they are given. page: where it will lie; placed: where the codes lie. Raises AttachError."""
     address = placed[0]
-    tracing = python.symbol(_ENTER_TRACING)
+    tracing, keep = python.symbol(_ENTER_TRACING), python.symbol(_KEEP)
+    loader = [target.libc_symbol(name) for name in _LOADER]
     functions = (
         address,
         *(target.libc_symbol(name) for name in _THREADS),
         *(python.address(name) for name in _BEFORE_TRACING),
         tracing[0] if tracing is not None else 0,
         *(python.address(name) for name in _AFTER_TRACING),
+        *loader,
+        *(python.address(name) for name in _MODULES),
+        keep[0] if keep is not None else 0,
     )
-    turns = page + TURNS_OFFSET
-    head = _HEAD.pack(stage, 0, 0) + _FUNCTIONS.pack(*functions) + _turns(target, python, turns, placed[1:])
-    given = b"turns=%d\n" % turns
-    return head + _TEXTS.pack(b"__builtins__", b"modules", b"") + given + source + b"\0"
+    turns, opening = page + TURNS_OFFSET, address + _opening_offset(this_machine().name)
+    method = _METHOD.pack(page + _NATIVE_NAME_OFFSET, opening, _TAKES_TUPLE, 0)
+    head = _HEAD.pack(stage, 0, 0) + _FUNCTIONS.pack(*functions) + method + _turns(target, python, turns, placed[1:])
+    given = b"turns,syscall,dlopen,dlsym=%d,%d,%d,%d\n" % (turns, target.libc_symbol("syscall"), *loader)
+    return head + _TEXTS.pack(b"__builtins__", b"modules", b"native", _FORMAT) + given + source + b"\0"
 
 
 def _turns(target: TargetImage, python: PythonImage, address: int, placed: tuple[int, ...]) -> bytes:
