@@ -1,0 +1,136 @@
+"""A program goes on while our thread waits for another one's lock or for a file system, under every Python here."""
+
+import fcntl
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+from kineto_agent.protocol import wire
+from kinetod.attach.attach_types import AttachCode, AttachError, Deadline
+from kinetod.attach.channel import bootstrap, payload
+from kinetod.attach.inspect import standstill
+from kinetod.attach.inspect.target_image import TargetImage
+from kinetod.attach.methods.native_thread import NativeThread
+from kinetod.attach_helper.attempt import bring_in
+from support.agent.agent_daemon import Connection, start_request
+from support.machine import native
+from support.targets.engine_target import needs_ptrace
+from support.targets.live_target import LiveTarget, Start
+from support.waiting import scaled, until
+
+pytestmark = needs_ptrace
+_F_SETLEASE = 1024
+_SHARED = ["-O2", "-fPIC", "-shared"]
+LOADS = """
+import ctypes, threading
+inside, tells = os.pipe()
+waits, goes_on = os.pipe()
+os.environ["KINETO_CONSTRUCTOR"] = "%d %d" % (tells, waits)
+thread = threading.Thread(target=ctypes.CDLL(None).dlopen, args=(library, 2))  # ctypes releases the GIL meanwhile
+thread.start()
+os.read(inside, 1)
+"""
+
+
+def attach(target: LiveTarget, limit_s: float = 30) -> Connection:
+    """As the daemon does it: the agent's thread has opening_stub.c. Raises AttachError."""
+    boot = bootstrap.make(time.time_ns())
+    payload.agent()  # packed once, which can take longer than the bootstrap waits
+    taken = bring_in(TargetImage(target.pid), [NativeThread()], boot, Deadline(scaled(limit_s)))
+    taken.channel.settimeout(scaled(limit_s))
+    connection = Connection(taken.channel)
+    try:
+        payload.send(taken.channel, target.pid, Deadline(scaled(limit_s)))
+    except BaseException:
+        connection.close()
+        raise
+    connection.expect(wire.Hello)
+    connection.send(wire.Welcome("0.0.0"))
+    return connection
+
+
+def captures(connection: Connection) -> bool:
+    """Whether a capture succeeds, as far as the program has the sources. Then the agent leaves."""
+    with closing(connection):
+        connection.send(start_request(duration_ns=100_000_000, activity_types=["cpu_op", "python_function"]))
+        return connection.expect(wire.Result).outcome in ("done", "partial")
+
+
+def until_delayed(target: LiveTarget, by: str) -> None:
+    until(lambda: by in standstill.delay(target.pid), f"the agent's thread waits for {by}")
+
+
+@pytest.mark.parametrize("options", [(), ("-S", "-E")], ids=["", "bare"])
+def test_no_library_and_no_file_is_opened_with_the_gil_in_hand(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
+) -> None:
+    seen = tmp_path / "seen"
+    monkeypatch.setenv("LD_PRELOAD", str(native.build("gil_witness.so", [native.FAKES / "gil_witness.c"], _SHARED)))
+    monkeypatch.setenv("GIL_WITNESS", str(seen))
+    target = start(*options)
+    monkeypatch.delenv("LD_PRELOAD")
+    target.do("import sys; del sys.modules['ctypes'], sys.modules['_ctypes']")  # the agent needs its own
+    assert captures(attach(target))
+    until(lambda: target.threads() == 1, "the agent has left")
+    assert not seen.exists(), seen.read_text()
+    target.do("import ctypes; ctypes.pythonapi.prctl(15, b'kineto-x'); ctypes.CDLL(None)")
+    assert "kineto-x dlopen" in seen.read_text()  # else it would see nothing
+
+
+def test_a_constructor_that_takes_the_gil_and_the_agent_wait_for_each_other_no_more(target: LiveTarget) -> None:
+    library = native.build("waiting_library.so", [native.FAKES / "waiting_library.c"], _SHARED)
+    target.do(f"library = {os.fsencode(library)!r}")
+    target.do(LOADS)
+    with ThreadPoolExecutor(1) as pool:
+        attached = pool.submit(attach, target)
+        until_delayed(target, "the dynamic loader")
+        assert target.ask("6 * 7") == 42
+        target.do("os.write(goes_on, b'x'); thread.join()")
+        assert captures(attached.result())
+
+
+@contextmanager
+def held(path: Path) -> Iterator[None]:
+    """Whoever opens the file waits until the end of this, as on a file system that does not answer."""
+    before = signal.signal(signal.SIGIO, signal.SIG_IGN)
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        fcntl.fcntl(descriptor, _F_SETLEASE, fcntl.F_WRLCK)
+        yield
+    finally:
+        os.close(descriptor)
+        signal.signal(signal.SIGIO, before)
+
+
+@pytest.fixture
+def file(target: LiveTarget, tmp_path: Path) -> Path:
+    """A file of the standard library that the agent reads, since the program has not imported it."""
+    copy = tmp_path / "contextlib.py"
+    shutil.copy(Path(target.ask("os.__file__")).parent / copy.name, copy)
+    target.do(f"sys._stdlib_dir = {str(tmp_path)!r}; sys.modules.pop('contextlib', None)")
+    return copy
+
+
+def test_a_file_system_that_answers_late_keeps_the_agent_waiting_alone(target: LiveTarget, file: Path) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        with held(file):
+            attached = pool.submit(attach, target)
+            until_delayed(target, "its file system")
+            assert target.ask("6 * 7") == 42
+        assert captures(attached.result())
+
+
+def test_a_file_system_that_never_answers_is_told_and_the_program_goes_on(target: LiveTarget, file: Path) -> None:
+    with held(file):
+        with pytest.raises(AttachError, match="file of Python's standard library: its file system") as caught:
+            attach(target, limit_s=1)
+        assert caught.value.code is AttachCode.TIMEOUT
+        assert target.ask("6 * 7") == 42
+    until(lambda: target.threads() == 1, "the agent has left")
+    assert target.end() == (0, "")
