@@ -139,6 +139,8 @@ def load(state: dict[str, Any], channel: Any, descriptors: list[int]) -> Callabl
     """
     files = dict(zip(HEADER["descriptors"], descriptors))
     state["calls"] = dlopen, dlsym
+    if state.get("opening"):
+        raise OSError("a library of the agent is half open: forked at that moment, or another thread opens one since")
     agent: Any = state.get("agent")
     if agent is not None:
         agent["end"]()

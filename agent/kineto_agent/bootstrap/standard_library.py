@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     own: Callable[[Any], Any]  # the extension module of that spec, made once in a process
     native: Callable[..., Any]
     high = 0  # where descriptors of ours begin
+    dlopen = 0  # its address
 else:
     builtins, marshal, posix, sys = (modules[name] for name in ("builtins", "marshal", "posix", "sys"))
 
@@ -291,7 +292,7 @@ def _ctypes_without_gil(module: Any) -> Any:
         _restype_ = Address
 
     def without_gil(name: Any, mode: int = 0) -> Any:
-        handle = Function(modules["sys"]._kineto_attach["calls"][0])(name and _encoded(name), mode | _RTLD_NOW)
+        handle = Function(dlopen)(name and _encoded(name), mode | _RTLD_NOW)  # noqa: F821 - given
         if not handle:
             raise OSError("%s cannot be opened" % name)
         return handle

@@ -10,7 +10,7 @@ without the GIL. A live attach brings the addresses along; an agent that starts 
 import _ctypes
 import os
 import sys
-from typing import Any, Optional, Tuple
+from typing import Any, List, Optional, Tuple
 
 _KEEPS_GIL, _KEEPS_ERRNO, _C_CALL = 0x4, 0x8, 0x1  # flags of ctypes functions
 
@@ -54,6 +54,8 @@ def _loader_functions() -> Tuple[Any, Any]:
 
 PROGRAM = 0  # for symbol_address(): all that the program has loaded (RTLD_DEFAULT)
 _no_path: Any = None
+# In a forked child, the loader has half of what another thread was opening. The loader of a live attach looks at this.
+_opening: List[Optional[str]] = getattr(sys, "_kineto_attach", {}).setdefault("opening", [])
 _dlopen, _dlsym = _loader_functions()
 
 
@@ -67,7 +69,11 @@ def symbol_address(library: int, name: str) -> int:
 
 def open_library(path: Optional[str], mode: int = os.RTLD_NOW) -> int:
     """Its handle, as dlopen returns it. Raises OSError."""
-    handle: int = _dlopen(None if path is None else os.fsencode(path), mode | os.RTLD_NOW)
+    _opening.append(path)
+    try:
+        handle: int = _dlopen(None if path is None else os.fsencode(path), mode | os.RTLD_NOW)
+    finally:
+        _opening.remove(path)
     if not handle:
         said = _TextFunction(symbol_address(PROGRAM, "dlerror"))()
         raise OSError((said or b"").decode("utf-8", "replace"))

@@ -38,6 +38,8 @@ start = _thread.start_new_thread
 address = lambda name: ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value
 calls = {name: address(name) for name in ("dlopen", "dlsym", "syscall")}
 def native(path, symbol, address, size, number, spec=None, *more):
+    if not path:
+        return {}
     if symbol is None:
         with open(path, "rb") as file:
             data = file.read(size)

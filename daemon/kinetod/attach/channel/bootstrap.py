@@ -10,9 +10,11 @@ Theory of operation
 
     `sys._kineto_attach` is all that stays: the last token, so that a bootstrap which comes late or twice does
     nothing, and what the loader keeps for the next attach. "open" there is what a child forked meanwhile must close;
-    one fork hook for the life of the process does so. "ours" there says whether a message of DeprecationWarning is one
-    that a fork gives because of our threads alone: see kineto_agent.system.fork_warnings, which takes over as soon as
-    it is there. Until then two threads beside the program's first one may be ours, and a third one of its own.
+    one fork hook for the life of the process does so, and has `native` mend the dynamic loader's state, which a child
+    finds inconsistent if it was forked while our thread opened a library. "ours" there says whether a message of
+    DeprecationWarning is one that a fork gives because of our threads alone: see kineto_agent.system.fork_warnings,
+    which takes over as soon as it is there. Until then two threads beside the program's first one may be ours, and a
+    third one of its own.
 
     A program may close descriptors that it did not open, and use their numbers anew. os.socketpair and the like give
     the GIL away and have it back up to 5 ms later: by then their numbers may be the program's. So descriptors are made,
@@ -43,15 +45,15 @@ FIRST_NUMBER = 64 - AT_THE_END  # of the smallest table
 _SOURCE = """\
 __name__='kineto_boot'
 def boot(k):
- y,p,F,X,I=[modules[n]for n in('sys','posix','_frozen_importlib','_frozen_importlib_external','_imp')]
+ y,p,F,X=[modules[n]for n in('sys','posix','_frozen_importlib','_frozen_importlib_external')]
  B,E=F.BuiltinImporter,X.ExtensionFileLoader
  def own(c):
-  S=c.name;N=s.get(S)
-  if not N:
-   N=native(c.origin.encode('utf8','surrogateescape'),'PyInit_'+S,0,0,0,c,S,c.origin,{})
-   if not N:raise ImportError(c.origin)
-   F._init_module_attrs(c,N)
-   s[S]=N
+  S=c.name;f=c.origin
+  if S in s:return s[S]
+  N=native(f.encode('utf8','surrogateescape'),'PyInit_'+S,0,0,0,c,S,f,{})
+  if not N:raise ImportError(f)
+  F._init_module_attrs(c,N)
+  s[S]=N
   return N
  def ext(S):
   h=modules.get(S)
@@ -65,7 +67,7 @@ def boot(k):
    else:modules.pop(S,h)
    return N
   for d in['%s/%s/python%d.%d/lib-dynload'%(y.base_exec_prefix,y.platlibdir,*y.version_info[:2])]+y.path:
-   for e in I.extension_suffixes():
+   for e in X.EXTENSION_SUFFIXES:
     f='%s/%s'%(d,S+e)
     if d.endswith('/lib-dynload')and X._path_isfile(f):return own(X.spec_from_file_location(S,f,loader=E(S,f)))
   raise ImportError('LACKING'+S)
@@ -109,13 +111,14 @@ def boot(k):
    fresh()
    if same(x)==h.i:C(O,x)
  def close(*a):
+  a or native(b'',None,0,0,0)
   for h in a or o[:]:h.close()
  if 'fork' not in s:
   s['fork']=1
   p.register_at_fork(after_in_child=close)
  fresh()
  q=bytes(8)
- if C(W,1,0x80005,0,q):raise OSError('no socketpair')
+ if C(W,1,0x80005,0,q):raise OSError('socketpair')
  r,v=[Held(up(x))for x in memoryview(q).cast('i')]
  f=Held(up(C(M,b'kineto-%d-%d'%(k,v.x),1)))
  d=[]

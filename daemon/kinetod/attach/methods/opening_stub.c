@@ -12,6 +12,9 @@
  * its init function. Where Python keeps what was made for a later import (modules that cannot be made twice, up to
  * 3.12), it is given it.
  *
+ * In a child that was forked while a library was being opened, the loader takes itself to be at work for ever, and ends
+ * the process when it next looks. An empty path mends that; the fork hook of the bootstrap asks for it.
+ *
  * A file is read whole, in one call: its descriptor is moved to the high end at once and compared before it is closed.
  */
 #include "python_stub.h"
@@ -75,6 +78,12 @@ static __attribute__((noinline)) void *call(struct python_argument *given, void 
     if (!given->parse(arguments, given->format, &path, &symbol, &address, &size, &number, &spec, &name, &file,
                       &modules)) {
         return 0;
+    }
+    if (*path == 0) {
+        if (given->loader_state != 0) {
+            *given->loader_state = 0; /* RT_CONSISTENT */
+        }
+        return given->new_dict();
     }
     void *(*init)(void) = 0;
     void *state = given->turns.release();

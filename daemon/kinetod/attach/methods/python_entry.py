@@ -27,7 +27,7 @@ from kinetod.attach.methods.turns_code import CODE as TURNS_CODE
 
 PENDING, THREAD, WAITS, RUNS, ENDED, NO_THREAD, NO_STATE, RAISED = range(1, 9)  # enum python_stage
 _HEAD = struct.Struct("<IIq")  # struct python_argument: stage, cancelled, error,
-_FUNCTIONS = struct.Struct("<30Q")  # code and functions,
+_FUNCTIONS = struct.Struct("<31Q")  # code and functions,
 _METHOD = struct.Struct("<QQqQ")  # struct python_method: name, code, flags, words
 _TURNS = struct.Struct("<8IQ6Q11Q")  # struct python_turns: the agent's thread, what it does, three roles, functions
 _TEXTS = struct.Struct("<16s8s8s16s")  # builtins_name, modules_name, native_name and format
@@ -53,6 +53,7 @@ _AFTER_TRACING = (
     *("PyErr_NormalizeException", "PyObject_Repr", "PyUnicode_AsUTF8", "PyErr_Clear"),
     *("PyBytes_FromStringAndSize", "PyCFunction_NewEx"),
 )
+_R_STATE_OFFSET = 24  # in struct r_debug, which debuggers read
 _LOADER = ("dlopen", "dlsym")
 _MODULES = ("PyArg_ParseTuple", "PyModule_GetDef", "PyModule_FromDefAndSpec2", "PyModule_ExecDef")
 _KEEP = "_PyImport_FixupExtensionObject"  # up to 3.12; later ones make every extension module anew
@@ -74,6 +75,7 @@ def argument(
     """What they are given. page: where it will lie; placed: where the codes lie. Raises AttachError."""
     address = placed[0]
     tracing, keep = python.symbol(_ENTER_TRACING), python.symbol(_KEEP)
+    debug = target.symbol_in(("ld-", "ld."), "_r_debug")
     loader = [target.libc_symbol(name) for name in _LOADER]
     functions = (
         address,
@@ -84,6 +86,7 @@ def argument(
         *loader,
         *(python.address(name) for name in _MODULES),
         keep[0] if keep is not None else 0,
+        debug[0] + _R_STATE_OFFSET if debug is not None else 0,
     )
     turns, opening = page + TURNS_OFFSET, address + _opening_offset(this_machine().name)
     method = _METHOD.pack(page + _NATIVE_NAME_OFFSET, opening, _TAKES_TUPLE, 0)

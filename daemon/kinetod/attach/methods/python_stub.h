@@ -63,6 +63,7 @@ struct python_argument {
     void *(*from_definition)(void *definition, void *spec, int);      /* PyModule_FromDefAndSpec2 */
     int (*execute)(void *module, void *definition);                   /* PyModule_ExecDef */
     int (*keep)(void *module, void *name, void *file, void *modules); /* _PyImport_FixupExtensionObject, or NULL */
+    int *loader_state;                                                /* r_state of _r_debug, or NULL */
     struct python_method method;
     struct python_turns turns;
     char builtins_name[16]; /* "__builtins__" */

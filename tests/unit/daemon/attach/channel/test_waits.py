@@ -95,6 +95,58 @@ def test_a_constructor_that_takes_the_gil_and_the_agent_wait_for_each_other_no_m
         assert captures(attached.result())
 
 
+# A program that has neither ctypes nor sockets.
+BARE = """
+import json, sys
+kept = {}
+for line in sys.stdin:
+    verb, _space, rest = line.rstrip("\\n").partition(" ")
+    answer = (eval if verb == "eval" else exec)(json.loads(rest), kept)
+    print(json.dumps(answer), flush=True)
+"""
+
+
+def test_extension_modules_that_the_agent_brings_in_are_the_programs_when_it_imports_them(start: Start) -> None:
+    target = start("-S", "-E", program=BARE)
+    target.do("import sys")
+    before = target.ask("sorted(sys.modules)")
+    assert captures(attach(target))
+    until(lambda: target.threads() == 1, "the agent has left")
+    assert [name for name in target.ask("sorted(sys.modules)") if name not in before] in ([], ["ctypes._layout"])
+    target.do("import ctypes, socket, select; pair = socket.socketpair()")
+    target.do("assert ctypes.CDLL(None).abs(-3) == 3; pair[0].send(b'x'); assert pair[1].recv(1) == b'x'")
+    target.do("class S(ctypes.Structure): _fields_ = [('a', ctypes.POINTER(ctypes.c_int))]")
+    assert captures(attach(target))
+    target.do("assert ctypes.POINTER(ctypes.c_int) is S._fields_[0][1]")
+    assert target.end() == (0, "")
+
+
+FORKS = """
+import ctypes
+state = ctypes.c_int.from_address(ctypes.addressof(ctypes.c_char.in_dll(ctypes.CDLL(None), "_r_debug")) + 24)
+state.value = 1  # RT_ADD: what is there while a thread opens a library
+child = os.fork()
+if not child:
+    ctypes.CDLL(None)
+    os._exit(7)
+state.value = 0
+ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+"""
+
+
+def test_a_child_that_is_forked_while_a_library_is_opened_can_open_others(target: LiveTarget) -> None:
+    assert captures(attach(target))
+    target.do(FORKS)  # the loader ended it: "Inconsistency detected by ld.so"
+    assert target.ask("ended") == 7
+
+
+def test_a_process_in_which_a_library_is_half_open_is_refused(target: LiveTarget) -> None:
+    assert captures(attach(target))
+    target.do("sys._kineto_attach['opening'].append('library')")  # as a child finds it
+    with pytest.raises(AttachError, match="half open"):
+        attach(target)
+
+
 @contextmanager
 def held(path: Path) -> Iterator[None]:
     """Whoever opens the file waits until the end of this, as on a file system that does not answer."""
@@ -129,7 +181,7 @@ def test_a_file_system_that_answers_late_keeps_the_agent_waiting_alone(target: L
 def test_a_file_system_that_never_answers_is_told_and_the_program_goes_on(target: LiveTarget, file: Path) -> None:
     with held(file):
         with pytest.raises(AttachError, match="file of Python's standard library: its file system") as caught:
-            attach(target, limit_s=1)
+            attach(target, limit_s=4)
         assert caught.value.code is AttachCode.TIMEOUT
         assert target.ask("6 * 7") == 42
     until(lambda: target.threads() == 1, "the agent has left")
