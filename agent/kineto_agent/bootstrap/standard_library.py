@@ -292,7 +292,7 @@ def _ctypes_without_gil(module: Any) -> Any:
         _restype_ = Address
 
     def without_gil(name: Any, mode: int = 0) -> Any:
-        handle = Function(dlopen)(name and _encoded(name), mode | _RTLD_NOW)  # noqa: F821 - given
+        handle = Function(dlopen)(name and _encoded(name), mode | _RTLD_NOW)
         if not handle:
             raise OSError("%s cannot be opened" % name)
         return handle

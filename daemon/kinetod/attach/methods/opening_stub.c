@@ -2,7 +2,7 @@
  *
  *     python daemon/native/generate_stub_code.py
  *
- * compiles it into the bytes of opening_code.py, which lie behind those of python_stub.c in the target. It is a function
+ * compiles it into the bytes of opening_code.py, which are copied into the target beside python_stub.c. It is a function
  * of Python: native(path, symbol, address, bytes, number[, spec, name, file, modules]). Its `self` are bytes in which
  * the address of the argument of python_stub.c stands behind two marks, since the layout of objects differs.
  *

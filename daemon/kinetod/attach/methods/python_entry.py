@@ -12,6 +12,7 @@ import contextlib
 import os
 import struct
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kinetod.attach.attach_types import AttachCode, AttachError
@@ -36,7 +37,7 @@ _NATIVE_NAME_OFFSET = TURNS_OFFSET + _TURNS.size + 24
 _CANCELLED_OFFSET, _SAID_OFFSET = 4, TURNS_OFFSET + _TURNS.size + _TEXTS.size  # where the source was
 _FORMAT = b"yzkkk|OOOO"  # of native(path, symbol, address, bytes, number[, spec, name, file, modules])
 _TAKES_TUPLE = 1  # METH_VARARGS
-_CODE_ALIGNMENT = 16
+CODES_NEEDED = 2
 _BEGIN, _THREAD, _CALL = 1, 3, 4  # enum turns_role
 _HANDED_OFFSET = TURNS_OFFSET + 12
 _SAID_BYTES = 240
@@ -59,21 +60,17 @@ _MODULES = ("PyArg_ParseTuple", "PyModule_GetDef", "PyModule_FromDefAndSpec2", "
 _KEEP = "_PyImport_FixupExtensionObject"  # up to 3.12; later ones make every extension module anew
 
 
-def codes() -> tuple[bytes, bytes]:
-    """The stubs: constant, shared by all attaches to a process. The second, for turns with the GIL, may be left out."""
+def codes() -> tuple[bytes, bytes, bytes]:
+    """The stubs: constant, shared by all attaches to a process. The last, for turns with the GIL, may be left out."""
     machine = this_machine().name
-    return CODE[machine].ljust(_opening_offset(machine), b"\0") + OPENING_CODE[machine], TURNS_CODE[machine]
-
-
-def _opening_offset(machine: str) -> int:
-    return -(-len(CODE[machine]) // _CODE_ALIGNMENT) * _CODE_ALIGNMENT
+    return CODE[machine], OPENING_CODE[machine], TURNS_CODE[machine]
 
 
 def argument(
     target: TargetImage, python: PythonImage, stage: int, page: int, placed: tuple[int, ...], source: bytes
 ) -> bytes:
     """What they are given. page: where it will lie; placed: where the codes lie. Raises AttachError."""
-    address = placed[0]
+    address, opening, *others = placed
     tracing, keep = python.symbol(_ENTER_TRACING), python.symbol(_KEEP)
     debug = target.symbol_in(("ld-", "ld."), "_r_debug")
     loader = [target.libc_symbol(name) for name in _LOADER]
@@ -88,14 +85,14 @@ def argument(
         keep[0] if keep is not None else 0,
         debug[0] + _R_STATE_OFFSET if debug is not None else 0,
     )
-    turns, opening = page + TURNS_OFFSET, address + _opening_offset(this_machine().name)
+    turns = page + TURNS_OFFSET
     method = _METHOD.pack(page + _NATIVE_NAME_OFFSET, opening, _TAKES_TUPLE, 0)
-    head = _HEAD.pack(stage, 0, 0) + _FUNCTIONS.pack(*functions) + method + _turns(target, python, turns, placed[1:])
+    head = _HEAD.pack(stage, 0, 0) + _FUNCTIONS.pack(*functions) + method + _turns(target, python, turns, others)
     given = b"turns,syscall,dlopen,dlsym=%d,%d,%d,%d\n" % (turns, target.libc_symbol("syscall"), *loader)
     return head + _TEXTS.pack(b"__builtins__", b"modules", b"native", _FORMAT) + given + source + b"\0"
 
 
-def _turns(target: TargetImage, python: PythonImage, address: int, placed: tuple[int, ...]) -> bytes:
+def _turns(target: TargetImage, python: PythonImage, address: int, placed: Sequence[int]) -> bytes:
     queue = python.symbol(_QUEUE)  # private, but exported by all that are supported; without it we do without
     code = placed[0] if placed and queue is not None else 0
     return _TURNS.pack(

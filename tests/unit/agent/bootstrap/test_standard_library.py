@@ -21,8 +21,7 @@ _FUTURE_ANNOTATIONS = 0x1000000
 
 def native(path: bytes, _symbol: None, address: int, size: int, _number: int) -> None:
     """What the bootstrap gives for reading a file."""
-    with open(path, "rb") as file:
-        data = file.read(size)
+    data = Path(os.fsdecode(path)).read_bytes()[:size]
     ctypes.memmove(address, len(data).to_bytes(8, sys.byteorder) + data, 8 + len(data))
 
 
