@@ -57,6 +57,7 @@ _no_path: Any = None
 # In a forked child, the loader has half of what another thread was opening. The loader of a live attach looks at this.
 _opening: List[Optional[str]] = getattr(sys, "_kineto_attach", {}).setdefault("opening", [])
 _dlopen, _dlsym = _loader_functions()
+_dlerror = _TextFunction(_dlsym(Long(PROGRAM), b"dlerror"))  # at once: a search forgets the last error
 
 
 def symbol_address(library: int, name: str) -> int:
@@ -75,8 +76,7 @@ def open_library(path: Optional[str], mode: int = os.RTLD_NOW) -> int:
     finally:
         _opening.remove(path)
     if not handle:
-        said = _TextFunction(symbol_address(PROGRAM, "dlerror"))()
-        raise OSError((said or b"").decode("utf-8", "replace"))
+        raise OSError((_dlerror() or b"").decode("utf-8", "replace"))
     return handle
 
 
