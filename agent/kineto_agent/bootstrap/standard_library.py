@@ -14,8 +14,10 @@ Theory of operation
     there they are found by what still refers to the module. After gc.freeze() nothing tells that any more: then the
     agent does not start.
 
-    An extension module that cannot be made twice enters sys.modules by itself; what was there before is put back. What
-    an extension imports by name (from 3.14 on _ctypes wants ctypes._layout) must stay there, if nothing was.
+    A built-in module that cannot be made twice enters sys.modules by itself; what was there before is put back. What an
+    extension imports by name is taken from there: from 3.14 on _ctypes wants ctypes._layout for each structure. If the
+    program has none, ours stands there until it has been called. Left there, it would be found by the program's own
+    ctypes, whose types are others ("this type has no size").
 
     A module that the program is importing at this moment is waited for. If a private copy were executed beside it, what
     modules register for the whole process (re in copyreg, ctypes in _ctypes) could be the copy's, and the program could
@@ -63,6 +65,7 @@ _ORIGINALS = {
 }
 _COUNT_BYTES = 8
 _RTLD_NOW, _C_CALL = 2, 1
+_LAYOUT = "ctypes._layout"
 _LOOKS, _PAUSE_S = 1000, 0.001  # at a module that the program is importing
 # For private copies. enum looks for the modules of its users in the `sys` that it has itself.
 _ALWAYS_PRIVATE = ("enum", "copyreg")
@@ -92,7 +95,7 @@ class Standard:
         except LookupError:
             return self._import(name, namespace, local, fromlist, level)
         if isinstance(fromlist, list):  # from C (PyImport_Import), which takes it from sys.modules afterwards
-            modules.setdefault(name, self.get(name))
+            modules.setdefault(name, _lent(name, self.get(name)))
         for attribute in fromlist or ():
             if attribute != "*" and not hasattr(found, attribute) and hasattr(found, "__path__"):
                 setattr(found, attribute, self.get(name + "." + attribute))
@@ -270,6 +273,21 @@ def _native(spec: Any) -> Any:
         else:
             modules[spec.name] = before
     return module
+
+
+def _lent(name: str, module: Any) -> Any:
+    """What stands in sys.modules for it until it has been used."""
+    if name != _LAYOUT:
+        return module
+    made = _copy(module)
+
+    def get_layout(*arguments: Any, **options: Any) -> Any:
+        if modules.get(name) is made:
+            del modules[name]
+        return module.get_layout(*arguments, **options)
+
+    made.get_layout = get_layout
+    return made
 
 
 # ------------------------------------------------------------ original functions

@@ -42,7 +42,7 @@ def test_functions_are_those_of_ctypes() -> None:
 
 
 def test_a_library_that_cannot_be_opened_is_told_in_the_loaders_words() -> None:
-    with pytest.raises(OSError, match="/nowhere/libnothing.so: cannot open shared object file"):
+    with pytest.raises(OSError, match=r"/nowhere/libnothing\.so: cannot open shared object file"):
         Library("/nowhere/libnothing.so")
     with pytest.raises(OSError):
         Library("libnothing.so", mode=os.RTLD_NOLOAD)
