@@ -55,15 +55,27 @@ def attach(target: LiveTarget, limit_s: float = 30) -> Connection:
     return connection
 
 
-def captures(connection: Connection) -> bool:
+def captures(connection: Connection, *more: str) -> bool:
     """Whether a capture succeeds, as far as the program has the sources. Then the agent leaves."""
     with closing(connection):
-        connection.send(start_request(duration_ns=100_000_000, activity_types=["cpu_op", "python_function"]))
-        return connection.expect(wire.Result).outcome in ("done", "partial")
+        connection.send(start_request(duration_ns=100_000_000, activity_types=["cpu_op", "python_function", *more]))
+        result = connection.expect(wire.Result)
+        return result.outcome in ("done", "partial") and (not more or "cupti" in result.sources)
 
 
 def until_delayed(target: LiveTarget, by: str) -> None:
     until(lambda: by in standstill.delay(target.pid), f"the agent's thread waits for {by}")
+
+
+CALLS_CUDA = """
+import os, threading, time
+os.environ["KINETO_CUPTI_LIBRARY"] = path
+cuda, ended = ctypes.CDLL(path), threading.Event()
+def call():  # so that a detach finds a call
+    while not ended.wait(0.001): cuda.fake_memset(ctypes.c_uint64(64), ctypes.c_uint64(10), 0)
+thread = threading.Thread(target=call)
+thread.start()
+"""
 
 
 @pytest.mark.parametrize("options", [(), ("-S", "-E")], ids=["", "bare"])
@@ -75,9 +87,11 @@ def test_no_library_and_no_file_is_opened_with_the_gil_in_hand(
     monkeypatch.setenv("GIL_WITNESS", str(seen))
     target = start(*options)
     monkeypatch.delenv("LD_PRELOAD")
-    target.do("import sys; del sys.modules['ctypes'], sys.modules['_ctypes']")  # the agent needs its own
-    assert captures(attach(target))
-    until(lambda: target.threads() == 1, "the agent has left")
+    target.do(f"import ctypes, sys; path = {str(native.fake_cupti())!r}\n{CALLS_CUDA}")
+    target.do("del sys.modules['ctypes'], sys.modules['_ctypes']")  # the agent needs its own
+    assert captures(attach(target), "kernel", "gpu_memset")
+    until(lambda: target.threads() == 2, "the agent has left")
+    target.do("ended.set(); thread.join()")
     assert not seen.exists(), seen.read_text()
     target.do("import ctypes; ctypes.pythonapi.prctl(15, b'kineto-x'); ctypes.CDLL(None)")
     assert "kineto-x dlopen" in seen.read_text()  # else it would see nothing
