@@ -5,7 +5,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -25,7 +25,7 @@ from support.targets.live_target import LiveTarget, Start
 from support.waiting import scaled, until
 
 pytestmark = needs_ptrace
-_F_SETLEASE = 1024
+_F_SETLEASE, _F_GETLEASE = 1024, 1025
 _SHARED = ["-O2", "-fPIC", "-shared"]
 LOADS = """
 import ctypes, threading
@@ -38,15 +38,27 @@ os.read(inside, 1)
 """
 
 
-def attach(target: LiveTarget, limit_s: float = 30) -> Connection:
-    """As the daemon does it: the agent's thread has opening_stub.c. Raises AttachError."""
+class PassesWhen(Deadline):
+    """A deadline that has passed once this is so."""
+
+    def __init__(self, condition: Callable[[], bool]) -> None:
+        super().__init__(scaled(30))
+        self._condition = condition
+
+    @property
+    def left_s(self) -> float:
+        return 0.0 if self._condition() else super().left_s
+
+
+def attach(target: LiveTarget, deadline: Deadline | None = None) -> Connection:
+    """As the daemon does it: the agent's thread has opening_stub.c. deadline: for loading. Raises AttachError."""
     boot = bootstrap.make(time.time_ns())
     payload.agent()  # packed once, which can take longer than the bootstrap waits
-    taken = bring_in(TargetImage(target.pid), [NativeThread()], boot, Deadline(scaled(limit_s)))
-    taken.channel.settimeout(scaled(limit_s))
+    taken = bring_in(TargetImage(target.pid), [NativeThread()], boot, Deadline(scaled(30)))
+    taken.channel.settimeout(scaled(30))
     connection = Connection(taken.channel)
     try:
-        payload.send(taken.channel, target.pid, Deadline(scaled(limit_s)))
+        payload.send(taken.channel, target.pid, deadline or Deadline(scaled(30)))
     except BaseException:
         connection.close()
         raise
@@ -162,13 +174,15 @@ def test_a_process_in_which_a_library_is_half_open_is_refused(target: LiveTarget
 
 
 @contextmanager
-def held(path: Path) -> Iterator[None]:
-    """Whoever opens the file waits until the end of this, as on a file system that does not answer."""
+def held(path: Path) -> Iterator[Callable[[], bool]]:
+    """Whoever opens the file waits until the end of this, as on a file system that does not answer. Gives a function
+    that says whether somebody waits.
+    """
     before = signal.signal(signal.SIGIO, signal.SIG_IGN)
     descriptor = os.open(path, os.O_RDWR)
     try:
         fcntl.fcntl(descriptor, _F_SETLEASE, fcntl.F_WRLCK)
-        yield
+        yield lambda: fcntl.fcntl(descriptor, _F_GETLEASE) != fcntl.F_WRLCK
     finally:
         os.close(descriptor)
         signal.signal(signal.SIGIO, before)
@@ -185,17 +199,17 @@ def file(target: LiveTarget, tmp_path: Path) -> Path:
 
 def test_a_file_system_that_answers_late_keeps_the_agent_waiting_alone(target: LiveTarget, file: Path) -> None:
     with ThreadPoolExecutor(1) as pool:
-        with held(file):
+        with held(file) as awaited:
             attached = pool.submit(attach, target)
-            until_delayed(target, "its file system")
+            until(awaited, "the agent's thread opens the file")
             assert target.ask("6 * 7") == 42
         assert captures(attached.result())
 
 
 def test_a_file_system_that_never_answers_is_told_and_the_program_goes_on(target: LiveTarget, file: Path) -> None:
-    with held(file):
+    with held(file) as awaited:
         with pytest.raises(AttachError, match="file of Python's standard library: its file system") as caught:
-            attach(target, limit_s=4)
+            attach(target, PassesWhen(awaited))
         assert caught.value.code is AttachCode.TIMEOUT
         assert target.ask("6 * 7") == 42
     until(lambda: target.threads() == 1, "the agent has left")
