@@ -54,10 +54,25 @@ def _loader_functions() -> Tuple[Any, Any]:
 
 PROGRAM = 0  # for symbol_address(): all that the program has loaded (RTLD_DEFAULT)
 _no_path: Any = None
-# In a forked child, the loader has half of what another thread was opening. The loader of a live attach looks at this.
-_opening: List[Optional[str]] = getattr(sys, "_kineto_attach", {}).setdefault("opening", [])
+_R_STATE_OFFSET = 24  # in struct r_debug, which debuggers read
+# Process and path: in a forked child, there is half of what another thread was opening. A live attach looks here, too.
+_opening: List[Tuple[int, Optional[str]]] = getattr(sys, "_kineto_attach", {}).setdefault("opening", [])
 _dlopen, _dlsym = _loader_functions()
 _dlerror = _TextFunction(_dlsym(Long(PROGRAM), b"dlerror"))  # at once: a search forgets the last error
+_r_debug: int = _dlsym(Long(PROGRAM), b"_r_debug")
+
+
+class _Int(_ctypes._SimpleCData):  # type: ignore[type-arg]
+    _type_ = "i"
+
+
+def _mend_loader() -> None:
+    """In a forked child: else the loader takes itself to be at work for ever, and ends the process."""
+    _Int.from_address(_r_debug + _R_STATE_OFFSET).value = 0
+
+
+if _r_debug and not hasattr(sys, "_kineto_attach"):  # there, the bootstrap sees to it
+    os.register_at_fork(after_in_child=_mend_loader)
 
 
 def symbol_address(library: int, name: str) -> int:
@@ -70,11 +85,14 @@ def symbol_address(library: int, name: str) -> int:
 
 def open_library(path: Optional[str], mode: int = os.RTLD_NOW) -> int:
     """Its handle, as dlopen returns it. Raises OSError."""
-    _opening.append(path)
+    ours = (os.getpid(), path)
+    if any(process != ours[0] and other == path for process, other in list(_opening)):
+        raise OSError("%s is half open: this process was forked while another thread opened it" % path)
+    _opening.append(ours)
     try:
         handle: int = _dlopen(None if path is None else os.fsencode(path), mode | os.RTLD_NOW)
     finally:
-        _opening.remove(path)
+        _opening.remove(ours)
     if not handle:
         raise OSError((_dlerror() or b"").decode("utf-8", "replace"))
     return handle

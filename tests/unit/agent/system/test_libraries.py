@@ -10,6 +10,7 @@ import kineto_agent
 import pytest
 from kineto_agent.system import c_functions
 from kineto_agent.system.libraries import Library, PyLibrary, interpreter
+from support.agent.python_child import run_python
 
 AGENT = Path(kineto_agent.__file__).parent
 WITH_GIL = {"CDLL", "PyDLL", "pythonapi", "in_dll", "dlopen", "dlsym"}
@@ -47,6 +48,33 @@ def test_a_library_that_cannot_be_opened_is_told_in_the_loaders_words() -> None:
     with pytest.raises(OSError):
         Library("libnothing.so", mode=os.RTLD_NOLOAD)
     assert c_functions._opening == []
+
+
+FORKED = """
+import ctypes, os
+from kineto_agent.system import c_functions
+state = ctypes.c_int.from_address(ctypes.addressof(ctypes.c_char.in_dll(ctypes.CDLL(None), "_r_debug")) + 24)
+state.value = 1  # RT_ADD: what is there while a thread opens a library
+child = os.fork()
+if not child:
+    ctypes.CDLL(None)  # the loader ended it: "Inconsistency detected by ld.so"
+    os._exit(7)
+print(os.WEXITSTATUS(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_child_that_is_forked_while_a_library_is_opened_can_open_others() -> None:
+    done = run_python(["-c", FORKED])
+    assert (done.stdout, done.stderr) == ("7\n", "")
+
+
+def test_what_was_half_open_at_the_fork_is_not_used() -> None:
+    c_functions._opening.append((os.getppid(), "libc.so.6"))
+    try:
+        with pytest.raises(OSError, match="half open: this process was forked"):
+            Library("libc.so.6")
+    finally:
+        c_functions._opening.clear()
 
 
 def test_functions_of_python_keep_the_gil_and_raise() -> None:

@@ -95,7 +95,9 @@ def test_no_library_and_no_file_is_opened_with_the_gil_in_hand(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
 ) -> None:
     seen = tmp_path / "seen"
-    monkeypatch.setenv("LD_PRELOAD", str(native.build("gil_witness.so", [native.FAKES / "gil_witness.c"], _SHARED)))
+    monkeypatch.setenv(
+        "LD_PRELOAD", str(native.build("gil_witness.so", [native.FAKES / "loader" / "gil_witness.c"], _SHARED))
+    )
     monkeypatch.setenv("GIL_WITNESS", str(seen))
     target = start(*options)
     monkeypatch.delenv("LD_PRELOAD")
@@ -110,7 +112,7 @@ def test_no_library_and_no_file_is_opened_with_the_gil_in_hand(
 
 
 def test_a_constructor_that_takes_the_gil_and_the_agent_wait_for_each_other_no_more(target: LiveTarget) -> None:
-    library = native.build("waiting_library.so", [native.FAKES / "waiting_library.c"], _SHARED)
+    library = native.build("waiting_library.so", [native.FAKES / "loader" / "waiting_library.c"], _SHARED)
     target.do(f"library = {os.fsencode(library)!r}")
     target.do(LOADS)
     with ThreadPoolExecutor(1) as pool:
