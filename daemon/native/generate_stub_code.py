@@ -1,8 +1,8 @@
 """Compiles the stubs into the bytes that attaching copies: `python daemon/native/generate_stub_code.py`.
 
-Writes collector_code.py, python_code.py and turns_code.py of daemon/kinetod/attach/methods. Needs gcc for both machines
-(Debian: gcc-x86-64-linux-gnu, gcc-aarch64-linux-gnu). The object files must have code and nothing else: no data, no
-relocation.
+Writes collector_code.py, opening_code.py, python_code.py and turns_code.py of daemon/kinetod/attach/methods. Needs gcc
+for both machines (Debian: gcc-x86-64-linux-gnu, gcc-aarch64-linux-gnu). The object files must have code and nothing
+else: no data, no relocation.
 """
 
 import os
@@ -47,8 +47,9 @@ class Stub(NamedTuple):
 
 COLLECTOR = Stub(ATTACH / "collector_stub.c", ATTACH / "collector_code.py", "collector_thread")
 PYTHON = Stub(ATTACH / "python_stub.c", ATTACH / "python_code.py", "python_enter")
+OPENING = Stub(ATTACH / "opening_stub.c", ATTACH / "opening_code.py", "opening")
 TURNS = Stub(SHARED / "turns" / "gil_turns.c", ATTACH / "turns_code.py", "turns_enter")
-STUBS = (COLLECTOR, PYTHON, TURNS)
+STUBS = (COLLECTOR, PYTHON, OPENING, TURNS)
 
 
 class StubError(RuntimeError):

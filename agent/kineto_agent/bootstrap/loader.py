@@ -24,7 +24,7 @@ Theory of operation
     stand, and what takes it out.
 
     The texts of gil_rests.py and standard_library.py stand before this one in the packet. The global `turns` is the
-    address for Turns.
+    address for Turns; "calls" in `state` are those of dlopen and dlsym, for c_functions.py.
 """
 
 from __future__ import annotations  # not evaluated: typing might not be imported yet
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from kineto_agent.system.gil_rests import Rests
 
     Piece = Union[bytes, tuple[int, str]]
-    turns: int
+    turns = dlopen = dlsym = 0
 
 _PACKAGE = "kineto_agent"
 _LIVE = "kineto_agent.bootstrap.live_attach"
@@ -214,6 +214,9 @@ def load(state: dict[str, Any], channel: Any, descriptors: list[int]) -> Callabl
     part of state["open"].
     """
     files = dict(zip(HEADER["descriptors"], descriptors))
+    state["calls"] = dlopen, dlsym
+    if state.get("opening"):
+        raise OSError("a library of the agent is half open: forked at that moment, or another thread opens one since")
     agent: Any = state.get("agent")
     if agent is not None:
         agent["end"]()
@@ -237,7 +240,7 @@ def _begun(
     number = state["libraries"] = state.get("libraries", 0) + 1  # of this one
     if "out" in state:
         state["in"] = "filters"  # an agent that has just ended may have taken it back
-    given = (files.get("library", -1), number, turns)  # noqa: F821
+    given = (files.get("library", -1), number, turns)
     agent_work: Callable[[], None] = agent["live"].run(channel, *given)
 
     def work() -> None:

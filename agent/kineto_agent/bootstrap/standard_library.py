@@ -14,15 +14,20 @@ Theory of operation
     there they are found by what still refers to the module. After gc.freeze() nothing tells that any more: then the
     agent does not start.
 
-    An extension module that cannot be made twice enters sys.modules by itself; what was there before is put back. What
-    an extension imports by name (from 3.14 on _ctypes wants ctypes._layout) must stay there, if nothing was.
+    A built-in module that cannot be made twice enters sys.modules by itself; what was there before is put back. What an
+    extension imports by name is taken from there: from 3.14 on _ctypes wants ctypes._layout for each structure. If the
+    program has none, ours stands there until it has been called. Left there, it would be found by the program's own
+    ctypes, whose types are others ("this type has no size").
 
     A module that the program is importing at this moment is waited for. If a private copy were executed beside it, what
     modules register for the whole process (re in copyreg, ctypes in _ctypes) could be the copy's, and the program could
     not pickle a compiled pattern any more. For the same reason private copies get a private copyreg.
 
-    Files are opened by the bootstrap's `opened`: between two calls of Python's own reader the program may close the
-    descriptor and reuse its number for a pipe. For the same reason no folder is listed.
+    Files are read by `native` (opening_stub.c) in one call: between two calls of Python's own reader the program may
+    close the descriptor and reuse its number for a pipe. For the same reason no folder is listed. It reads without the
+    GIL, as posix.stat looks, so a file system that answers late keeps nobody else waiting. Extension modules are opened
+    by it, too (`own`), and a private ctypes opens libraries by dlopen's address: the loader's lock may be another
+    thread's for seconds, and that thread may want the GIL.
 
     There are no import statements here: `modules`, which is sys.modules, is given. The modules that are taken from it
     exist in every interpreter from its start.
@@ -41,7 +46,10 @@ if TYPE_CHECKING:
     from typing import Any
 
     modules: dict[str, Any] = {}
-    opened: Callable[[bytes], Any]
+    own: Callable[[Any], Any]  # the extension module of that spec, made once in a process
+    native: Callable[..., Any]
+    high = 0  # where descriptors of ours begin
+    dlopen = 0  # its address
 else:
     builtins, marshal, posix, sys = (modules[name] for name in ("builtins", "marshal", "posix", "sys"))
 
@@ -55,7 +63,9 @@ _ORIGINALS = {
     "time": ("sleep", "time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "thread_time", "thread_time_ns"),
     "select": ("poll",),
 }
-_READ_BYTES = 1 << 18
+_COUNT_BYTES = 8
+_RTLD_NOW, _C_CALL = 2, 1
+_LAYOUT = "ctypes._layout"
 _LOOKS, _PAUSE_S = 1000, 0.001  # at a module that the program is importing
 # For private copies. enum looks for the modules of its users in the `sys` that it has itself.
 _ALWAYS_PRIVATE = ("enum", "copyreg")
@@ -85,7 +95,7 @@ class Standard:
         except LookupError:
             return self._import(name, namespace, local, fromlist, level)
         if isinstance(fromlist, list):  # from C (PyImport_Import), which takes it from sys.modules afterwards
-            modules.setdefault(name, self.get(name))
+            modules.setdefault(name, _lent(name, self.get(name)))
         for attribute in fromlist or ():
             if attribute != "*" and not hasattr(found, attribute) and hasattr(found, "__path__"):
                 setattr(found, attribute, self.get(name + "." + attribute))
@@ -131,6 +141,8 @@ class Standard:
         """What the import statement calls in private copies."""
         if name == "sys":
             return self._sys  # type: ignore[no-any-return]
+        if name == "_ctypes":
+            return _ctypes_without_gil(self.get(name))  # type: ignore[no-any-return]
         if name in _ALWAYS_PRIVATE:
             return self._load(name)  # type: ignore[no-any-return]
         if level:
@@ -223,17 +235,24 @@ def _is_file(path: str) -> bool:
         return False
 
 
+def _encoded(path: str) -> bytes:
+    return path.encode(sys.getfilesystemencoding(), "surrogateescape")
+
+
+def _read_file(path: str) -> bytes:
+    most = posix.stat(path).st_size + 1
+    room = bytes(_COUNT_BYTES + most)
+    native(_encoded(path), None, id(room) + bytes.__basicsize__ - 1, most, high)  # noqa: F821 - given
+    count = int.from_bytes(room[:_COUNT_BYTES], sys.byteorder, signed=True)
+    if not 0 <= count < most:
+        raise OSError(max(-count, 0), "a file of the standard library cannot be read, or grows", path)
+    return room[_COUNT_BYTES : _COUNT_BYTES + count]
+
+
 def _source_loader() -> Any:
     class Loader(_files.SourceFileLoader):  # type: ignore[misc]
         def get_data(self, path: str) -> bytes:
-            file = opened(path.encode(sys.getfilesystemencoding(), "surrogateescape"))  # noqa: F821 - given
-            data = b""
-            try:
-                while piece := posix.read(file.x, _READ_BYTES):
-                    data += piece
-            finally:
-                file.close()
-            return data
+            return _read_file(path)
 
         def set_data(self, *_arguments: Any, **_mode: Any) -> None:
             """Write nothing: no compiled file next to the source."""
@@ -242,7 +261,9 @@ def _source_loader() -> Any:
 
 
 def _native(spec: Any) -> Any:
-    """A fresh copy of a built-in module or an extension."""
+    """A copy of a built-in module or an extension that is not the program's."""
+    if isinstance(spec.loader, _files.ExtensionFileLoader):
+        return own(spec)  # noqa: F821 - given
     before = modules.get(spec.name)
     module = _machinery.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -254,12 +275,48 @@ def _native(spec: Any) -> Any:
     return module
 
 
+def _lent(name: str, module: Any) -> Any:
+    """What stands in sys.modules for it until it has been used."""
+    if name != _LAYOUT:
+        return module
+    made = _copy(module)
+
+    def get_layout(*arguments: Any, **options: Any) -> Any:
+        if modules.get(name) is made:
+            del modules[name]
+        return module.get_layout(*arguments, **options)
+
+    made.get_layout = get_layout
+    return made
+
+
 # ------------------------------------------------------------ original functions
 
 
 def _copy(module: Any) -> Any:
     made = _Module(module.__name__)
     made.__dict__.update(module.__dict__)
+    return made
+
+
+def _ctypes_without_gil(module: Any) -> Any:
+    """_ctypes whose dlopen waits without the GIL, for a private ctypes, which calls it while it is imported."""
+
+    class Address(module._SimpleCData):  # type: ignore[misc]
+        _type_ = "P"
+
+    class Function(module.CFuncPtr):  # type: ignore[misc]
+        _flags_ = _C_CALL
+        _restype_ = Address
+
+    def without_gil(name: Any, mode: int = 0) -> Any:
+        handle = Function(dlopen)(name and _encoded(name), mode | _RTLD_NOW)
+        if not handle:
+            raise OSError("%s cannot be opened" % name)
+        return handle
+
+    made = _copy(module)
+    made.dlopen = without_gil
     return made
 
 

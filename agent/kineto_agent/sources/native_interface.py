@@ -8,6 +8,7 @@ import ctypes
 from typing import Any, Callable, Dict, NamedTuple, Sequence
 
 from kineto_agent.sources.interface import SourceError
+from kineto_agent.system.libraries import Library
 
 _ERROR_BYTES = 1024
 
@@ -65,7 +66,7 @@ class NativeInterface:
     def __init__(self, path: str) -> None:
         self.path = path
         try:
-            self._library: Any = ctypes.CDLL(path)
+            self._library: Any = Library(path)
             abi = getattr(self._library, self.ABI_FUNCTION)()
         except (OSError, AttributeError) as exc:
             raise SourceError(

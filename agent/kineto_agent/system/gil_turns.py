@@ -23,7 +23,7 @@ import sys
 import time
 from typing import Any, List, Optional, Sequence, Tuple
 
-from kineto_agent.system.c_functions import Function, FunctionWithoutGil, program_function
+from kineto_agent.system.c_functions import Function, FunctionWithoutGil, program_function, symbol_address
 from kineto_agent.system.debuglog import log, log_exception
 from kineto_agent.system.descriptors import wake_waiter
 
@@ -80,7 +80,7 @@ class Turns:
     def _begun(self, library: int) -> int:
         if not library:
             return 0
-        abi, begin, poll = (_ctypes.dlsym(library, "kc_turns_" + name) for name in ("abi", "begin", "poll"))
+        abi, begin, poll = (symbol_address(library, "kc_turns_" + name) for name in ("abi", "begin", "poll"))
         if Function(abi)() & _U32 != ABI:
             return 0
         deadline = time.monotonic() + _END_LIMIT_S

@@ -13,6 +13,8 @@ import contextlib
 import os
 from typing import Callable
 
+from kineto_agent.system.c_functions import PROGRAM, FunctionWithoutGil, Long, symbol_address
+
 MOST_HEAP_BYTES = 128 << 20
 _SMALL_BYTES = 8 << 20  # not worth the work
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -31,15 +33,12 @@ def anonymous_bytes() -> int:
 
 def give_memory_back() -> None:
     """Return malloc's free memory to the system, unless that might take long."""
-    import ctypes
-
     with contextlib.suppress(AttributeError, OSError, ValueError, IndexError):
-        library = ctypes.CDLL(None)
-        library.sbrk.restype = ctypes.c_void_p
         with open("/proc/self/stat", "rb") as stat:
             start = int(stat.read().rpartition(b")")[2].split()[_START_BRK])
-        if 0 < library.sbrk(ctypes.c_ssize_t(0)) - start <= MOST_HEAP_BYTES:
-            library.malloc_trim(ctypes.c_size_t(0))
+        end = FunctionWithoutGil(symbol_address(PROGRAM, "sbrk"))(Long(0))
+        if 0 < end - start <= MOST_HEAP_BYTES:
+            FunctionWithoutGil(symbol_address(PROGRAM, "malloc_trim"))(Long(0))
 
 
 class Growth:

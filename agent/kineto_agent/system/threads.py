@@ -143,7 +143,9 @@ def _unseen() -> Optional[Tuple[Any, Any]]:
     try:
         import ctypes
 
-        library = ctypes.PyDLL(None)  # not ctypes.pythonapi, whose functions are shared with the program
+        from kineto_agent.system.libraries import interpreter
+
+        library = interpreter()
         state, trace = library.PyThreadState_Get, library.PyThreadState_EnterTracing
     except (ImportError, OSError, AttributeError):
         return None

@@ -4,12 +4,17 @@
 
 #if defined __x86_64__
 enum {
+    SYS_READ = 0,
+    SYS_CLOSE = 3,
+    SYS_FSTAT = 5,
     SYS_RT_SIGPROCMASK = 14,
     SYS_GETPID = 39,
+    SYS_FCNTL = 72,
     SYS_PRCTL = 157,
     SYS_GETTID = 186,
     SYS_FUTEX = 202,
     SYS_CLOCK_GETTIME = 228,
+    SYS_OPENAT = 257,
 };
 
 static inline long system_call(long number, long first, long second, long third, long fourth) {
@@ -23,6 +28,11 @@ static inline long system_call(long number, long first, long second, long third,
 }
 #elif defined __aarch64__
 enum {
+    SYS_FCNTL = 25,
+    SYS_OPENAT = 56,
+    SYS_CLOSE = 57,
+    SYS_READ = 63,
+    SYS_FSTAT = 80,
     SYS_FUTEX = 98,
     SYS_CLOCK_GETTIME = 113,
     SYS_RT_SIGPROCMASK = 135,

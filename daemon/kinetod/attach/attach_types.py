@@ -23,7 +23,7 @@ from kinetod.processes.credentials import REPLACED, Credentials
 from kinetod.processes.identity import BOOT_TIME_NS, PROC, ProcessKey, start_time_ns
 
 NEWEST_TRIED = (3, 15)  # of Python
-MAX_BOOTSTRAP_BYTES = 3380  # it travels through one page of the target
+MAX_BOOTSTRAP_BYTES = 3416  # it travels through one page of the target
 
 
 class AttachCode(StrEnum):

@@ -190,10 +190,12 @@ def _asleep_since(pid: int, proc: Path = PROC) -> str:
 
 def _timeout(pid: int, error: AttachError | None) -> AttachError:
     """The error at the deadline. error: why another method could not be used."""
+    delay = standstill.delay(pid)
+    why = f"Its new thread waits for {delay}." if delay else "Is it in a long call that holds the GIL?"
     besides = f" (Another method failed too: {error.reason})" if error is not None else ""
     return AttachError(
         AttachCode.TIMEOUT,
         f"process {pid} did not run the injected code before the attach deadline (kinetod --attach-deadline). It is "
-        "unaffected; the code is ignored if it runs later. Is it in a long call that holds the GIL? Try again"
+        f"unaffected; the code is ignored if it runs later. {why} Try again"
         f"{besides}",
     )

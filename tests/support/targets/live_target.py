@@ -1,6 +1,7 @@
 """A Python program that nobody prepared, and the daemon's side of a live attach to it, without any ptrace.
 
-The program runs the bootstrap on a thread of its own, with the globals that a method would give it.
+The program runs the bootstrap on a thread of its own, with the globals that a method would give it. `native` does in
+Python what opening_stub.c does without the GIL.
 """
 
 from __future__ import annotations
@@ -34,6 +35,26 @@ VERSIONS = ("3.9", "3.10", "3.11", "3.12", "3.13", *newer_pythons.VERSIONS)
 PROGRAM = r"""
 import _thread, ctypes, json, sys
 start = _thread.start_new_thread
+address = lambda name: ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value
+calls = {name: address(name) for name in ("dlopen", "dlsym", "syscall")}
+def native(path, symbol, address, size, number, spec=None, *more):
+    if not path:
+        return {}
+    if symbol is None:
+        with open(path, "rb") as file:
+            data = file.read(size)
+        ctypes.memmove(address + 8, data, len(data))
+        ctypes.c_long.from_address(address).value = len(data)
+        return {}
+    known = set(sys.modules)
+    module = spec.loader.create_module(spec)
+    spec.loader.exec_module(module)
+    for name in {spec.name} - known:
+        sys.modules.pop(name, None)
+    return module
+def boot(source):
+    ctypes.pythonapi.prctl(15, b"kineto-agent")
+    exec(source, {"__builtins__": __builtins__, "modules": sys.modules, "native": native, "turns": 0, **calls})
 def serve():
     kept = {}
     for line in sys.stdin:
@@ -43,7 +64,7 @@ def serve():
             exec(rest, kept)
             answer = None
         elif verb == "boot":
-            answer = bool(start(exec, (rest, {"__builtins__": __builtins__, "modules": sys.modules, "turns": 0})))
+            answer = bool(start(boot, (rest,)))
         else:
             answer = eval(rest, kept)
         print(json.dumps(answer), flush=True)

@@ -23,6 +23,7 @@ from typing import Any, Iterator, List, NamedTuple
 
 from kineto_agent.sources.interface import SourceError
 from kineto_agent.system import mappings
+from kineto_agent.system.libraries import Library
 
 _UNAVAILABLE = "PJRT_PROFILER_UNAVAILABLE"
 _FAILED = "PJRT_PROFILER_FAILED"
@@ -102,7 +103,7 @@ def plugins(maps: str = "/proc/self/maps") -> List[str]:
 def functions_of(path: str) -> PluginFunctions:
     """The profiler's functions of the plug-in. Raises SourceError if it has none that we know."""
     try:
-        entry = getattr(ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW), _ENTRY)
+        entry = getattr(Library(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW), _ENTRY)
     except (OSError, AttributeError) as exc:
         raise SourceError(_UNAVAILABLE, "%s is no PJRT plug-in: %s" % (os.path.basename(path), exc)) from exc
     entry.restype = ctypes.c_void_p

@@ -283,7 +283,9 @@ def _keep(session: Any, wanted: bool) -> None:
     if not _counts:
         import ctypes  # on the agent's thread: a session of ours begins before one of the program's
 
-        _counts[:] = [ctypes.py_object, ctypes.pythonapi.Py_IncRef, ctypes.pythonapi.Py_DecRef]
+        from kineto_agent.system.libraries import interpreter
+
+        _counts[:] = [ctypes.py_object, interpreter().Py_IncRef, interpreter().Py_DecRef]
     as_object, increase, decrease = _counts
     (increase if wanted else decrease)(as_object(session))
 

@@ -12,8 +12,9 @@ import errno
 import os
 from typing import Dict, Mapping
 
-from kineto_agent.system.c_functions import program_function
+from kineto_agent.system.c_functions import open_library
 from kineto_agent.system.descriptors import Identity, close_ours, identity, memfd
+from kineto_agent.system.libraries import Library
 
 _MFD_CLOEXEC = 0x1
 _RTLD_NOLOAD = 0x4
@@ -47,7 +48,7 @@ def _opened(name: str, content: bytes) -> ctypes.CDLL:
             written += os.pwrite(descriptor, content[written : written + _PIECE_BYTES], written)
         path = _unused_path(descriptor)
         _check(descriptor, ours)
-        return ctypes.CDLL(path)
+        return Library(path)
     finally:
         close_ours(descriptor, ours)
 
@@ -58,9 +59,10 @@ def _check(descriptor: int, ours: Identity) -> None:
 
 
 def _unused_path(descriptor: int) -> str:
-    is_loaded = program_function("dlopen")
     for count in range(_MOST_TRIES):
         path = "/proc/self/fd/%s%d" % ("./" * count, descriptor)
-        if not is_loaded(os.fsencode(path), os.RTLD_LAZY | _RTLD_NOLOAD):
+        try:
+            open_library(path, _RTLD_NOLOAD)
+        except OSError:
             return path
     raise OSError("no path is left to load %d from" % descriptor)

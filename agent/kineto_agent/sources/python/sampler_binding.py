@@ -23,6 +23,7 @@ from kineto_agent.sources.python.interpreter_layouts import (
     StackLayout,
     layout,
 )
+from kineto_agent.system.libraries import PyLibrary, interpreter
 
 _SYSTEM, _UNREAD, _ORDER = -2, -3, -4
 _UNREADABLE = "STACKS_UNREADABLE"
@@ -119,7 +120,7 @@ class Sampler(NativeInterface):
         super().__init__(path)
         # The same library: what is called through this keeps the GIL. So only one thread at a time is inside, and a
         # short call does not wait for the GIL behind it, which took seconds in programs that release it every 1 ms.
-        self._with_gil: Any = ctypes.PyDLL(path, handle=self._library._handle)
+        self._with_gil: Any = PyLibrary(path, handle=self._library._handle)
         self._with_gil.kc_sampler_ticks.restype = ctypes.c_uint64
 
     def open(self, numbers: StackLayout) -> None:
@@ -160,7 +161,7 @@ class Sampler(NativeInterface):
         items: an exact dict or OrderedDict whose keys hash and compare without Python code, so that no other thread
         gets the GIL between the look and the change. Raises KeyError.
         """
-        functions = (ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p) for name in _ITEM_FUNCTIONS)
+        functions = [interpreter().address(name) for name in _ITEM_FUNCTIONS]
         item = _Item(*functions, items, key, *value)
         return bool(self._with_gil.kc_sampler_change_item(file.encode("utf-8", "replace"), ctypes.byref(item)) > 0)
 
@@ -234,10 +235,11 @@ def checked() -> Sampler:
 def _finds_collector(numbers: StackLayout) -> bool:
     """Whether the interpreter seems to say in that place whether its garbage collector runs, which it does not now."""
     try:
-        interpreter = ctypes.PYFUNCTYPE(ctypes.c_void_p)(("PyInterpreterState_Get", ctypes.pythonapi))()
+        state = interpreter().PyInterpreterState_Get
     except AttributeError:
         return False
-    place = interpreter + numbers.interpreter_collecting
+    state.restype = ctypes.c_void_p
+    place = state() + numbers.interpreter_collecting
     if numbers.frames != FRAMES_BY_THREAD:  # the place is from a table of ours, so look at what stands before it, too
         thresholds = [_int(place - _THRESHOLDS_BEFORE + _GENERATION_BYTES * number) for number in range(3)]
         if thresholds != list(gc.get_threshold()):
@@ -269,20 +271,20 @@ def _runtime_address() -> int:
     """Where _PyRuntime is. Raises SourceError."""
     for library in _pythons():
         try:
-            return ctypes.addressof(ctypes.c_char.in_dll(library, "_PyRuntime"))
-        except ValueError:
+            return int(library.address("_PyRuntime"))
+        except AttributeError:
             continue
     raise _unreadable("it does not export _PyRuntime")
 
 
 def _pythons() -> Iterator[Any]:
     """Libraries that may export it: the program with its dependencies, then any libpython loaded separately."""
-    yield ctypes.pythonapi
+    yield interpreter()
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as lines:
         paths = {line.rstrip("\n").split(None, 5)[-1] for line in lines if "libpython" in line}
     for path in sorted(paths):
         try:
-            yield ctypes.PyDLL(path, mode=os.RTLD_NOLOAD)
+            yield PyLibrary(path, mode=os.RTLD_NOLOAD)
         except OSError:
             continue
 

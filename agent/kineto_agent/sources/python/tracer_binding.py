@@ -8,6 +8,7 @@ from typing import Any, Dict
 
 from kineto_agent.sources import collector_library
 from kineto_agent.sources.native_interface import NativeCounts, NativeInterface
+from kineto_agent.system.libraries import PyLibrary
 
 _PYTHON, _SYSTEM, _ORDER = -1, -2, -4
 _REASONS = {_PYTHON: "PYTHON_CALLS_UNAVAILABLE", _SYSTEM: "ARENA_FAILED", _ORDER: "PYTHON_CALLS_BUSY"}
@@ -56,7 +57,7 @@ class CallTracer(NativeInterface):
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
-        self._with_gil: Any = ctypes.PyDLL(path)
+        self._with_gil: Any = PyLibrary(path, handle=self._library._handle)
         self._forked = self._with_gil.kc_tracer_forked  # looked up before the fork: the child calls it
 
     def open(self) -> None:

@@ -21,8 +21,10 @@ def look(path: str, maps: str = "/proc/self/maps") -> Optional[SdkState]:
     """The state of the library at `path`; None if the process has not loaded it."""
     import ctypes  # only where there is such a library
 
+    from kineto_agent.system.libraries import Library
+
     try:
-        library = ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_NOLOAD)
+        library = Library(path, mode=os.RTLD_NOW | os.RTLD_NOLOAD)
         numbers = [ctypes.c_uint32() for _ in range(3)]
         library.rocprofiler_get_version(*map(ctypes.byref, numbers))
         initialised, finalised = ctypes.c_int(), ctypes.c_int()

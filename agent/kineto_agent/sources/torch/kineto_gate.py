@@ -9,6 +9,7 @@ from kineto_agent.sources import collector_library
 from kineto_agent.sources.interface import SourceError
 from kineto_agent.sources.native_interface import ErrorText
 from kineto_agent.system.debuglog import log
+from kineto_agent.system.libraries import Library
 from kineto_agent.system.mappings import mapped_files
 
 LIBRARY = "libtorch_cpu.so"  # Kineto is linked into it
@@ -56,16 +57,16 @@ def _up(cupti: str, library: str) -> Optional[ctypes.CDLL]:
     return collector
 
 
-def _opened() -> ctypes.CDLL:
+def _opened() -> Library:
     """The collector, opened once: later calls may come on a thread of the program. Raises OSError, AttributeError."""
     path = collector_library.path()
     if path not in _collectors:
-        _collectors[path] = ctypes.CDLL(path)
+        _collectors[path] = Library(path)
         _collectors[path].kc_gate_down.restype = ctypes.c_uint64
     return _collectors[path]
 
 
-_collectors: Dict[str, ctypes.CDLL] = {}
+_collectors: Dict[str, Library] = {}
 
 
 def _unavailable(why: str) -> SourceError:

@@ -31,13 +31,15 @@ class _Functions:
     def __init__(self, path: str) -> None:
         import ctypes  # some programs do without it
 
-        library = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        from kineto_agent.system.libraries import Library
+
+        library = Library(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
         self._api = getattr(library, _API)
         self._api.restype = ctypes.c_void_p
         self._is_active = getattr(library, _IS_ACTIVE)
         self._is_active.restype = ctypes.c_bool
         self._is_active.argtypes = (ctypes.c_void_p,)
-        self._vtable = ctypes.addressof(ctypes.c_byte.in_dll(library, _VTABLE))
+        self._vtable = library.address(_VTABLE)
 
     def active(self) -> bool:
         """Whether Kineto warms up or records. Raises OSError."""

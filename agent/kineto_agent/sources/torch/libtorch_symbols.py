@@ -27,6 +27,7 @@ import sys
 from typing import Any, Iterator, List, Optional, Tuple
 
 from kineto_agent.system.debuglog import log
+from kineto_agent.system.libraries import Library
 
 # Run: 2.13 (CPU) and 2.11 (CUDA 13.0). 2.12 lies between, its headers and symbols are the same.
 TRUSTED = ((2, 11), (2, 12), (2, 13))
@@ -60,16 +61,16 @@ def version() -> Tuple[int, int]:
     return (int(found.group(1)), int(found.group(2))) if found else (0, 0)
 
 
-def library() -> ctypes.CDLL:
+def library() -> Library:
     """The loaded libtorch_cpu, opened at the first call. Raises OSError."""
     if not _library:
         torch: Any = sys.modules["torch"]
         path = os.path.join(os.path.dirname(torch.__file__), "lib", _LIBRARY)
-        _library.append(ctypes.CDLL(path if os.path.exists(path) else _LIBRARY, mode=os.RTLD_NOLOAD | os.RTLD_NOW))
+        _library.append(Library(path if os.path.exists(path) else _LIBRARY, mode=os.RTLD_NOLOAD | os.RTLD_NOW))
     return _library[0]
 
 
-_library: List[ctypes.CDLL] = []
+_library: List[Library] = []
 
 
 class ProfilerFunctions:
@@ -144,8 +145,8 @@ class _LogLevel:
             self._wanted += 1
             try:
                 if not self._level:
-                    self._level.append(ctypes.c_int.in_dll(library(), self._name))
-            except (OSError, ValueError, KeyError):
+                    self._level.append(ctypes.c_int.from_address(library().address(self._name)))
+            except (OSError, AttributeError, KeyError):
                 return
             (level,) = self._level
             if level.value < self._silent:

@@ -10,9 +10,11 @@ Theory of operation
 
     `sys._kineto_attach` is all that stays: the last token, so that a bootstrap which comes late or twice does
     nothing, and what the loader keeps for the next attach. "open" there is what a child forked meanwhile must close;
-    one fork hook for the life of the process does so. "ours" there says whether a message of DeprecationWarning is one
-    that a fork gives because of our threads alone: see kineto_agent.system.fork_warnings, which takes over as soon as
-    it is there. Until then two threads beside the program's first one may be ours, and a third one of its own.
+    one fork hook for the life of the process does so, and has `native` mend the dynamic loader's state, which a child
+    finds inconsistent if it was forked while our thread opened a library. "ours" there says whether a message of
+    DeprecationWarning is one that a fork gives because of our threads alone: see kineto_agent.system.fork_warnings,
+    which takes over as soon as it is there. Until then two threads beside the program's first one may be ours, and a
+    third one of its own.
 
     A program may close descriptors that it did not open, and use their numbers anew. os.socketpair and the like give
     the GIL away and have it back up to 5 ms later: by then their numbers may be the program's. So descriptors are made,
@@ -23,7 +25,8 @@ Theory of operation
 
     No import statement: builtins.__import__ may be the program's, and so may a module of that name in its folder.
     What is needed are modules that every interpreter has imported since its start, and _socket and _ctypes, which are
-    taken from where the interpreter has its own.
+    taken from where the interpreter has its own: `native` (opening_stub.c) opens them without the GIL. For the same
+    reason dlopen, dlsym and syscall are given by their addresses. `own` makes an extension module once in a process.
 """
 
 import re
@@ -36,29 +39,38 @@ CHANNEL_WAIT_S = 10  # for the daemon to find the channel and send the agent; th
 AT_THE_END = 24  # so many numbers at the end of the table of descriptors are for us
 FIRST_NUMBER = 64 - AT_THE_END  # of the smallest table
 
-# Calls by number: socketpair, fcntl, fstat, memfd_create, recvmsg, close, openat and prctl. 15 is PR_SET_NAME, 0x80005
-# SOCK_SEQPACKET | SOCK_CLOEXEC, 1030 F_DUPFD_CLOEXEC, 2 MSG_PEEK, 0x40000040 MSG_CMSG_CLOEXEC | MSG_DONTWAIT, 5
-# FUNCFLAG_CDECL | FUNCFLAG_PYTHONAPI, 0x1000000 CO_FUTURE_ANNOTATIONS.
+# Calls by number: socketpair, fcntl, fstat, memfd_create, recvmsg and close. 0x80005 is SOCK_SEQPACKET | SOCK_CLOEXEC,
+# 1030 F_DUPFD_CLOEXEC, 2 MSG_PEEK, 0x40000040 MSG_CMSG_CLOEXEC | MSG_DONTWAIT, 5 FUNCFLAG_CDECL | FUNCFLAG_PYTHONAPI,
+# 0x1000000 CO_FUTURE_ANNOTATIONS.
 _SOURCE = """\
 __name__='kineto_boot'
 def boot(k):
- y,p,F,X,I=[modules[n]for n in('sys','posix','_frozen_importlib','_frozen_importlib_external','_imp')]
+ y,p,F,X=[modules[n]for n in('sys','posix','_frozen_importlib','_frozen_importlib_external')]
  B,E=F.BuiltinImporter,X.ExtensionFileLoader
+ def own(c):
+  S=c.name;f=c.origin
+  if S in s:return s[S]
+  N=native(f.encode('utf8','surrogateescape'),'PyInit_'+S,0,0,0,c,S,f,{})
+  if not N:raise ImportError(f)
+  F._init_module_attrs(c,N)
+  s[S]=N
+  return N
  def ext(S):
   h=modules.get(S)
   l=getattr(h,'__loader__',0)
   if l is B or type(l)is E:return h
   c=B.find_spec(S)
+  if c:
+   N=F.module_from_spec(c)
+   c.loader.exec_module(N)
+   if h:modules[S]=h
+   else:modules.pop(S,h)
+   return N
   for d in['%s/%s/python%d.%d/lib-dynload'%(y.base_exec_prefix,y.platlibdir,*y.version_info[:2])]+y.path:
-   for e in I.extension_suffixes():
+   for e in X.EXTENSION_SUFFIXES:
     f='%s/%s'%(d,S+e)
-    if not c and d.endswith('/lib-dynload')and X._path_isfile(f):c=X.spec_from_file_location(S,f,loader=E(S,f))
-  if not c:raise ImportError('LACKING'+S)
-  N=F.module_from_spec(c)
-  c.loader.exec_module(N)
-  if h:modules[S]=h
-  else:modules.pop(S,h)
-  return N
+    if d.endswith('/lib-dynload')and X._path_isfile(f):return own(X.spec_from_file_location(S,f,loader=E(S,f)))
+  raise ImportError('LACKING'+S)
  s=y.__dict__.setdefault('_kineto_attach',{'tokens':{},'open':[]})
  n=s['tokens'];m=object()
  if n.setdefault(k,m)is not m or max(list(n))>k:return
@@ -77,9 +89,8 @@ def boot(k):
  T,N=ext('_ctypes'),ext('_socket')
  class L(T._SimpleCData):_type_='l'
  class C(T.CFuncPtr):_flags_=5;_restype_=L
- C=C(T.dlsym(T.dlopen(None,2),'syscall'))
- W,D,Z,M,R,O,Y,A=(53,72,5,319,47,3,257,157)if p.uname()[4]=='x86_64'else(199,25,80,279,212,57,56,167)
- C(A,15,b'kineto-agent')
+ C=C(syscall)
+ W,D,Z,M,R,O=(53,72,5,319,47,3)if p.uname()[4]=='x86_64'else(199,25,80,279,212,57)
  o=s['open']
  fresh=lambda:p.stat('/')
  def same(x):
@@ -100,18 +111,14 @@ def boot(k):
    fresh()
    if same(x)==h.i:C(O,x)
  def close(*a):
+  a or native(b'',None,0,0,0)
   for h in a or o[:]:h.close()
- def opened(f):
-  fresh()
-  x=C(Y,-100,f,0x80000)
-  if x<0:raise OSError(f)
-  return Held(up(x))
  if 'fork' not in s:
   s['fork']=1
   p.register_at_fork(after_in_child=close)
  fresh()
  q=bytes(8)
- if C(W,1,0x80005,0,q):raise OSError('no socketpair')
+ if C(W,1,0x80005,0,q):raise OSError('socketpair')
  r,v=[Held(up(x))for x in memoryview(q).cast('i')]
  f=Held(up(C(M,b'kineto-%d-%d'%(k,v.x),1)))
  d=[]
@@ -130,7 +137,7 @@ def boot(k):
    g=g[:C(R,a.fileno(),j[0],0x40000040)]
    d=[Held(up(x))for x in memoryview(e[16:e[0]]).cast('i')]
   finally:close(v,f)
-  n={'__name__':'kineto_loader','__builtins__':__builtins__,'modules':modules,'opened':opened,'turns':turns}
+  n={**globals(),'__name__':'kineto_loader','own':own,'high':HIGH}
   exec(compile(g,'<kineto-loader>','exec',0x1000000),n)
   return n['load'](s,a,[h.x for h in d])
  except BaseException as x:

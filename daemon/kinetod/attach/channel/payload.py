@@ -110,7 +110,9 @@ def _ended(pid: int) -> AttachError:
 
 
 def _timeout(pid: int) -> AttachError:
-    reason = f"process {pid} did not load the agent in time: it gives other threads no share of the GIL; try again"
+    delay = standstill.delay(pid)
+    why = f"the agent's thread waits for {delay}" if delay else "it gives other threads no share of the GIL"
+    reason = f"process {pid} did not load the agent in time: {why}; try again"
     return AttachError(AttachCode.TIMEOUT, reason)
 
 

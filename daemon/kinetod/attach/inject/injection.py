@@ -47,7 +47,6 @@ _TRIES_BETWEEN_LOOKS = 16
 _LOOK_EVERY_S = 0.05  # whether it has been stopped or frozen meanwhile
 _LOCK_RETRY_S = 0.005
 _MAX_MAP_FAILURES = 8
-_CODES_NEEDED = 2  # the trampoline and the first of a plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +65,8 @@ class Plan:
 
     policy: ThreadPolicy
     request: Callable[[int, tuple[int, ...]], CallRequest]  # of the region's address and those of `codes`
-    codes: tuple[
-        bytes, ...
-    ] = ()  # constant code besides the trampoline: the first is needed, others where there is room
+    codes: tuple[bytes, ...] = ()  # constant code besides the trampoline
+    needed: int = 1  # so many of these; others where there is room
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +128,7 @@ class _HandOver:
             try:
                 placed.append(trampoline.find_place(self._image, code, placed))
             except AttachError:
-                if len(placed) < _CODES_NEEDED:
+                if len(placed) <= self._plan.needed:
                     raise
                 break
         return tuple(placed)

@@ -1,14 +1,20 @@
-"""Whether a process stands still as a whole, so that nothing which is handed to it runs."""
+"""Whether a process stands still as a whole, so that nothing which is handed to it runs, or the agent's thread does."""
 
-from pathlib import Path
+import contextlib
+import os
+from pathlib import Path, PurePosixPath
 
 from kinetod.attach.attach_types import AttachCode, AttachError
 from kinetod.attach.inspect.process_inspection import read_status
+from kinetod.attach.inspect.target_image import read_maps
 from kinetod.processes.cgroups import frozen_by
 from kinetod.processes.identity import PROC
 
 D_STATE = "it is blocked in the kernel (state D) and cannot be interrupted: by a device or a network file system"
 D_STATE_ADVICE = "try again; if it stays in that state, check the device"
+_AGENT = "kineto-agent"  # the name of its thread
+# Numbers of read, stat, openat and newfstatat; and of futex.
+_FILE_CALLS, _FUTEX = {"x86_64": ({0, 4, 257, 262}, 202)}.get(os.uname().machine, ({63, 56, 79}, 98))
 
 
 def stopped(pid: int) -> tuple[str, str]:
@@ -33,3 +39,18 @@ def check(pid: int, proc: Path = PROC) -> None:
     else:
         return
     raise AttachError(AttachCode.UNSUITABLE, f"process {pid} cannot be attached to: {what}; {advice}")
+
+
+def delay(pid: int, proc: Path = PROC) -> str:
+    """What the agent's thread, which is being started, waits for without the GIL, in words; "" if for nothing known."""
+    for task in (proc / str(pid) / "task").glob("*"):
+        with contextlib.suppress(OSError, ValueError, AttachError):  # it has ended, or runs
+            if (task / "comm").read_text().rstrip("\n") != _AGENT:
+                continue
+            number, argument = (int(word, 0) for word in (task / "syscall").read_text().split()[:2])
+            if number in _FILE_CALLS:
+                return "a file of Python's standard library: its file system does not answer"
+            files = [each.path for each in read_maps(pid, proc) if each.start <= argument < each.end]
+            if number == _FUTEX and files and PurePosixPath(files[0]).name.startswith("ld"):
+                return "the dynamic loader: another of its threads has been loading a library (dlopen) since before"
+    return ""

@@ -67,7 +67,9 @@ def _start(
         address = region + PAYLOAD_OFFSET
         return CallRequest(create, (region + SPARE_OFFSET, 0, placed[0], address), argument(address, placed), check)
 
-    return hand_over(image, Plan(NativeThreadPolicy(image), request, codes), deadline)
+    return hand_over(
+        image, Plan(NativeThreadPolicy(image), request, codes, min(len(codes), python_entry.CODES_NEEDED)), deadline
+    )
 
 
 def _checked(image: TargetImage, outcome: CallOutcome) -> Stop:

@@ -37,7 +37,7 @@ class PendingCall:
             argument = python_entry.argument(target, python, python_entry.PENDING, page, placed, bootstrap.source)
             return CallRequest(add, (placed[0], page), argument, check)
 
-        plan = Plan(PendingCallPolicy(target), request, python_entry.codes())
+        plan = Plan(PendingCallPolicy(target), request, python_entry.codes(), python_entry.CODES_NEEDED)
         for _attempt in range(_MAX_QUEUE_FULL):
             outcome = hand_over(target, plan, deadline)
             if not outcome.initialised:

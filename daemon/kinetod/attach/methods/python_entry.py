@@ -12,6 +12,7 @@ import contextlib
 import os
 import struct
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kinetod.attach.attach_types import AttachCode, AttachError
@@ -21,16 +22,22 @@ from kinetod.attach.inject.arch import this_machine
 from kinetod.attach.inject.ptrace import LostError, StoppedThread, in_own_thread
 from kinetod.attach.inject.thread_policy import PendingCallPolicy
 from kinetod.attach.inspect.target_image import PythonImage, TargetImage
+from kinetod.attach.methods.opening_code import CODE as OPENING_CODE
 from kinetod.attach.methods.python_code import CODE
 from kinetod.attach.methods.turns_code import CODE as TURNS_CODE
 
 PENDING, THREAD, WAITS, RUNS, ENDED, NO_THREAD, NO_STATE, RAISED = range(1, 9)  # enum python_stage
 _HEAD = struct.Struct("<IIq")  # struct python_argument: stage, cancelled, error,
-_FUNCTIONS = struct.Struct("<21Q")  # code and functions,
+_FUNCTIONS = struct.Struct("<31Q")  # code and functions,
+_METHOD = struct.Struct("<QQqQ")  # struct python_method: name, code, flags, words
 _TURNS = struct.Struct("<8IQ6Q11Q")  # struct python_turns: the agent's thread, what it does, three roles, functions
-_TEXTS = struct.Struct("<16s8s240s")  # builtins_name, modules_name and said
-TURNS_OFFSET = _HEAD.size + _FUNCTIONS.size
-_CANCELLED_OFFSET, _SAID_OFFSET = 4, TURNS_OFFSET + _TURNS.size + 24
+_TEXTS = struct.Struct("<16s8s8s16s")  # builtins_name, modules_name, native_name and format
+TURNS_OFFSET = _HEAD.size + _FUNCTIONS.size + _METHOD.size
+_NATIVE_NAME_OFFSET = TURNS_OFFSET + _TURNS.size + 24
+_CANCELLED_OFFSET, _SAID_OFFSET = 4, TURNS_OFFSET + _TURNS.size + _TEXTS.size  # where the source was
+_FORMAT = b"yzkkk|OOOO"  # of native(path, symbol, address, bytes, number[, spec, name, file, modules])
+_TAKES_TUPLE = 1  # METH_VARARGS
+CODES_NEEDED = 2
 _BEGIN, _THREAD, _CALL = 1, 3, 4  # enum turns_role
 _HANDED_OFFSET = TURNS_OFFSET + 12
 _SAID_BYTES = 240
@@ -45,35 +52,47 @@ _AFTER_TRACING = (
     *("PyThreadState_Clear", "PyThreadState_DeleteCurrent", "PyDict_New", "PyEval_GetBuiltins"),
     *("PyDict_SetItemString", "PySys_GetObject", "PyRun_StringFlags", "Py_DecRef", "PyErr_Fetch"),
     *("PyErr_NormalizeException", "PyObject_Repr", "PyUnicode_AsUTF8", "PyErr_Clear"),
+    *("PyBytes_FromStringAndSize", "PyCFunction_NewEx"),
 )
+_R_STATE_OFFSET = 24  # in struct r_debug, which debuggers read
+_LOADER = ("dlopen", "dlsym")
+_MODULES = ("PyArg_ParseTuple", "PyModule_GetDef", "PyModule_FromDefAndSpec2", "PyModule_ExecDef")
+_KEEP = "_PyImport_FixupExtensionObject"  # up to 3.12; later ones make every extension module anew
 
 
-def codes() -> tuple[bytes, bytes]:
-    """The stubs: constant, shared by all attaches to a process. The second, for turns with the GIL, may be left out."""
+def codes() -> tuple[bytes, bytes, bytes]:
+    """The stubs: constant, shared by all attaches to a process. The last, for turns with the GIL, may be left out."""
     machine = this_machine().name
-    return CODE[machine], TURNS_CODE[machine]
+    return CODE[machine], OPENING_CODE[machine], TURNS_CODE[machine]
 
 
 def argument(
     target: TargetImage, python: PythonImage, stage: int, page: int, placed: tuple[int, ...], source: bytes
 ) -> bytes:
     """What they are given. page: where it will lie; placed: where the codes lie. Raises AttachError."""
-    address = placed[0]
-    tracing = python.symbol(_ENTER_TRACING)
+    address, opening, *others = placed
+    tracing, keep = python.symbol(_ENTER_TRACING), python.symbol(_KEEP)
+    debug = target.symbol_in(("ld-", "ld."), "_r_debug")
+    loader = [target.libc_symbol(name) for name in _LOADER]
     functions = (
         address,
         *(target.libc_symbol(name) for name in _THREADS),
         *(python.address(name) for name in _BEFORE_TRACING),
         tracing[0] if tracing is not None else 0,
         *(python.address(name) for name in _AFTER_TRACING),
+        *loader,
+        *(python.address(name) for name in _MODULES),
+        keep[0] if keep is not None else 0,
+        debug[0] + _R_STATE_OFFSET if debug is not None else 0,
     )
     turns = page + TURNS_OFFSET
-    head = _HEAD.pack(stage, 0, 0) + _FUNCTIONS.pack(*functions) + _turns(target, python, turns, placed[1:])
-    given = b"turns=%d\n" % turns
-    return head + _TEXTS.pack(b"__builtins__", b"modules", b"") + given + source + b"\0"
+    method = _METHOD.pack(page + _NATIVE_NAME_OFFSET, opening, _TAKES_TUPLE, 0)
+    head = _HEAD.pack(stage, 0, 0) + _FUNCTIONS.pack(*functions) + method + _turns(target, python, turns, others)
+    given = b"turns,syscall,dlopen,dlsym=%d,%d,%d,%d\n" % (turns, target.libc_symbol("syscall"), *loader)
+    return head + _TEXTS.pack(b"__builtins__", b"modules", b"native", _FORMAT) + given + source + b"\0"
 
 
-def _turns(target: TargetImage, python: PythonImage, address: int, placed: tuple[int, ...]) -> bytes:
+def _turns(target: TargetImage, python: PythonImage, address: int, placed: Sequence[int]) -> bytes:
     queue = python.symbol(_QUEUE)  # private, but exported by all that are supported; without it we do without
     code = placed[0] if placed and queue is not None else 0
     return _TURNS.pack(

@@ -7,6 +7,9 @@
 #include "turns/gil_turns.h"
 
 #define SAID_BYTES 240
+#define OPENING_MARK 0x6e6570406f746e6bul
+#define OPENING_MARK_2 0x67696c6f75742e67ul
+#define TAKES_TUPLE 1 /* METH_VARARGS */
 
 enum python_stage {
     STAGE_PENDING = 1, /* the main thread has not called it yet */
@@ -17,6 +20,13 @@ enum python_stage {
     STAGE_NO_THREAD = 6, /* error: why pthread_create failed */
     STAGE_NO_STATE = 7,  /* the interpreter has no memory for a thread, or has ended */
     STAGE_RAISED = 8,    /* said: the exception */
+};
+
+struct python_method { /* PyMethodDef */
+    const char *name;
+    void *code; /* of opening_stub.c */
+    int flags;
+    const char *words;
 };
 
 struct python_argument {
@@ -40,15 +50,27 @@ struct python_argument {
     void *(*run)(const char *source, int start, void *globals, void *locals, void *flags); /* PyRun_StringFlags */
     void (*decref)(void *object);                                                          /* Py_DecRef */
     void (*fetch)(void **type, void **value, void **traceback);                            /* PyErr_Fetch */
-    void (*normalize)(void **type, void **value, void **traceback); /* PyErr_NormalizeException */
-    void *(*repr)(void *object);                                    /* PyObject_Repr */
-    const char *(*utf8)(void *text);                                /* PyUnicode_AsUTF8 */
-    void (*clear)(void);                                            /* PyErr_Clear */
+    void (*normalize)(void **type, void **value, void **traceback);   /* PyErr_NormalizeException */
+    void *(*repr)(void *object);                                      /* PyObject_Repr */
+    const char *(*utf8)(void *text);                                  /* PyUnicode_AsUTF8 */
+    void (*clear)(void);                                              /* PyErr_Clear */
+    void *(*bytes)(const void *, long);                               /* PyBytes_FromStringAndSize */
+    void *(*function)(struct python_method *, void *self, void *);    /* PyCFunction_NewEx */
+    void *(*open)(const char *path, int mode);                        /* dlopen */
+    void *(*symbol)(void *library, const char *name);                 /* dlsym */
+    int (*parse)(void *arguments, const char *format, ...);           /* PyArg_ParseTuple */
+    void *(*definition)(void *module);                                /* PyModule_GetDef */
+    void *(*from_definition)(void *definition, void *spec, int);      /* PyModule_FromDefAndSpec2 */
+    int (*execute)(void *module, void *definition);                   /* PyModule_ExecDef */
+    int (*keep)(void *module, void *name, void *file, void *modules); /* _PyImport_FixupExtensionObject, or NULL */
+    int *loader_state;                                                /* r_state of _r_debug, or NULL */
+    struct python_method method;
     struct python_turns turns;
     char builtins_name[16]; /* "__builtins__" */
     char modules_name[8];   /* "modules" */
-    char said[SAID_BYTES];
-    char source[];
+    char native_name[8];    /* "native" */
+    char format[16];        /* of its arguments */
+    char source[];          /* then what the exception said, at most SAID_BYTES */
 };
 
 #endif

@@ -2,6 +2,7 @@
 
 import builtins
 import copyreg
+import ctypes
 import gc
 import importlib.util
 import os
@@ -18,20 +19,27 @@ SOURCE = Path(kineto_agent.__file__).parent / "bootstrap" / "standard_library.py
 _FUTURE_ANNOTATIONS = 0x1000000
 
 
-class Opened:
-    """What the bootstrap gives for a file."""
+def native(path: bytes, _symbol: None, address: int, size: int, _number: int) -> None:
+    """What the bootstrap gives for reading a file."""
+    data = Path(os.fsdecode(path)).read_bytes()[:size]
+    ctypes.memmove(address, len(data).to_bytes(8, sys.byteorder) + data, 8 + len(data))
 
-    def __init__(self, path: bytes) -> None:
-        self.x = os.open(path, os.O_RDONLY)
 
-    def close(self) -> None:
-        os.close(self.x)
+def own(spec: Any) -> Any:
+    """What it gives for making an extension module; what was in sys.modules stays."""
+    before = sys.modules.get(spec.name)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    sys.modules.pop(spec.name, None)
+    sys.modules.update({} if before is None else {spec.name: before})
+    return module
 
 
 @pytest.fixture
 def standard() -> Any:
     text = SOURCE.read_text().replace("from __future__ import annotations", "")
-    namespace: Dict[str, Any] = {"__name__": "kineto_loader", "modules": sys.modules, "opened": Opened}
+    namespace: Dict[str, Any] = {"__name__": "kineto_loader", "modules": sys.modules, "native": native, "own": own}
+    namespace.update(high=0, dlopen=ctypes.cast(ctypes.CDLL(None).dlopen, ctypes.c_void_p).value)
     exec(compile(text, "<kineto-loader>", "exec", _FUTURE_ANNOTATIONS), namespace)
     return namespace["Standard"](lambda: None)
 

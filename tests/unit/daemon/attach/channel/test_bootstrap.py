@@ -260,7 +260,7 @@ def test_no_module_of_the_standard_library_enters_the_program(target: LiveTarget
     before = target.ask("sorted(sys.modules)")
     connection, _hello = target.welcome()
     assert record(connection).outcome == "done"
-    # Where ctypes has a structure made from 3.14 on, it imports this part of itself.
+    # Where the program's ctypes makes a structure from 3.14 on, it imports this part of itself.
     assert set(target.ask("sorted(sys.modules)")) - set(before) <= {"ctypes._layout"}
 
 
