@@ -19,6 +19,7 @@
 #include <dlfcn.h>
 #include <stdatomic.h>
 #include <stddef.h>
+#include <time.h>
 
 #include "common/wake.h"
 #include "cupti/driver_slots.h"
@@ -89,12 +90,15 @@ static void forget(uintptr_t stream) {
     }
 }
 
+/* Looks at `held` again after each wait: the next moment may have come meanwhile. */
 static void announce(void) {
-    atomic_fetch_add(&gate.beginning, 1);
-    if (atomic_load(&gate.held) != 0) {
+    int64_t deadline = 0;
+    bool waits = true;
+    while (atomic_fetch_add(&gate.beginning, 1), atomic_load(&gate.held) != 0 && waits) {
         atomic_fetch_sub(&gate.beginning, 1);
-        (void)wake_await(&gate.released, (const uint32_t *)&gate.held, 0, WAIT_LIMIT_NS);
-        atomic_fetch_add(&gate.beginning, 1);
+        const int64_t now = clock_ns(CLOCK_MONOTONIC);
+        deadline = deadline == 0 ? now + WAIT_LIMIT_NS : deadline;
+        waits = wake_await(&gate.released, (const uint32_t *)&gate.held, 0, deadline - now);
     }
 }
 
@@ -160,6 +164,19 @@ static bool find_slots(void *cuda) {
     return true;
 }
 
+/* A slot that leads to us still (somebody else had it at the removal, and gave it back) is left so. */
+static void place(uint32_t i) {
+    capture_call original;
+    if (gate.slots[i] == NULL) {
+        return;
+    }
+    *(void **)&original = __atomic_load_n(gate.slots[i], __ATOMIC_SEQ_CST);
+    if (original != OURS[i]) {
+        atomic_store(&gate.originals[i], original);
+        __atomic_store_n(gate.slots[i], *(void *const *)&OURS[i], __ATOMIC_SEQ_CST);
+    }
+}
+
 bool capture_gate_place(void *cuda) {
     if (gate.placed == 0) {
         if (!find_slots(cuda)) {
@@ -169,13 +186,8 @@ bool capture_gate_place(void *cuda) {
             atomic_store(&gate.streams[i], 0);
         }
         atomic_store(&gate.overflowed, false);
-        for (uint32_t i = 0; i < GATED; i++) {
-            if (gate.slots[i] != NULL) {
-                capture_call original;
-                *(void **)&original = __atomic_load_n(gate.slots[i], __ATOMIC_SEQ_CST);
-                atomic_store(&gate.originals[i], original);
-                __atomic_store_n(gate.slots[i], *(void *const *)&OURS[i], __ATOMIC_SEQ_CST);
-            }
+        for (uint32_t i = GATED; i-- > 0;) { /* ends first: no capture may be noted whose end is not */
+            place(i);
         }
     }
     gate.placed++;
@@ -213,9 +225,11 @@ void capture_gate_leave(void) {
     wake_post(&gate.released);
 }
 
+bool capture_gate_free(void) { return atomic_load(&gate.beginning) == 0 && !captured(); }
+
 bool capture_gate_enter(void) {
     atomic_store(&gate.held, 1);
-    if (atomic_load(&gate.beginning) == 0 && !captured()) {
+    if (capture_gate_free()) {
         return true;
     }
     capture_gate_leave();

@@ -11,5 +11,7 @@ void capture_gate_remove(void);
 /* True: nothing that was noted is captured, and no capture begins before capture_gate_leave, for 20 ms at most. */
 bool capture_gate_enter(void);
 void capture_gate_leave(void);
+/* In such a moment, again: it may have lasted too long for a capture that wants to begin. */
+bool capture_gate_free(void);
 
 #endif
