@@ -77,6 +77,7 @@ int kc_open(const char *path, uint32_t *version, char *error, size_t error_bytes
     return code;
 }
 
+/* A child that is forked from now on is told of it. */
 static bool added(void) {
     if (!self.added && !dead()) {
         self.added = collectors_add(&cupti_collector) >= 0;
@@ -98,7 +99,7 @@ static bool stays_initialised(void) { return self.initialised || attachment_must
 
 int kc_drain(const struct kc_drain_wish *wanted, const uint64_t *streams, struct kc_drain_result *result) {
     memset(result, 0, sizeof *result);
-    if (!added() || dead() || phase() != COLLECTOR_CLOSED) { /* added: a child that is forked from now on is told of it */
+    if (!added() || dead() || phase() != COLLECTOR_CLOSED) {
         return out_of_order();
     }
     self.drain_limit_ns = wanted->limit_ms * NS_PER_MS;
