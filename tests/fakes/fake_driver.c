@@ -18,7 +18,7 @@
 
 #define CAPTURES 64
 enum { SUCCESS = 0, INVALID = 400, NOT_READY = 600, LOST = 901, IN_CAPTURE = 900, IMPLICIT = 906, WRONG_THREAD = 908 };
-enum { RELAXED = 2, LEGACY = 1, BLOCKING_BELOW = 0x1000 };
+enum { RELAXED = 2, LEGACY = 1, PER_THREAD = 2, BLOCKING_BELOW = 0x1000 };
 
 struct event {
     int64_t done_ns;
@@ -163,8 +163,9 @@ static int end(uintptr_t stream, void **graph) {
     int result = INVALID;
     pthread_mutex_lock(&lock);
     for (int i = 0; i < CAPTURES; i++) {
-        if (captures[i].stream == stream && stream != 0) {
-            const bool may = captures[i].mode == RELAXED || pthread_equal(captures[i].thread, pthread_self());
+        const bool began = captures[i].stream != 0 && pthread_equal(captures[i].thread, pthread_self());
+        if (captures[i].stream == stream && stream != 0 && (stream != PER_THREAD || began)) {
+            const bool may = captures[i].mode == RELAXED || began;
             result = !may ? WRONG_THREAD : captures[i].lost ? LOST : SUCCESS;
             captures[i].stream = may ? 0 : stream;
             break;
@@ -175,7 +176,7 @@ static int end(uintptr_t stream, void **graph) {
     return result;
 }
 
-static uintptr_t per_thread(uintptr_t stream) { return stream == 0 ? 2 : stream; }
+static uintptr_t per_thread(uintptr_t stream) { return stream == 0 ? PER_THREAD : stream; }
 
 static int begin_v1(uintptr_t stream) { return begin(stream, 0); }
 static int begin_v2(uintptr_t stream, int mode) { return begin(stream, mode); }

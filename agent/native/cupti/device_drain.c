@@ -168,7 +168,7 @@ static int legacy_stream(struct question *question, struct context *context) {
 
 /* A thread that was kept from running may come here when the moment is long over. */
 static int record_now(struct question *question, const struct context *context, void *event) {
-    return capture_gate_free() ? question->driver.record(context->handle, event) : CAPTURE_IMPLICIT;
+    return capture_gate_recording() ? question->driver.record(context->handle, event) : CAPTURE_IMPLICIT;
 }
 
 static int record_anchor(struct question *question, struct context *context) {
@@ -485,7 +485,7 @@ void drain_await(const struct drain_wish *wish, struct kc_drain_result *result) 
 
 void drain_end(void) {
     forget_answered();
-    if (self.gated && self.unanswered == NULL) {
+    if (self.unanswered == NULL && self.gated) {
         capture_gate_remove();
         self.gated = false;
     }

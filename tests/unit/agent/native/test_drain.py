@@ -1,4 +1,4 @@
-"""The moment without GPU work that CUPTI's first and last call wait for, against a driver that is built as the real one."""
+"""The moment without GPU work that CUPTI's first and last call wait for, against a driver built as the real one."""
 
 import platform
 import subprocess
