@@ -202,13 +202,13 @@ static int launch(uintptr_t a, unsigned b, unsigned c, unsigned d, unsigned e, u
     const bool intact = b == a + 1 && c == a + 2 && d == a + 3 && e == a + 4 && f == a + 5 && g == a + 6 &&
                         h == a + 7 && i == a + 8 && j == a + 9;
     atomic_fetch_add(&garbled, intact ? 0 : 1);
-    queue(*ns);
+    queue(__atomic_load_n(ns, __ATOMIC_SEQ_CST));
     return SUCCESS;
 }
 
 static int launch_graph(const int64_t *ns, uintptr_t stream) {
     atomic_fetch_add(&garbled, stream == 0x2000 ? 0 : 1);
-    queue(*ns);
+    queue(__atomic_load_n(ns, __ATOMIC_SEQ_CST));
     return SUCCESS;
 }
 

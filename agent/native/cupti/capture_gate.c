@@ -12,8 +12,8 @@
  *   lasts longer than WAIT_LIMIT_NS because our thread does not get to run.
  *
  * Threads: the functions in between run on whatever thread begins or ends a capture; the rest on ours.
- * Blocks: who begins a capture waits while a moment is held, microseconds, WAIT_LIMIT_NS at most; RECORDING_LIMIT_NS more
- *   where our thread stands in the driver, or has lost its CPU there.
+ * Blocks: who begins a capture waits while a moment is held, microseconds, WAIT_LIMIT_NS at most, and
+ *   RECORDING_LIMIT_NS more where our thread stands in the driver, or has lost its CPU there.
  */
 #define _GNU_SOURCE
 #include "cupti/capture_gate.h"
@@ -94,7 +94,7 @@ static void forget(uintptr_t stream) {
     }
 }
 
-/* Announces a capture where `word` is 0, for which it waits. After each wait it looks again: the next moment may be there. */
+/* Announces a capture, where `word` is 0: waits for that, and looks again, as the next moment may be there. */
 static bool begins_without(const _Atomic uint32_t *word, int64_t limit_ns) {
     int64_t deadline = 0;
     for (bool waits = true; waits;) {
