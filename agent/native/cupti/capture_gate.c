@@ -178,15 +178,19 @@ static bool find_slots(void *cuda) {
     return true;
 }
 
-/* A slot that leads to us still (somebody else had it at the removal, and gave it back) is left so. */
+/* False: it leads to somebody who came after us and may lead on to us, so we cannot lead to him. */
+static bool may_place(uint32_t i) {
+    capture_call found;
+    const capture_call before = atomic_load(&gate.originals[i]);
+    *(void **)&found = __atomic_load_n(gate.slots[i], __ATOMIC_SEQ_CST);
+    return before == NULL || found == before || found == OURS[i];
+}
+
 static void place(uint32_t i) {
-    capture_call original;
-    if (gate.slots[i] == NULL) {
-        return;
-    }
-    *(void **)&original = __atomic_load_n(gate.slots[i], __ATOMIC_SEQ_CST);
-    if (original != OURS[i]) {
-        atomic_store(&gate.originals[i], original);
+    capture_call found;
+    *(void **)&found = __atomic_load_n(gate.slots[i], __ATOMIC_SEQ_CST);
+    if (found != OURS[i]) { /* else it has been given back to us after the removal */
+        atomic_store(&gate.originals[i], found);
         __atomic_store_n(gate.slots[i], *(void *const *)&OURS[i], __ATOMIC_SEQ_CST);
     }
 }
@@ -196,12 +200,19 @@ bool capture_gate_place(void *cuda) {
         if (!find_slots(cuda)) {
             return false;
         }
+        for (uint32_t i = 0; i < GATED; i++) {
+            if (gate.slots[i] != NULL && !may_place(i)) {
+                return false;
+            }
+        }
         for (uint32_t i = 0; i < CAPTURES_MOST; i++) {
             atomic_store(&gate.streams[i], 0);
         }
         atomic_store(&gate.overflowed, false);
         for (uint32_t i = GATED; i-- > 0;) { /* ends first: no capture may be noted whose end is not */
-            place(i);
+            if (gate.slots[i] != NULL) {
+                place(i);
+            }
         }
     }
     gate.placed++;

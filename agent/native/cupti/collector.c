@@ -138,6 +138,9 @@ int kc_prepare(const struct kc_config *config, char *error, size_t error_bytes) 
     describe(&cupti_collector.library, config);
     const int fd = collector_prepare(&cupti_collector, &common, error, error_bytes);
     if (fd < 0) {
+        if (phase() == COLLECTOR_CLOSED) {
+            drain_end(); /* no kc_close is due */
+        }
         return fd;
     }
     memset(&cupti.calls, 0, sizeof cupti.calls);

@@ -63,11 +63,11 @@ IN_BETWEEN(5)
 
 static void (*const OURS[LAUNCHES])(void) = {in_0, in_1, in_2, in_3, in_4, in_5};
 
-/* A slot that leads to us still (somebody else had it at the release, and gave it back) is left so. */
+/* What leads to somebody who came after us is left: he may lead on to us. */
 static void place(uint32_t i) {
-    void *original = hold.slots[i] == NULL ? NULL : __atomic_load_n(hold.slots[i], __ATOMIC_SEQ_CST);
-    if (original != NULL && original != *(void *const *)&OURS[i]) {
-        __atomic_store_n(&kineto_launch_originals[i], original, __ATOMIC_SEQ_CST);
+    void *found = hold.slots[i] == NULL ? NULL : __atomic_load_n(hold.slots[i], __ATOMIC_SEQ_CST);
+    if (found != NULL && (kineto_launch_originals[i] == NULL || kineto_launch_originals[i] == found)) {
+        __atomic_store_n(&kineto_launch_originals[i], found, __ATOMIC_SEQ_CST);
         __atomic_store_n(hold.slots[i], *(void *const *)&OURS[i], __ATOMIC_SEQ_CST);
     }
 }

@@ -23,6 +23,7 @@
 #include "common/wake.h"
 #include "cupti/capture_gate.h"
 #include "cupti/collector.h"
+#include "cupti/driver_slots.h"
 #include "fake_driver.h"
 
 #define NS_PER_MS 1000000LL
@@ -290,6 +291,26 @@ static void hammer(void) {
     ends();
 }
 
+static int (*who_was_before)(uintptr_t, void **);
+static int end_by_another(uintptr_t stream, void **graph) { return who_was_before(stream, graph); }
+
+/* Somebody else leads a function through his own and on to ours: we do not lead on to him. */
+static void another_in_between(void) {
+    void *graph, **slot = driver_slot(dlsym(cuda, "cuStreamEndCapture"));
+    int (*const theirs)(uintptr_t, void **) = end_by_another;
+    CHECK(slot != NULL);
+    void *original = *slot;
+    CHECK(capture_gate_place(cuda));
+    *(void **)&who_was_before = *slot;
+    *slot = *(void *const *)&theirs;
+    capture_gate_remove();
+    CHECK(!capture_gate_place(cuda));
+    CHECK(driver.end(STREAM, &graph) != 0);
+    *slot = original;
+    CHECK(outcome() == KC_DRAIN_SHORT);
+    ends();
+}
+
 /* ---- who does not answer ---- */
 
 static void blocked(void) {
@@ -522,7 +543,7 @@ static void detach(void) {
 
 // clang-format off: one line is enough
 #define SCENARIOS(X) X(unused) X(idle) X(steady) X(never) X(noted) X(blocking) X(given) X(wrong_thread) X(hammer) \
-    X(blocked) X(hurry) X(forks) X(no_thread) X(held) X(held_and_refused) X(held_and_given_up) X(detach) X(old)
+    X(another_in_between) X(blocked) X(hurry) X(forks) X(no_thread) X(held) X(held_and_refused) X(held_and_given_up) X(detach) X(old)
 // clang-format on
 #define SCENARIO(name) {#name, name},
 static const struct {

@@ -19,6 +19,7 @@ _FACTS = {
     "given": "a capture on a stream of torch's, begun before, is not ended",
     "wrong_thread": "an end that fails leaves the capture in progress",
     "hammer": "captures that begin in the moment are not ended",
+    "another_in_between": "who came after us and leads on to us is not led on to",
     "blocked": "a driver that does not answer is asked again, by one thread",
     "hurry": "who hurries ends the wait",
     "forks": "the captures and launches of a forked child do not wait",
