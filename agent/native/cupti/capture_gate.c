@@ -8,10 +8,12 @@
  *   placed, is not counted. A stream that is destroyed while it is captured stays noted: then there is no moment.
  *
  *   Who begins a capture looks at `held` after it has announced itself; who wants a moment looks at `beginning` after it
- *   has set `held`. One of the two sees the other, and steps back.
+ *   has set `held`. One of the two sees the other, and steps back. `recording` is the same again, for a moment that
+ *   lasts longer than WAIT_LIMIT_NS because our thread does not get to run.
  *
  * Threads: the functions in between run on whatever thread begins or ends a capture; the rest on ours.
- * Blocks: who begins a capture waits while a moment is held, microseconds, WAIT_LIMIT_NS at most.
+ * Blocks: who begins a capture waits while a moment is held, microseconds, WAIT_LIMIT_NS at most, and
+ *   RECORDING_LIMIT_NS more where our thread stands in the driver, or has lost its CPU there.
  */
 #define _GNU_SOURCE
 #include "cupti/capture_gate.h"
@@ -19,11 +21,13 @@
 #include <dlfcn.h>
 #include <stdatomic.h>
 #include <stddef.h>
+#include <time.h>
 
 #include "common/wake.h"
 #include "cupti/driver_slots.h"
 
 #define WAIT_LIMIT_NS 20000000LL
+#define RECORDING_LIMIT_NS 200000000LL /* on top: to go on would end the capture */
 #define CAPTURES_MOST 64u
 #define PER_THREAD_STREAM 2u /* CU_STREAM_PER_THREAD, which 0 stands for in the functions of per-thread streams */
 enum { STILL_CAPTURED = 908 /* CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD */ };
@@ -65,6 +69,7 @@ static struct {
     _Atomic bool overflowed;
     _Atomic uint32_t beginning; /* threads that are in a call which begins a capture */
     _Atomic uint32_t held;
+    _Atomic uint32_t recording; /* within `held`: the call that ends captures is being made */
     struct wake released;
 } gate;
 
@@ -89,11 +94,24 @@ static void forget(uintptr_t stream) {
     }
 }
 
-static void announce(void) {
-    atomic_fetch_add(&gate.beginning, 1);
-    if (atomic_load(&gate.held) != 0) {
+/* Announces a capture, where `word` is 0: waits for that, and looks again, as the next moment may be there. */
+static bool begins_without(const _Atomic uint32_t *word, int64_t limit_ns) {
+    int64_t deadline = 0;
+    for (bool waits = true; waits;) {
+        atomic_fetch_add(&gate.beginning, 1);
+        if (atomic_load(word) == 0) {
+            return true;
+        }
         atomic_fetch_sub(&gate.beginning, 1);
-        (void)wake_await(&gate.released, (const uint32_t *)&gate.held, 0, WAIT_LIMIT_NS);
+        const int64_t now = clock_ns(CLOCK_MONOTONIC);
+        deadline = deadline == 0 ? now + limit_ns : deadline;
+        waits = wake_await(&gate.released, (const uint32_t *)word, 0, deadline - now);
+    }
+    return false;
+}
+
+static void announce(void) {
+    if (!begins_without(&gate.held, WAIT_LIMIT_NS) && !begins_without(&gate.recording, RECORDING_LIMIT_NS)) {
         atomic_fetch_add(&gate.beginning, 1);
     }
 }
@@ -160,21 +178,40 @@ static bool find_slots(void *cuda) {
     return true;
 }
 
+/* False: it leads to somebody who came after us and may lead on to us, so we cannot lead to him. */
+static bool may_place(uint32_t i) {
+    capture_call found;
+    const capture_call before = atomic_load(&gate.originals[i]);
+    *(void **)&found = __atomic_load_n(gate.slots[i], __ATOMIC_SEQ_CST);
+    return before == NULL || found == before || found == OURS[i];
+}
+
+static void place(uint32_t i) {
+    capture_call found;
+    *(void **)&found = __atomic_load_n(gate.slots[i], __ATOMIC_SEQ_CST);
+    if (found != OURS[i]) { /* else it has been given back to us after the removal */
+        atomic_store(&gate.originals[i], found);
+        __atomic_store_n(gate.slots[i], *(void *const *)&OURS[i], __ATOMIC_SEQ_CST);
+    }
+}
+
 bool capture_gate_place(void *cuda) {
     if (gate.placed == 0) {
         if (!find_slots(cuda)) {
             return false;
         }
+        for (uint32_t i = 0; i < GATED; i++) {
+            if (gate.slots[i] != NULL && !may_place(i)) {
+                return false;
+            }
+        }
         for (uint32_t i = 0; i < CAPTURES_MOST; i++) {
             atomic_store(&gate.streams[i], 0);
         }
         atomic_store(&gate.overflowed, false);
-        for (uint32_t i = 0; i < GATED; i++) {
+        for (uint32_t i = GATED; i-- > 0;) { /* ends first: no capture may be noted whose end is not */
             if (gate.slots[i] != NULL) {
-                capture_call original;
-                *(void **)&original = __atomic_load_n(gate.slots[i], __ATOMIC_SEQ_CST);
-                atomic_store(&gate.originals[i], original);
-                __atomic_store_n(gate.slots[i], *(void *const *)&OURS[i], __ATOMIC_SEQ_CST);
+                place(i);
             }
         }
     }
@@ -209,13 +246,21 @@ static bool captured(void) {
 }
 
 void capture_gate_leave(void) {
+    atomic_store(&gate.recording, 0);
     atomic_store(&gate.held, 0);
     wake_post(&gate.released);
 }
 
+static bool is_free(void) { return atomic_load(&gate.beginning) == 0 && !captured(); }
+
+bool capture_gate_recording(void) {
+    atomic_store(&gate.recording, 1);
+    return is_free();
+}
+
 bool capture_gate_enter(void) {
     atomic_store(&gate.held, 1);
-    if (atomic_load(&gate.beginning) == 0 && !captured()) {
+    if (is_free()) {
         return true;
     }
     capture_gate_leave();

@@ -11,5 +11,8 @@ void capture_gate_remove(void);
 /* True: nothing that was noted is captured, and no capture begins before capture_gate_leave, for 20 ms at most. */
 bool capture_gate_enter(void);
 void capture_gate_leave(void);
+/* In such a moment, right before the call that would end captures. False: one did not wait so long. True: none begins
+ * before capture_gate_leave, for 220 ms at most: the call takes microseconds, but our thread may lose its CPU. */
+bool capture_gate_recording(void);
 
 #endif

@@ -77,6 +77,14 @@ int kc_open(const char *path, uint32_t *version, char *error, size_t error_bytes
     return code;
 }
 
+/* A child that is forked from now on is told of it. */
+static bool added(void) {
+    if (!self.added && !dead()) {
+        self.added = collectors_add(&cupti_collector) >= 0;
+    }
+    return self.added;
+}
+
 static int32_t drain(bool hold, struct kc_drain_result *result) {
     const struct drain_wish wish = {.limit_ns = self.drain_limit_ns, .patience_ns = DRAIN_PATIENCE_NS, .hold = hold};
     drain_await(&wish, result);
@@ -91,7 +99,7 @@ static bool stays_initialised(void) { return self.initialised || attachment_must
 
 int kc_drain(const struct kc_drain_wish *wanted, const uint64_t *streams, struct kc_drain_result *result) {
     memset(result, 0, sizeof *result);
-    if (dead() || phase() != COLLECTOR_CLOSED) {
+    if (!added() || dead() || phase() != COLLECTOR_CLOSED) {
         return out_of_order();
     }
     self.drain_limit_ns = wanted->limit_ms * NS_PER_MS;
@@ -119,10 +127,7 @@ static void describe(struct kit_library *library, const struct kc_config *config
 }
 
 int kc_prepare(const struct kc_config *config, char *error, size_t error_bytes) {
-    if (!self.added && !dead()) {
-        self.added = collectors_add(&cupti_collector) >= 0;
-    }
-    if (!self.added) {
+    if (!added()) {
         return refuse(out_of_order(), error, error_bytes, "this process has too many collectors");
     }
     const struct kit_config common = {.buffer_limit_bytes = config->buffer_limit_bytes,
@@ -133,6 +138,9 @@ int kc_prepare(const struct kc_config *config, char *error, size_t error_bytes) 
     describe(&cupti_collector.library, config);
     const int fd = collector_prepare(&cupti_collector, &common, error, error_bytes);
     if (fd < 0) {
+        if (phase() == COLLECTOR_CLOSED) {
+            drain_end(); /* no kc_close is due */
+        }
         return fd;
     }
     memset(&cupti.calls, 0, sizeof cupti.calls);

@@ -50,6 +50,7 @@
 #define STACK_BYTES (512u << 10) /* a program may lock all its memory */
 #define CONTEXTS_MOST 16
 #define STREAMS_MOST 1024u
+#define HELD_MOST_NS 100000000LL /* of launches, in vain */
 #define LEGACY_STREAM ((void *)1)
 enum { SUCCESS = 0, NOT_READY = 600, EVENT_DISABLE_TIMING = 2, CAPTURE_MODE_RELAXED = 2, CAPTURE_IMPLICIT = 906 };
 
@@ -82,14 +83,17 @@ struct context {
     void *probe;  /* event that is recorded anew */
 };
 
+enum state { ASKED, ANSWERED, GIVEN_UP /* by who asked, so the thread ends as soon as it can */ };
+
 /* One question. Whoever is the last to need it frees it. */
 struct question {
     struct drain_wish wish;
+    uint64_t streams[STREAMS_MOST]; /* those of the wish, which its owner does not keep for long */
     struct driver driver;
     struct context contexts[CONTEXTS_MOST];
     int count;
     int64_t begun_ns;
-    uint32_t answered;
+    uint32_t state;
     uint32_t users;
     struct kc_drain_result result;
 };
@@ -112,13 +116,20 @@ static void pause_ns(long ns) {
     (void)nanosleep(&pause, NULL);
 }
 
-/* Whether nobody else needs it. */
-static bool let_go(struct question *question) {
-    const bool last = __atomic_sub_fetch(&question->users, 1, __ATOMIC_SEQ_CST) == 0;
-    if (last) {
+static bool is_now(const struct question *question, uint32_t state) {
+    return __atomic_load_n(&question->state, __ATOMIC_SEQ_CST) == state;
+}
+
+/* From ASKED to this. False: the other side came first. */
+static bool settle(struct question *question, uint32_t state) {
+    uint32_t asked = ASKED;
+    return __atomic_compare_exchange_n(&question->state, &asked, state, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+}
+
+static void let_go(struct question *question) {
+    if (__atomic_sub_fetch(&question->users, 1, __ATOMIC_SEQ_CST) == 0) {
         free(question);
     }
-    return last;
 }
 
 /* ---- the thread of its own ---- */
@@ -155,12 +166,17 @@ static int legacy_stream(struct question *question, struct context *context) {
     return question->driver.is_capturing(LEGACY_STREAM, &capturing);
 }
 
+/* A thread that was kept from running may come here when the moment is long over. */
+static int record_now(struct question *question, const struct context *context, void *event) {
+    return capture_gate_recording() ? question->driver.record(context->handle, event) : CAPTURE_IMPLICIT;
+}
+
 static int record_anchor(struct question *question, struct context *context) {
-    return question->driver.record(context->handle, context->anchor);
+    return record_now(question, context, context->anchor);
 }
 
 static int record_probe(struct question *question, struct context *context) {
-    return question->driver.record(context->handle, context->probe);
+    return record_now(question, context, context->probe);
 }
 
 static int query_anchor(struct question *question, struct context *context) {
@@ -199,6 +215,7 @@ struct progress {
     int64_t anchor_ns;  /* when it was recorded */
     int64_t done_ns;    /* how long the last one that was done has taken; -1: none was */
     int64_t longest_ns; /* any has */
+    int64_t held_ns;    /* how long launches were held, and the queue was not short after all */
     bool recorded;      /* an event was */
 };
 
@@ -226,10 +243,15 @@ static bool is_short(struct question *question, struct progress *progress) {
     if (!question->wish.hold) {
         return true;
     }
+    if (progress->held_ns >= HELD_MOST_NS) {
+        return false;
+    }
+    const int64_t begin = now_ns();
     launches_hold(question->driver.library);
     const bool still = look_at_queue(question, progress) == SUCCESS;
     if (!still) {
         launches_release();
+        progress->held_ns += now_ns() - begin;
     }
     return still;
 }
@@ -267,7 +289,8 @@ static bool look(struct question *question, struct progress *progress) {
                       : soon               ? KC_DRAIN_SOON
                       : progress->recorded ? KC_DRAIN_NOT
                                            : KC_DRAIN_CAPTURING;
-    return now_short || asked_ns >= question->wish.patience_ns || (soon && asked_ns >= steady);
+    return now_short || asked_ns >= question->wish.patience_ns || (soon && asked_ns >= steady) ||
+           is_now(question, GIVEN_UP);
 }
 
 static void find_contexts(struct question *question) {
@@ -288,9 +311,9 @@ static void find_contexts(struct question *question) {
 
 /* Those of torch's streams that are captured now. torch never destroys them. */
 static void find_captured(struct question *question) {
-    const struct drain_wish *wish = &question->wish;
-    for (uint32_t i = 0; i < wish->stream_count && self.captured_count < STREAMS_MOST; i++) {
-        void *stream = (void *)(uintptr_t)wish->streams[i]; // NOLINT: a handle, as torch gave it
+    self.captured_count = 0;
+    for (uint32_t i = 0; i < question->wish.stream_count; i++) {
+        void *stream = (void *)(uintptr_t)question->streams[i]; // NOLINT: a handle, as torch gave it
         int capturing = 0;
         if (question->driver.is_capturing(stream, &capturing) == SUCCESS && capturing != 0) {
             self.captured[self.captured_count++] = stream;
@@ -304,6 +327,9 @@ static void answer(struct question *question) {
     find_contexts(question);
     if (question->count == 0) {
         question->result.outcome = KC_DRAIN_SHORT; /* nothing to wait for */
+        return;
+    }
+    if (is_now(question, GIVEN_UP)) {
         return;
     }
     (void)question->driver.exchange_mode(&mode);
@@ -337,11 +363,14 @@ static void *ask(void *argument) {
         (void)question->driver.release(question->contexts[i].device);
     }
     const bool held = question->wish.hold && question->result.outcome == KC_DRAIN_SHORT;
-    __atomic_store_n(&question->answered, 1, __ATOMIC_SEQ_CST);
-    wake_post(&self.wake);
-    if (let_go(question) && held) {
-        launches_release(); /* nobody waits for the moment any more */
+    if (!settle(question, ANSWERED)) {
+        if (held) {
+            launches_release(); /* nobody waits for the moment any more */
+        }
+        __atomic_store_n(&question->state, ANSWERED, __ATOMIC_SEQ_CST);
     }
+    wake_post(&self.wake);
+    let_go(question);
     return NULL;
 }
 
@@ -390,7 +419,7 @@ static bool answered_within(struct question *question, int64_t limit_ns) {
     for (;;) {
         const uint32_t seen = wake_seen(&self.wake);
         const int64_t left = deadline - now_ns();
-        if (__atomic_load_n(&question->answered, __ATOMIC_SEQ_CST) != 0) {
+        if (is_now(question, ANSWERED)) {
             return true;
         }
         if (left <= 0 || __atomic_load_n(&self.hurried, __ATOMIC_SEQ_CST) != 0) {
@@ -406,8 +435,8 @@ void drain_hurry(void) {
 }
 
 static void forget_answered(void) {
-    if (self.unanswered != NULL && __atomic_load_n(&self.unanswered->answered, __ATOMIC_SEQ_CST) != 0) {
-        (void)let_go(self.unanswered);
+    if (self.unanswered != NULL && is_now(self.unanswered, ANSWERED)) {
+        let_go(self.unanswered);
         self.unanswered = NULL;
     }
 }
@@ -436,14 +465,18 @@ void drain_await(const struct drain_wish *wish, struct kc_drain_result *result) 
         return;
     }
     *question = (struct question){.wish = *wish, .driver = driver, .begun_ns = now_ns(), .users = 2};
+    question->wish.stream_count = wish->stream_count < STREAMS_MOST ? wish->stream_count : STREAMS_MOST;
+    for (uint32_t i = 0; i < question->wish.stream_count; i++) {
+        question->streams[i] = wish->streams[i];
+    }
     if (!start(question)) {
         free(question);
         result->outcome = KC_DRAIN_UNKNOWN;
         return;
     }
-    if (answered_within(question, wish->patience_ns + ANSWER_NS)) {
+    if (answered_within(question, wish->patience_ns + ANSWER_NS) || !settle(question, GIVEN_UP)) {
         *result = question->result;
-        (void)let_go(question);
+        let_go(question);
     } else {
         self.unanswered = question;
         unanswered(question, result);
@@ -452,7 +485,7 @@ void drain_await(const struct drain_wish *wish, struct kc_drain_result *result) 
 
 void drain_end(void) {
     forget_answered();
-    if (self.gated && self.unanswered == NULL) {
+    if (self.unanswered == NULL && self.gated) {
         capture_gate_remove();
         self.gated = false;
     }
@@ -460,5 +493,6 @@ void drain_end(void) {
 
 void drain_forked(void) {
     self.unanswered = NULL; /* the thread is in the parent */
+    launches_release();
     capture_gate_leave();
 }

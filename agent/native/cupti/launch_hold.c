@@ -42,7 +42,8 @@ __attribute__((visibility("hidden"), used)) void kineto_launch_waits(void);
 
 void kineto_launch_waits(void) {
     if (__atomic_load_n(&hold.held, __ATOMIC_SEQ_CST) != 0) {
-        (void)wake_await(&hold.released, &hold.held, 0, hold.until_ns - clock_ns(CLOCK_MONOTONIC));
+        const int64_t until_ns = __atomic_load_n(&hold.until_ns, __ATOMIC_SEQ_CST);
+        (void)wake_await(&hold.released, &hold.held, 0, until_ns - clock_ns(CLOCK_MONOTONIC));
     }
 }
 
@@ -62,20 +63,28 @@ IN_BETWEEN(5)
 
 static void (*const OURS[LAUNCHES])(void) = {in_0, in_1, in_2, in_3, in_4, in_5};
 
+/* What leads to somebody who came after us is left: he may lead on to us. */
+static void place(uint32_t i) {
+    void *found = hold.slots[i] == NULL ? NULL : __atomic_load_n(hold.slots[i], __ATOMIC_SEQ_CST);
+    if (found != NULL && (kineto_launch_originals[i] == NULL || kineto_launch_originals[i] == found)) {
+        __atomic_store_n(&kineto_launch_originals[i], found, __ATOMIC_SEQ_CST);
+        __atomic_store_n(hold.slots[i], *(void *const *)&OURS[i], __ATOMIC_SEQ_CST);
+    }
+}
+
 void launches_hold(void *cuda) {
-    hold.until_ns = clock_ns(CLOCK_MONOTONIC) + HOLD_NS;
+    for (uint32_t i = 0; i < LAUNCHES; i++) { /* takes some of the moment: before it counts */
+        hold.slots[i] = driver_slot(dlsym(cuda, NAMES[i]));
+    }
+    __atomic_store_n(&hold.until_ns, clock_ns(CLOCK_MONOTONIC) + HOLD_NS, __ATOMIC_SEQ_CST);
     __atomic_store_n(&hold.held, 1, __ATOMIC_SEQ_CST);
     for (uint32_t i = 0; i < LAUNCHES; i++) {
-        hold.slots[i] = driver_slot(dlsym(cuda, NAMES[i]));
-        if (hold.slots[i] != NULL) {
-            kineto_launch_originals[i] = __atomic_load_n(hold.slots[i], __ATOMIC_SEQ_CST);
-            __atomic_store_n(hold.slots[i], *(void *const *)&OURS[i], __ATOMIC_SEQ_CST);
-        }
+        place(i);
     }
 }
 
 void launches_release(void) {
-    for (uint32_t i = 0; i < LAUNCHES; i++) {
+    for (uint32_t i = LAUNCHES; i-- > 0;) { /* two names may lead to one slot */
         if (hold.slots[i] != NULL) {
             void *ours = *(void *const *)&OURS[i];
             (void)__atomic_compare_exchange_n(hold.slots[i], &ours, kineto_launch_originals[i], false, __ATOMIC_SEQ_CST,

@@ -1,10 +1,20 @@
 """Runs the C parts of the agent under sanitizers: `python -m support.machine.sanitize [SANITIZERS]…`."""
 
 import os
+import platform
 import subprocess
 import sys
 
-from support.machine.native import COLLECTOR_HEADERS, FAKE_CUPTI, FAKES, ROOT, build, collector_sources, has_sanitizer
+from support.machine.native import (
+    COLLECTOR_HEADERS,
+    FAKE_CUPTI,
+    FAKES,
+    ROOT,
+    build,
+    collector_sources,
+    fake_driver,
+    has_sanitizer,
+)
 from support.rocm import fakes as rocm
 
 SANITIZERS = ("address,undefined", "thread")
@@ -29,6 +39,8 @@ def run(sanitizer: str) -> int:
         "drive_graphs": [graphs],
         "drive_stacks": [],
     }
+    if platform.machine() == "x86_64":
+        fakes["drive_drain"] = [fake_driver(*flags), cupti]
     environ = {**os.environ, "TSAN_OPTIONS": "halt_on_error=1 die_after_fork=0", "ASAN_OPTIONS": "detect_leaks=1"}
     for name, libraries in fakes.items():
         sources = [*collector_sources(), DRIVERS / f"{name}.c"]

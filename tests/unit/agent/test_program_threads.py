@@ -373,6 +373,7 @@ CASES: dict[Case, tuple[str, ...]] = {
 NOT_CALLED_HERE = {
     "system/threads.py: _ours.clear": "a function of C",
     "system/threads.py: _unnamed.clear": "a function of C",
+    "system/c_functions.py: _mend_loader": "writes to the loader's own data",
     "sources/jax/pjrt_plugins.py: self._end": "needs a vendor's library, and waits for its session to end",
     "sources/jax/xla_session.py: self._at_exit": "the same",
     "sources/torch/torch_profiler.py: self._at_exit": "the same",

@@ -172,7 +172,7 @@ class CuptiSession:
 
     def _start(self) -> None:
         calls = [kind for kind in self._kinds if kind in _CALL_KINDS]
-        subscribed = self._collector.subscribe()
+        subscribed = self._subscribe()
         self._look_for_others(subscribed)
         through_subscriber = subscribed == 0
         self._kinds = [kind for kind in self._kinds if kind not in _CALL_KINDS]
@@ -190,6 +190,14 @@ class CuptiSession:
             )
         if through_subscriber:
             self._record_calls(calls)
+
+    def _subscribe(self) -> int:
+        try:
+            return self._collector.subscribe()
+        except SourceError as exc:
+            if self._wanted:  # give_way() ended the wait for the GPU
+                raise SourceError("USER_PROFILER_STARTED", "%s started" % _TORCH_PROFILER) from exc
+            raise
 
     def _look_for_others(self, subscribed: int) -> None:
         """Raises SourceError if another profiler uses CUPTI."""

@@ -11,8 +11,8 @@ from support.machine import native
 
 EXPORTED = {
     "kc_abi", "kc_open", "kc_drain", "kc_prepare", "kc_keep_calls", "kc_subscribe", "kc_start", "kc_record_calls",
-    "kc_yield", "kc_counts", "kc_others", "kc_stop", "kc_detach", "kc_hurry", "kc_close", "kc_device", "kc_result_text",
-    "kc_serve",
+    "kc_yield", "kc_counts", "kc_others", "kc_stop", "kc_detach", "kc_hurry", "kc_close", "kc_device",
+    "kc_result_text", "kc_serve",
     "kc_kit_abi", "kc_kit_open", "kc_kit_describe", "kc_kit_prepare", "kc_kit_start", "kc_kit_counts", "kc_kit_stop",
     "kc_kit_problem", "kc_kit_close", "kc_kit_result_text", "kc_rocprofiler_client",
     "kc_pti_abi", "kc_pti_look", "kc_pti_version", "kc_pti_core",

@@ -17,7 +17,7 @@ from support.waiting import scaled, until
 
 pytest.importorskip("kinetod", reason="the daemon's half is not for this Python")
 
-from kineto_agent.sources.cupti import cuda_devices
+from kineto_agent.sources.cupti import collector_binding, cuda_devices
 from kineto_agent.sources.cupti.collector_binding import CollectorConfig
 from kineto_agent.sources.interface import SourceError
 from kineto_agent.sources.native_interface import EnableResult
@@ -108,6 +108,10 @@ def test_devices_are_described(program: Program) -> None:
     assert found["cuda_driver_version"] == 13000
     (device,) = found["devices"]
     assert (device["name"], device["numSms"], device["totalGlobalMem"]) == ("Fake H200", 132, 141 << 30)
+
+
+def test_a_driver_that_cannot_be_asked_about_its_work_is_no_hindrance(program: Program) -> None:
+    assert program.remote.drain(300).outcome == collector_binding.UNKNOWN
 
 
 def test_leaving_ends_a_recording_and_the_thread(program: Program) -> None:
@@ -206,6 +210,8 @@ def test_sizes_that_cannot_be_are_refused(program: Program) -> None:
         (14, b""),
         (14, b"\0" * 7),
         (14, b"\0" * 400),
+        (17, b""),
+        (17, b"\0" * 16),
     ],
 )
 def test_a_request_with_a_wrong_argument_is_refused_and_the_next_is_served(

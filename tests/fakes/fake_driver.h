@@ -1,0 +1,31 @@
+/* The controls of the fake driver (fake_driver.c). */
+#ifndef FAKE_DRIVER_H
+#define FAKE_DRIVER_H
+
+#include <stdint.h>
+
+enum fake_driver_setting {
+    FAKE_CONTEXTS,     /* active primary contexts; 0 to 2 */
+    FAKE_STEADY_MS,    /* the queue is this long whenever somebody looks */
+    FAKE_NEVER,        /* 1: what is queued does not end */
+    FAKE_BLOCK_CREATE, /* 1: these calls do not return */
+    FAKE_BLOCK_RETAIN,
+    FAKE_BLOCK_RECORD,
+    FAKE_BLOCK_HELD, /* cuCtxRecordEvent, while cuLaunchKernel does not lead to its implementation */
+    FAKE_SETTINGS
+};
+
+void fake_driver_set(enum fake_driver_setting setting, int value);
+/* A thread is in a call that is blocked. */
+int fake_driver_blocked(void);
+/* Captures that cuCtxRecordEvent has ended so far. */
+unsigned fake_driver_harmed(void);
+/* Launches whose arguments were not as they have to be (fake_driver.c). */
+unsigned fake_driver_garbled(void);
+unsigned fake_driver_launched(void);
+unsigned fake_driver_recorded(void);
+/* Every exported function leads to its own implementation. */
+int fake_driver_intact(void);
+int fake_driver_launches_held(void); /* cuLaunchKernel does not */
+
+#endif
