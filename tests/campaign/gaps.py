@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / part) for part in ("tests", "agent", "daemon", "protos", "cli")]
 
 from support.attach_targets import later  # noqa: E402
-from support.campaigns.attach_harness import pythons, version_of  # noqa: E402
+from support.campaigns.attach_harness import machine_library, pythons, version_of  # noqa: E402
 from support.campaigns.gaps import Pair, possible, table, watch, watch_once  # noqa: E402
 from support.service.daemon import Daemon, running_daemon  # noqa: E402
 
@@ -65,6 +65,7 @@ def main() -> int:
         names = options.program or list(later.ACTIONS)
         has_torch = {python: possible("torch", python) for python in chosen}
         rows = [(name, each) for each in chosen for name in names if later.NEEDS[name] == "sys" or has_torch[each]]
+    machine_library()  # made once, not by every thread
     with running_daemon() as daemon, ThreadPoolExecutor(options.jobs) as pool:
         pairs = list(pool.map(lambda row: pair_of(options, daemon, *row), rows))
     bad = [pair for pair in pairs if pair.differences() or pair.excess_ms() > options.bound_ms]

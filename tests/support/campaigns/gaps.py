@@ -70,12 +70,13 @@ class Pair:
 
     def cells(self) -> list[str]:
         """Cells of the row in the table."""
-        both = [f"{getattr(self.traced, name):.1f} ({getattr(self.untouched, name):.1f})" for name in TIMES]
+        both = [f"{getattr(self.traced, name):.1f} ({getattr(self.untouched, name):.1f})" for name in SHOWN]
         return [self.name, self.python, self.verdict, *both, "; ".join(self.differences())[:300]]
 
 
 TIMES = ("during", "after", "took", "end")
-HEADER = ("program", "Python", "verdict", "during", "after", "did next", "to its end", "differs")
+SHOWN = ("during", "after", "took", "used", "end")
+HEADER = ("program", "Python", "verdict", "during", "after", "did next", "CPU of it", "to its end", "differs")
 
 
 def table(pairs: Sequence[Pair]) -> str:
