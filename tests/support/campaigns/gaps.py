@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +24,8 @@ from support.service.cli import run_process
 from support.service.daemon import Daemon
 
 ENDS_WITHIN_S = 60.0
-ADDRESS = re.compile(r"0x[0-9a-f]+|pid=\d+|process \d+")
+# What differs from run to run by itself: addresses, pids, times.
+CHANGING = re.compile(r"0x[0-9a-f]+|pid=\d+|process \d+|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \d+:\d+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +115,8 @@ def watch_once(
             (target.longest_ms(begin, end), target.longest_ms(end, over) if after_s else 0.0)
             for target in (traced, untouched)
         ]
-        ends = [_end(target, *look) for target, look in zip((traced, untouched), looks, strict=True)]
+        with ThreadPoolExecutor(2) as both:  # at the same time
+            ends = list(both.map(_end, (traced, untouched), *zip(*looks, strict=True)))
     told = json.loads(result.stdout)["targets"][0] if result.stdout.startswith("{") else {}
     verdict = str(told.get("verdict", f"exit status {result.code}")).removeprefix("VERDICT_")
     reason = str(told.get("reason", "") or ("" if told else result.stderr))
@@ -130,8 +133,8 @@ def _end(target: RunningTarget, during: float, after: float) -> Look:
     except Ended:
         return Look(during=during, after=after, end=(time.monotonic_ns() - begin) / 1e6, errors="it did not end")
     return Look(
-        status=status, output=ADDRESS.sub("0x", output.decode("utf-8", "replace")),
-        errors=ADDRESS.sub("0x", target.errors()), during=during, after=after, took=target.words[TOOK] / 1e6,
+        status=status, output=CHANGING.sub("0x", output.decode("utf-8", "replace")),
+        errors=CHANGING.sub("0x", target.errors()), during=during, after=after, took=target.words[TOOK] / 1e6,
         used=target.words[USED] / 1e6, end=(time.monotonic_ns() - begin) / 1e6,
     )  # fmt: skip
 
