@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/pytest -n 3 --dist worksteal
 NATIVE := $(wildcard agent/native/*.py agent/native/*/*.[ch] agent/native_tools/*.c daemon/native/*/*.[ch] daemon/native_counters/*.[ch])
 
-.PHONY: demo dyno test test-all lock audit test-pythons newer-pythons level-zero lint unit sanitize gpu rocm rocm-fake zoo bench bench-attach bench-traces rootcause rootcause-gpu rootcause-ranks campaign campaign-attach campaign-own-gil campaign-profiler campaign-jax campaign-systemd fuzz properties fuzz-replay campaign-fuzz-service campaign-access campaign-exec-race campaign-uploads campaign-reports campaign-diff campaign-load campaign-faults campaign-slurm campaign-fleet campaign-clocks campaign-kineto campaign-xpu views config-docs images screenshots docs protos clean install
+.PHONY: demo dyno test test-all lock audit test-pythons newer-pythons level-zero lint unit sanitize gpu rocm rocm-fake zoo bench bench-attach bench-traces rootcause rootcause-gpu rootcause-ranks campaign campaign-attach campaign-gaps campaign-own-gil campaign-profiler campaign-jax campaign-systemd fuzz properties fuzz-replay campaign-fuzz-service campaign-access campaign-exec-race campaign-uploads campaign-reports campaign-diff campaign-load campaign-faults campaign-slurm campaign-fleet campaign-clocks campaign-kineto campaign-xpu views config-docs images screenshots docs protos clean install
 
 install: $(STAMP)
 
@@ -126,6 +126,10 @@ campaign: $(STAMP)
 # Hours: every kind of target on every Python of this machine (`make newer-pythons` gets newer ones).
 campaign-attach: $(STAMP)
 	$(BIN)/python tests/campaign/attach.py --output build/attach/campaign.md
+
+# Hours: longest gaps of programs during a trace and for a minute afterwards, and what they do next, beside untouched twins.
+campaign-gaps: $(STAMP)
+	$(BIN)/python tests/campaign/gaps.py --output build/attach/gaps.md
 
 # Traces of programs with sub-interpreters that have a GIL of their own, on every Python of this machine from 3.12 on.
 campaign-own-gil: $(STAMP)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import grpc
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 from kineto_protos.v1 import profiler_pb2 as pb
-from support.service.daemon import Daemon, watch_to_end
+from support.service.daemon import Daemon, watch_to_end, watch_until_it_collects
 
 DEFAULTS = ""  # instead of a kind: what a capture records without --activities
 CALL_S = 120
@@ -55,11 +56,20 @@ class Tracer:
         self.stub = daemon.stub()
         self.duration_s = duration_s
 
-    def capture(self, pids: list[int], kind: str, keep_agent_s: float | None) -> Capture:
-        """One capture of these processes, to its end; its files are deleted."""
+    def capture(
+        self,
+        pids: list[int],
+        kind: str,
+        keep_agent_s: float | None,
+        collecting: Callable[[], object] | None = None,
+    ) -> Capture:
+        """One capture of these processes, to its end; its files are deleted. collecting: called once it records."""
         request = pb.CreateCaptureRequest(spec=spec(pids, kind, self.duration_s, keep_agent_s))
         try:
             created = self.stub.CreateCapture(request, timeout=CALL_S)
+            if collecting is not None:
+                watch_until_it_collects(self.stub, created.id, CALL_S)
+                collecting()
             found = watch_to_end(self.stub, created.id, CALL_S)
             self.stub.DeleteCapture(pb.DeleteCaptureRequest(id=created.id), timeout=CALL_S)
         except grpc.RpcError as exc:

@@ -19,6 +19,8 @@ FAMILIES = (
     "jax_programs",
     "other_python",
     "native_programs",
+    "always_capturing",
+    "holding",
     "stand_ins",
 )
 
@@ -31,7 +33,7 @@ class Program:
     arguments. graphs: it replays CUDA graphs. deterministic: digests equal those of an untouched run. end: how it is
     ended, by the file `end` ("file"), by SIGTERM during a capture ("term") or by itself ("self"); status: with which
     exit status. alone: nothing else may run beside it. twin: an untouched one may run beside it. prefix: of the
-    command. stand_in: for tests of the runner without a GPU, not part of the zoo.
+    command. stand_in: for tests of the runner without a GPU, not part of the zoo. by_name: runs only where it is named.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Program:
     prefix: tuple[str, ...] = ()
     environ: Mapping[str, str] = field(default_factory=dict)
     stand_in: bool = False
+    by_name: bool = False
 
 
 PROGRAMS: dict[str, Program] = {}
@@ -67,13 +70,14 @@ def program(
     twin: bool = True,
     environ: Mapping[str, str] | None = None,
     stand_in: bool = False,
+    by_name: bool = False,
 ) -> Callable[[Callable[[Life], None]], Callable[[Life], None]]:
     """A function as a program, by the function's name."""
 
     def enter(run: Callable[[Life], None]) -> Callable[[Life], None]:
         made = Program(
             name=run.__name__, run=run, graphs=graphs, deterministic=deterministic, end=end, status=status, twin=twin,
-            environ=environ or {}, stand_in=stand_in,
+            environ=environ or {}, stand_in=stand_in, by_name=by_name,
         )  # fmt: skip
         add(made)
         return run

@@ -31,7 +31,9 @@ class Row:
     """What became of one program. state: "unharmed", "HARMED", "skipped" or "not run". Times in ms are medians.
 
     problems: why it is harmed. notes: what else is to be known. twin_ratio: of the untouched program over the same
-    time. memory: at the points before, first, settled, last, end; of the untouched one: twin_memory.
+    time. gap: the longest iteration from the first request to the last file, and from there to the end, of both. lost:
+    captures of CUDA graphs that the program itself counts as lost. memory: at the points before, first, settled, last,
+    end; of the untouched one: twin_memory.
     """
 
     name: str
@@ -52,6 +54,11 @@ class Row:
     untouched_ms: float = 0.0
     ratio: float = 0.0
     twin_ratio: float = 0.0
+    gap_during_ms: float = 0.0
+    gap_after_ms: float = 0.0
+    twin_gap_during_ms: float = 0.0
+    twin_gap_after_ms: float = 0.0
+    lost: int = 0
     first_record_s: list[float] = field(default_factory=list)
     memory: dict[str, Memory] = field(default_factory=dict)
     twin_memory: dict[str, Memory] = field(default_factory=dict)
@@ -76,6 +83,16 @@ def median_ms(times: array[int], windows: Iterable[Window]) -> float:
         inside = times[bisect.bisect_left(times, begin) : bisect.bisect_right(times, end)]
         found += [b - a for a, b in zip(inside, inside[1:], strict=False)]
     return statistics.median(found) / 1e6 if found else 0.0
+
+
+def longest_ms(times: array[int], window: Window) -> float:
+    """The longest iteration that overlaps the window, in ms, also one that has not ended; 0.0: unknown."""
+    begin, end = window
+    if not times or end <= begin:
+        return 0.0
+    inside = times[max(0, bisect.bisect_right(times, begin) - 1) : bisect.bisect_left(times, end) + 1]
+    unended = end - max(begin, times[-1])
+    return max([unended, *(b - a for a, b in zip(inside, inside[1:], strict=False))], default=0) / 1e6
 
 
 def ratio(after_ms: float, before_ms: float) -> float:
@@ -112,10 +129,15 @@ def time_iterations(
     row.before_ms, row.after_ms = median_ms(times, [before]), median_ms(times, [after])
     row.during_ms = median_ms(times, [(one.begin_ns, one.end_ns) for one in recorded])
     row.ratio = ratio(row.after_ms, row.before_ms)
+    windows = (first, last), (last, times[-1])
+    row.gap_during_ms, row.gap_after_ms = (longest_ms(times, window) for window in windows)
     if untouched:
         row.untouched_ms = median_ms(untouched, [(untouched[0] + SETTLE_NS, untouched[-1])])
         shift = untouched[0] - times[0] if untouched[-1] < times[0] else 0
         shifted = [(begin + shift, end + shift) for begin, end in (before, after)]
+        row.twin_gap_during_ms, row.twin_gap_after_ms = (
+            longest_ms(untouched, (begin + shift, min(end + shift, untouched[-1]))) for begin, end in windows
+        )
         row.twin_ratio = ratio(median_ms(untouched, shifted[1:]), median_ms(untouched, shifted[:1]))
 
 
@@ -128,6 +150,15 @@ def compare_digests(row: Row, traced: Mapping[int, str], untouched: Mapping[int,
         row.harm(f"changed results: {len(wrong)} of {len(common)} digests differ, the first at iteration {wrong[0]}")
     elif not common:
         row.notes.append("no digest could be compared")
+
+
+def count_lost(row: Row, traced: Sequence[Mapping[str, Any]], untouched: Sequence[Mapping[str, Any]]) -> None:
+    """Captures of graphs that a program has lost, which an untouched one does not."""
+    row.lost = len(traced)
+    if traced and not untouched:
+        row.harm(f"lost {len(traced)} of its own captures, the first: {traced[0].get('what')}")
+    elif untouched:
+        row.notes.append(f"lost {len(traced)} of its own captures, untouched {len(untouched)}")
 
 
 def compare_own_traces(row: Row, traced: Sequence[int], untouched: Sequence[int]) -> None:

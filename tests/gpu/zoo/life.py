@@ -1,7 +1,8 @@
 """How a program of the zoo tells the runner of its life: three files in a folder of its own.
 
-`events` has one JSON object a line (ready, skip, digest, wrong, own, end), `times` the end of every iteration as 64-bit
-Unix time in ns, and a file `end`, made by the runner, ends the program after the iteration that it is in. Nothing here
+`events` has one JSON object a line (ready, skip, digest, wrong, lost, own, end), `times` the end of every iteration as
+64-bit Unix time in ns, and a file `end`, made by the runner, ends the program after the iteration that it is in. A file
+`hold`, while it is there, asks a program for work on the GPU that does not end. Nothing here
 starts a thread or touches the GPU, and the programs of native/ do the same in C++ (native/zoo.cuh).
 """
 
@@ -35,7 +36,7 @@ class Life:
     def __init__(self, folder: Path, device: str = "cuda", most_s: float = 1800, rank: int = 0) -> None:
         self.folder, self.device, self.rank = folder, device, rank
         self.count = 0
-        self._end = str(folder / "end")
+        self._end, self._hold = str(folder / "end"), str(folder / "hold")
         self._stop_ns = time.time_ns() + int(most_s * 1e9)  # nobody is left behind by a runner that was killed
         self._times = array.array("q")
         self._flushed_ns = 0
@@ -54,6 +55,10 @@ class Life:
     def ended(self) -> bool:
         """Whether the program is to end now."""
         return os.path.exists(self._end) or time.time_ns() > self._stop_ns  # noqa: PTH110 - every iteration asks
+
+    def held(self) -> bool:
+        """Whether work that does not end is wanted now."""
+        return os.path.exists(self._hold)  # noqa: PTH110 - every iteration asks
 
     def tick(self, digest: Callable[[], str] | None = None, every: int = 100) -> bool:
         """The end of one iteration; False: it was the last one. Every so many the digest of the state is written."""

@@ -33,6 +33,11 @@ def middle(values: Sequence[float]) -> float:
     return statistics.median(values) if values else 0.0
 
 
+def gaps(traced_ms: float, untouched_ms: float) -> str:
+    """The longest gap in ms, the untouched program's in brackets."""
+    return f"{number(traced_ms, '.1f')} ({number(untouched_ms, '.1f')})" if traced_ms else "-"
+
+
 def cells(row: Row) -> list[str]:
     """One row of the table."""
     return [
@@ -46,6 +51,9 @@ def cells(row: Row) -> list[str]:
         number(row.ratio, ".3f"),
         number(row.twin_ratio, ".3f"),
         number(row.after_ms / row.untouched_ms if row.untouched_ms else 0, ".3f"),
+        gaps(row.gap_during_ms, row.twin_gap_during_ms),
+        gaps(row.gap_after_ms, row.twin_gap_after_ms),
+        number(row.lost, "d"),
         mib(row.memory, "rss"),
         mib(row.memory, "gpu"),
         number(row.first_record_s[0] if row.first_record_s else 0, ".2f"),
@@ -55,7 +63,7 @@ def cells(row: Row) -> list[str]:
 
 HEAD = (
     "program", "state", "verdicts", "digests", "kernels", "ms", "during", "after", "twin", "after/untouched",
-    "RSS MiB", "GPU MiB", "1st s", "med s",
+    "gap during", "gap after", "lost", "RSS MiB", "GPU MiB", "1st s", "med s",
 )  # fmt: skip
 
 
@@ -95,7 +103,7 @@ def summary_of(rows: Sequence[Row]) -> str:
 
 LINE_HEAD = (
     f"{'program':<29}{'state':<8}{'caps':>4}{'done':>5}{'digs':>5}{'kern':>7}{'ms':>9}{'during':>7}{'after':>7}"
-    f"{'twin':>7}{'1st s':>6}{'RSS+':>5}{'GPU+':>5} told"
+    f"{'twin':>7}{'gap ms':>8}{'(twin)':>8}{'after':>8}{'(twin)':>8}{'1st s':>6}{'RSS+':>5}{'GPU+':>5} told"
 )
 
 
@@ -124,7 +132,9 @@ def line(row: Row) -> str:
     grown = "".join(f"{grown_mib(row.memory, part):>5}" for part in ("rss", "gpu"))
     return (
         f"{row.name:<29}{SHORT[row.state]:<8}{row.captures:>4}{done:>5}{row.compared:>5}{middle(row.kernels):>7.0f}"
-        f"{row.before_ms:>9.3f}{during:>7.2f}{row.ratio:>7.3f}{row.twin_ratio:>7.3f}{first:>6.2f}"
+        f"{row.before_ms:>9.3f}{during:>7.2f}{row.ratio:>7.3f}{row.twin_ratio:>7.3f}"
+        f"{row.gap_during_ms:>8.1f}{row.twin_gap_during_ms:>8.1f}{row.gap_after_ms:>8.1f}{row.twin_gap_after_ms:>8.1f}"
+        f"{first:>6.2f}"
         f"{grown} {len(row.warnings) or ''}"
     )
 

@@ -4,7 +4,11 @@
     python tests/gpu/zoo/run.py --output OUT --budget-s 560 --part 1/2
     python tests/gpu/zoo/run.py --output OUT --serial-timing --programs graph_step,jax_train
     python tests/gpu/zoo/run.py --output OUT --captures-only 1000     # over the programs with CUDA graphs
+    python tests/gpu/zoo/run.py --output OUT --programs capture_ --captures-only 500 --duration-s 0.3  # they capture
+    python tests/gpu/zoo/run.py --output OUT --programs healthy_ --captures-only 200 --duration-s 0.3 --jobs 1
     python tests/gpu/zoo/run.py --list
+
+stand_still.py takes captures of programs whose kernels do not end.
 
 Every program runs twice, started plainly: one is traced through a real kinetod, with the defaults and then with each
 activity kind alone, and works on for a while; the other one, its twin, is left in peace beside it. Each program checks
@@ -12,8 +16,10 @@ its own results in every iteration and writes digests of its state at fixed iter
 A program is HARMED if it dies, hangs, ends otherwise than it should, has other results, takes poorer traces of itself
 or takes more and more memory. Columns: digests = compared; kernels = median of the captures with the defaults;
 ms = median iteration before the first capture; during, after = over that (after: from 1 s after the last capture to
-the end); twin = the same ratio of the untouched program over the same time; RSS, GPU = MiB before the first capture /
-after it / at the end; 1st, med = seconds from the request to the first record, first capture and median.
+the end); twin = the same ratio of the untouched program over the same time; gap during, gap after = longest iteration
+in ms from the first request to the last file, and from there to the end (in brackets the untouched program's over the
+same time); lost = captures of CUDA graphs that the program itself has counted as lost; RSS, GPU = MiB before the first
+capture / after it / at the end; 1st, med = seconds from the request to the first record, first capture and median.
 With several programs at a time ratios tell little: --serial-timing runs one at a time, without a twin.
 
 Results: OUT/zoo.json, OUT/zoo.md, folders of what failed in OUT/failed. The exit status is 1 if a program was harmed.
@@ -87,6 +93,8 @@ def chosen(options: argparse.Namespace) -> list[Program]:
     found = [one for one in load().values() if one.stand_in == options.stand_ins]
     if options.captures_only and not options.programs and not options.stand_ins:
         found = [one for one in found if one.graphs and one.end == "file"]
+    if not options.programs:
+        found = [one for one in found if not one.by_name]
     for wanted in filter(None, options.programs.split(",")):
         if not any(wanted in one.name for one in found):
             raise SystemExit(f"there is no program like {wanted!r}; --list names all")

@@ -268,6 +268,8 @@ class Session:
         untouched = reference.times() if reference is not None else None
         figures.time_iterations(self.row, traced.times(), self.captures, ready_ns, untouched)
         figures.judge_memory(self.row)
+        lost = [one.events("lost") for one in (traced, reference) if one is not None]
+        figures.count_lost(self.row, lost[0], lost[1] if reference is not None else [])
         if reference is None:
             return
         if self.program.deterministic:

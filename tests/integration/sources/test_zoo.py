@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from gpu.zoo import run
+from gpu.zoo import run, stand_still
 
 pytestmark = pytest.mark.slow
 
@@ -38,3 +38,16 @@ def test_an_unharmed_program_has_equal_digests_and_a_budget_ends_the_run(tmp_pat
     assert row["compared"] > 0
     assert run.main([*COMMON, "--output", str(tmp_path), "--budget-s", "5"]) == 0
     assert {row["state"] for row in json.loads((tmp_path / "zoo.json").read_text())} == {"not run"}
+
+
+def test_work_that_does_not_end_is_there_before_during_and_after_captures(tmp_path: Path) -> None:
+    options = ("--device", "cpu", "--output", str(tmp_path), "--bound-ms", "100000")
+    assert stand_still.main([*options, "--duration-s", "0.3", "--drain-s", "0"]) == 0
+    phases = json.loads((tmp_path / "stand_still.json").read_text())
+    assert [(each["phase"], each["met"], each["held"], each["then"]) for each in phases] == [
+        ("healthy", "DONE", True, ""),
+        ("before", "DONE", True, "DONE"),
+        ("during", "DONE", True, "DONE"),
+        ("after", "DONE", True, "DONE"),
+    ]
+    assert phases[1]["reference"] >= 200  # the stand-in stands still for so long

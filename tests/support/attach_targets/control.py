@@ -1,9 +1,11 @@
 """The page that a target shares with who started it, and what every target must find unchanged at its end.
 
 Theory of operation
-    Words of 64 bits: the harness sets STOP, the target counts LAPS, notes the LONGEST lap (ns; the harness may zero
-    it) and says READY. So a target needs no thread, no signal and no descriptor to be talked to, and who attaches
-    sees a hang as LAPS that stand still. Runs wherever the agent runs, standard library only.
+    Words of 64 bits: the harness sets STOP, the target counts LAPS, stores when the LAST one ended and says READY. A
+    lap of SHORT_NS or more is a gap: its end and length go into a ring behind the words, so that the longest gap of
+    any window is known later (`longest_gap_ns`). So a target needs no thread, no signal and no descriptor to be talked
+    to, and who attaches sees a hang as LAPS that stand still. Times are ns of CLOCK_MONOTONIC. Runs wherever the agent
+    runs, standard library only. A program in another language that keeps the same words can be watched, too.
 """
 
 import mmap
@@ -12,10 +14,14 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any, Dict, Sequence
 
-STOP, LAPS, LONGEST, READY, EXIT_AT = range(5)
-PAGE_BYTES = 4096
+STOP, LAPS, LAST, READY, EXIT_AT, GAPS, TOOK, USED = range(8)
+FIRST_GAP = 8  # the word at which the ring begins
+MOST_GAPS = 1 << 18  # 50 s of laps that are just not short; the file is sparse
+SHORT_NS = 200_000
+PAGE_BYTES = 8 * (FIRST_GAP + 2 * MOST_GAPS)
+PAGE_VARIABLE = "KINETO_TESTS_PAGE"  # names the page to programs that the gap harness starts
 
 
 class Wrong(Exception):
@@ -39,27 +45,48 @@ class Control:
         with Path(path).open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), PAGE_BYTES)
         self.words = memoryview(self._map).cast("Q")
-        self._last = 0
 
     def ready(self) -> None:
         """Tells the harness that it may attach from now on."""
-        self._last = time.perf_counter_ns()
+        self.words[LAST] = time.monotonic_ns()
         self.words[READY] = 1
 
     def running(self) -> bool:
         """Ends a lap: counts it and its time. Whether there is to be another."""
-        now = time.perf_counter_ns()
-        gap = now - self._last
-        self._last = now
-        self.words[LAPS] += 1
-        if gap > self.words[LONGEST]:
-            self.words[LONGEST] = gap
-        return not self.words[STOP]
+        words = self.words
+        now = time.monotonic_ns()
+        gap = now - words[LAST]
+        words[LAST] = now
+        words[LAPS] += 1
+        if gap >= SHORT_NS:
+            at = FIRST_GAP + 2 * (words[GAPS] % MOST_GAPS)
+            words[at], words[at + 1] = now, gap
+            words[GAPS] += 1
+        return not words[STOP]
 
     @property
     def stopped(self) -> bool:
         """Whether the harness wants the target to end."""
         return bool(self.words[STOP])
+
+
+def longest_gap_ns(words: "Sequence[int]", begin_ns: int, end_ns: int) -> int:
+    """Longest gap that overlaps the window, also one that has not ended; 0 if all laps were short.
+
+    Raises ValueError if the ring no longer reaches back to the begin of the window.
+    """
+    count = words[GAPS]
+    longest = end_ns - words[LAST] if words[LAST] < end_ns else 0
+    for number in range(count - 1, max(-1, count - 1 - MOST_GAPS), -1):
+        at = FIRST_GAP + 2 * (number % MOST_GAPS)
+        end, gap = words[at], words[at + 1]
+        if end <= begin_ns:
+            return longest
+        if end - gap < end_ns:
+            longest = max(longest, gap)
+    if count > MOST_GAPS:
+        raise ValueError("the gaps at the begin of the window have been overwritten")
+    return longest
 
 
 class Target:

@@ -32,11 +32,12 @@ from statistics import median
 from typing import Protocol
 
 from support.agent.python_child import environment
-from support.attach_targets.control import EXIT_AT, LAPS, LONGEST, PAGE_BYTES, READY, STOP
+from support.attach_targets.control import EXIT_AT, LAPS, PAGE_BYTES, PAGE_VARIABLE, READY, STOP, longest_gap_ns
 from support.attach_targets.machine import LIBRARY
 from support.waiting import scaled, until
 
 TESTS = Path(__file__).resolve().parents[2]
+MEMORY = Path("/dev/shm")  # a page there waits for no disk
 MACHINE_C = TESTS / "support" / "attach_targets" / "machine.c"
 HANG_S = 20.0
 DEADLINE_S = 10.0
@@ -84,13 +85,23 @@ class Ended(Exception):
 class RunningTarget:
     """One target process, as a context manager that kills the process if it is still there at the end."""
 
-    def __init__(self, kind: str, python: str | Path = sys.executable, *, module: str = "", laps: int = 0) -> None:
+    def __init__(
+        self,
+        kind: str,
+        python: str | Path = sys.executable,
+        *,
+        module: str = "",
+        laps: int = 0,
+        arguments: Sequence[str] = (),
+        command: Sequence[str] = (),
+    ) -> None:
+        """module: instead of a kind's own, arguments: for it. command: any program; PAGE_VARIABLE names its page."""
         self.kind = kind
-        self._folder = tempfile.TemporaryDirectory(prefix="attach-")
+        self._folder = tempfile.TemporaryDirectory(prefix="attach-", dir=MEMORY if MEMORY.is_dir() else None)
         folder = Path(self._folder.name)
         page = folder / "page"
-        page.write_bytes(bytes(PAGE_BYTES))
-        with page.open("r+b") as file:
+        with page.open("w+b") as file:
+            file.truncate(PAGE_BYTES)
             self._map = mmap.mmap(file.fileno(), PAGE_BYTES)
         self.words = memoryview(self._map).cast("Q")
         self._errors = folder / "errors"
@@ -98,15 +109,17 @@ class RunningTarget:
         library = machine_library()
         if library is not None:
             variables[LIBRARY] = str(library)
-        arguments = ["support.attach_targets." + module] if module else ["support.attach_targets", kind]
+        run = ["support.attach_targets." + module] if module else ["support.attach_targets", kind]
+        made = [str(python), "-m", *run, str(page), *([str(laps)] if laps else []), *arguments]
         with self._errors.open("wb") as errors:
             self.process = subprocess.Popen(
-                [python, "-m", *arguments, page, *([str(laps)] if laps else [])],
-                env=environment(**variables),
+                command or made,
+                env={**os.environ, PAGE_VARIABLE: str(page)} if command else environment(**variables),
                 stdout=subprocess.PIPE,
                 stderr=errors,
             )
         self._last = (0, time.monotonic())
+        self._taken_ns = 0
         self.result = ""  # what it is to be compared by, once finished
 
     def __enter__(self) -> "RunningTarget":
@@ -142,9 +155,12 @@ class RunningTarget:
 
     def take_longest_ns(self) -> int:
         """The longest lap since the last call, in ns."""
-        longest = self.words[LONGEST]
-        self.words[LONGEST] = 0
-        return longest
+        begin, self._taken_ns = self._taken_ns, time.monotonic_ns()
+        return longest_gap_ns(self.words, begin, self._taken_ns)
+
+    def longest_ms(self, begin_ns: int, end_ns: int) -> float:
+        """The longest gap between two laps in a window of CLOCK_MONOTONIC, in ms."""
+        return longest_gap_ns(self.words, begin_ns, end_ns) / 1e6
 
     def held(self) -> tuple[int, int]:
         """Number of the target's threads and of its descriptors."""
@@ -155,17 +171,17 @@ class RunningTarget:
         """What the target has written to standard error."""
         return self._errors.read_text("utf-8", "replace")
 
-    def end(self) -> tuple[int, bytes]:
-        """Tells the target to end. Returns its exit status and output. Raises Ended."""
+    def end(self, within_s: float = 0.0) -> tuple[int, bytes]:
+        """Tells the target to end. Returns its exit status and output. Raises Ended. within_s: 0: HANG_S."""
         if self.kind.startswith("for_good"):  # by the signal alone: after its only lap nothing would catch it
             with contextlib.suppress(ProcessLookupError):
                 self.process.send_signal(signal.SIGUSR1)
         else:
             self.words[STOP] = 1
         try:
-            output, _ = self.process.communicate(timeout=scaled(HANG_S))
+            output, _ = self.process.communicate(timeout=scaled(within_s or HANG_S))
         except subprocess.TimeoutExpired:
-            raise Ended("hung", f"it did not end within {HANG_S:g} s") from None
+            raise Ended("hung", f"it did not end within {within_s or HANG_S:g} s") from None
         return self.process.returncode, output
 
     def finish(self) -> list[str]:

@@ -1,4 +1,5 @@
 import re
+from functools import partial
 
 from gpu.zoo import catalog, toolchain
 
@@ -14,7 +15,7 @@ def test_the_zoo_is_large_and_much_of_it_replays_graphs() -> None:
 def test_every_program_is_a_function_or_a_mode_of_a_native_source() -> None:
     for program in ZOO:
         if program.run is not None:
-            assert program.run.__name__ == program.name
+            assert isinstance(program.run, partial) or program.run.__name__ == program.name
             continue
         source = (toolchain.NATIVE / f"{program.source}.cu").read_text()
         usage = re.search(rf"usage: {program.source} (\S+) FOLDER", source)
@@ -32,3 +33,9 @@ def test_every_mode_of_a_native_source_is_a_program() -> None:
 
 def test_programs_end_in_known_ways() -> None:
     assert {program.end for program in PROGRAMS.values()} == {"file", "term", "self"}
+
+
+def test_fifty_programs_capture_graphs_all_the_time_and_ten_have_kernels_that_do_not_end() -> None:
+    named = [program for program in ZOO if program.by_name]
+    assert sum(program.name.startswith("capture_") for program in named) == 50
+    assert sum(program.name.startswith("hold_") for program in named) >= 10

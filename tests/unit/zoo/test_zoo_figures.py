@@ -39,6 +39,35 @@ def test_an_untouched_run_of_before_is_looked_at_over_the_same_time_since_its_be
     assert row.ratio == row.twin_ratio == 1.5
 
 
+def test_the_longest_iteration_counts_where_it_overlaps_a_window_and_also_if_it_has_not_ended() -> None:
+    times = array("q", [0, 1_000_000, 9_000_000, 10_000_000])
+    windows = ((0, 1_000_000), (2_000_000, 3_000_000), (9_000_000, 10_000_000), (9_500_000, 40_000_000))
+    assert [figures.longest_ms(times, window) for window in windows] == [1.0, 8.0, 1.0, 30.0]
+    assert figures.longest_ms(times, (5, 5)) == 0.0
+
+
+def test_gaps_are_told_beside_those_of_the_untouched_program() -> None:
+    untouched = array("q", range(0, 20 * SECOND, 2_000_000))
+    times = array("q", [time for time in untouched if not 10.5 <= time / SECOND <= 10.6])
+    row = Row(name="x")
+    figures.time_iterations(row, times, [recorded(10, 11)], 0, untouched)
+    assert (row.gap_during_ms, row.twin_gap_during_ms, row.gap_after_ms, row.twin_gap_after_ms) == (
+        104.0,
+        2.0,
+        2.0,
+        2.0,
+    )
+    assert "104.0 (2.0)" in report.markdown([row], "one")
+
+
+def test_captures_that_only_the_traced_program_has_lost_are_harm() -> None:
+    row = Row(name="x")
+    figures.count_lost(row, [{"what": "RuntimeError"}], [{}])
+    assert (row.state, row.lost) == ("unharmed", 1)
+    figures.count_lost(row, [{"what": "RuntimeError"}], [])
+    assert row.problems == ["lost 1 of its own captures, the first: RuntimeError"]
+
+
 def test_digests_at_common_iterations_must_be_equal() -> None:
     row = Row(name="x")
     figures.compare_digests(row, {100: "a", 200: "b", 300: "c"}, {100: "a", 200: "b"})

@@ -77,3 +77,15 @@ def stand_in_hangs(life: Life) -> None:
     life.ready()
     while True:
         time.sleep(1)
+
+
+@program(stand_in=True)
+def stand_in_holds(life: Life) -> None:
+    """Stands still for a moment when it is to hold a GPU."""
+    held = False
+    for _ in life.loop():
+        if life.held() != held:
+            held = not held
+            life.event("held" if held else "released")
+            time.sleep(0.2)
+        time.sleep(0.002)
