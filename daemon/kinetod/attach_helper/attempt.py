@@ -193,7 +193,7 @@ def _timeout(pid: int, error: AttachError | None) -> AttachError:
     besides = f" (Another method failed too: {error.reason})" if error is not None else ""
     return AttachError(
         AttachCode.TIMEOUT,
-        f"process {pid} did not run the injected code before the attach deadline (kinetod --attach-deadline). It is "
-        "unaffected; the code is ignored if it runs later. Is it in a long call that holds the GIL? Try again"
+        f"process {pid} did not run the injected code before the attach deadline (kinetod --attach-deadline); the code "
+        "is ignored if it runs later. Is it in a long call that holds the GIL? Try again"
         f"{besides}",
     )
