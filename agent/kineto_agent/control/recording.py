@@ -12,6 +12,7 @@ for them. What is known of CUDA graphs that the program has captured, and of mod
 handed over at the end, if GPU activities were recorded.
 """
 
+import _thread
 import sys
 import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
@@ -114,6 +115,9 @@ class Recording:
         self._outcomes: Dict[str, SourceOutcome] = {}
         self._covered_ns: Dict[str, List[int]] = {}  # by source: from when on, and until when it recorded (Unix ns)
         self._failed: Dict[str, str] = {}  # by source that could not begin: why
+        self._hurried = False
+        self._ended = _thread.allocate_lock()  # released once nothing records any more
+        self._ended.acquire()
         self.problems = [Refusal(problem.reason_code, problem.reason) for problem in plan.problems]
         if plan.missing:
             self.problems.append(Refusal("ACTIVITY_TYPE_UNAVAILABLE", plan.cannot()))
@@ -251,6 +255,17 @@ class Recording:
             self.gave_way_ns = taken.time_ns
             self.gave_way_to = taken.profiler or "another profiler of the program (in %s)" % taken.who
 
+    def hurry(self) -> None:
+        """The process exits: leave out what is not needed for that. Any thread; never raises."""
+        self._hurried = True
+        for part in list(self._running):
+            hurry: Optional[Callable[[], None]] = getattr(part.session, "hurry", None)
+            try:
+                if hurry is not None:
+                    hurry()
+            except Exception:  # noqa: BLE001 - never into the program
+                log_exception("source %s cannot hurry" % part.name)
+
     def _note(self, error: SourceError) -> None:
         self.problems.append(Refusal(error.reason_code, error.reason))
 
@@ -270,13 +285,19 @@ class Recording:
         if kernels:
             self._hand_over(graph_session.NAME, graph_session.session)
         self._stop_running()
-        if kernels and "jax" in sys.modules:  # this takes longer: nothing records meanwhile
+        if kernels and not self._hurried and "jax" in sys.modules:  # this takes longer: nothing records meanwhile
             from kineto_agent.sources.jax import hlo_modules
 
             self._hand_over(hlo_modules.NAME, hlo_modules.session)
             self._stop_running()
         self._yielding = ()
         self._guard.remove()
+        if self._ended.locked():
+            self._ended.release()
+
+    def await_end(self, limit_s: float) -> bool:
+        """Wait until nothing records any more. False: something still does after that time."""
+        return self._ended.acquire(timeout=limit_s)
 
     def _stop_running(self) -> None:
         while self._running:

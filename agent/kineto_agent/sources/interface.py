@@ -75,7 +75,10 @@ class Takeover(NamedTuple):
 
 
 class SourceSession(Protocol):
-    """One recording."""
+    """One recording.
+
+    It may also have hurry(): the process exits, so stop() leaves out what only later users of the process need.
+    """
 
     arena_fd: int  # a sealed memfd laid out as kineto_agent.protocol.arena says; owned by the session
     format: str  # one of kineto_agent.protocol.records

@@ -160,9 +160,9 @@ class AttachHelpers:
             log.error("attaching to process %d crashed its helper (%s)", key.pid, exc)
             raise AttachError(
                 AttachCode.FAILED,
-                f"the helper that attached to process {key.pid} crashed ({exc.how}). If it was killed by SIGKILL, it had "
-                "too little processor time to let a thread of the process go within 20 ms. The daemon's log may say "
-                "more; try again",
+                f"the helper that attached to process {key.pid} crashed ({exc.how}). If it was killed by SIGKILL, it "
+                "had too little processor time to let a thread of the process go within 20 ms. The daemon's log may "
+                "say more; try again",
             ) from exc
         return _outcome(answer, fd, key)
 

@@ -147,6 +147,7 @@ class CuptiSession:
         # The collector's functions run one at a time. A signal handler may enter on the same thread again.
         self._lock = _thread.RLock()
         self._wanted = self._gave_way = False  # by the program's own profiler
+        self._hurried = False
         self._stopped: Optional[CollectorResult] = None
         self._stop_limit_ms = 0
         self._closed = False
@@ -245,6 +246,11 @@ class CuptiSession:
         finally:
             self._lock.release()
 
+    def hurry(self) -> None:
+        """The process exits: do not detach any more, and do not wait for a detach."""
+        self._hurried = True
+        self._collector.hurry()
+
     def _stop_collector(self, limit_ms: int) -> "CollectorResult":
         if self._stopped is None:
             self._stop_limit_ms = limit_ms
@@ -278,7 +284,7 @@ class CuptiSession:
             if self.taken() is not None and not self._gave_way:
                 self._gave_way = True
                 self._warnings.append(_GAVE_WAY % self._holder)
-            detach_ns = 0 if stopped.timed_out or self._gave_way else self._detach()
+            detach_ns = 0 if stopped.timed_out or self._gave_way or self._hurried else self._detach()
         return SourceOutcome(
             counts=SourceCounts(stopped.counts.records, stopped.counts.bytes, stopped.counts.dropped),
             metadata={"cupti_enable_ns": self._enable_ns, "cupti_flushes": stopped.flushes},
