@@ -11,7 +11,6 @@ from kineto_agent.sources import collector_library
 from kineto_agent.sources.torch.graph_captures import CAPTURES
 from kineto_agent.steps.counting import COUNTER
 from kineto_agent.steps.jax_hooks import JaxStepHooks
-from kineto_agent.steps.optimizer_hook import FEW_TRIES
 from kineto_agent.steps.torch_hooks import StepHooks
 from kineto_agent.system import fork_warnings
 from kineto_agent.system.debuglog import log, log_exception
@@ -21,7 +20,7 @@ from kineto_agent.system.gil_turns import Turns
 _lock = _thread.RLock()
 _LOCK_LIMIT_S = 0.02
 _agent: Optional[Agent] = None
-_hooks = StepHooks(COUNTER, FEW_TRIES)
+_hooks = StepHooks(COUNTER)
 _jax_hooks = JaxStepHooks(COUNTER)
 
 

@@ -4,8 +4,9 @@ The failure of one source does not affect the others: as long as one records, th
 what is missing. Here whatever a source raises becomes a SourceError.
 
 If one of the sources cannot run beside the program's own torch.profiler, the guard (sources/torch/profiler_guard.py)
-is installed from before the start until the sources have stopped. Its lock makes checking that profiler and starting
-one step. `give_way` is the only method that the program's threads call.
+is installed from before the start until the sources have stopped. From the moment at which that profiler has been
+looked at, its beginning calls `give_way`, and a session that has given way before its start refuses to start: no lock
+is held while a source starts. But for the exit, `give_way` is the only method that the program's threads call.
 
 Iterations are recorded beside whatever the sources record, from the first one on: a process without any has no arena
 for them. What is known of CUDA graphs that the program has captured, and of modules that XLA has compiled for it, is
@@ -140,13 +141,13 @@ class Recording:
             reason = self._in_the_way_now(yielding)
             if not reason:
                 self._yielding = tuple(yielding)
-                for part in list(self._prepared):
-                    self._announce(part, announce)
-                for part in self._prepared:
-                    self._start(part)
         if reason:
             self._close_prepared()
             raise ProfilerInTheWay(reason)
+        for part in list(self._prepared):
+            self._announce(part, announce)
+        for part in self._prepared:
+            self._start(part)
         if not self._running:
             raise SourceError(self.problems[-1].reason_code, "; ".join(problem.reason for problem in self.problems))
         self._announcer = announce

@@ -21,7 +21,6 @@ from kineto_agent.system.debuglog import log_exception
 _HOOKS = "_global_optimizer_post_hooks"  # from torch 2.0 on
 REGISTER = "register_optimizer_step_post_hook"
 _TRIES = 500
-FEW_TRIES = 10  # for a thread of the program, which waits for them
 _PAUSE_S = 0.001
 
 
@@ -34,27 +33,25 @@ class OptimizerHook:
         self._key = -id(self)  # torch's own count up from 0
 
     @classmethod
-    def installed(
-        cls, module: ModuleType, function: Callable[..., None], tries: Optional[int] = None
-    ) -> Optional["OptimizerHook"]:
+    def installed(cls, module: ModuleType, function: Callable[..., None]) -> Optional["OptimizerHook"]:
         """The hook, once torch's module calls the function; None if that module is older, or no moment was found."""
         hooks = getattr(module, _HOOKS, None)
         code = getattr(getattr(module, REGISTER, None), "__code__", None)
         if type(hooks) is not collections.OrderedDict or code is None:
             return None
         hook = cls(hooks, code.co_filename)
-        return hook if hook._change(tries, function) else None
+        return hook if hook._change(function) else None
 
-    def remove(self, tries: Optional[int] = None) -> bool:
+    def remove(self) -> bool:
         """Remove it; False if no moment was found. Then it still counts."""
-        return self._change(tries)
+        return self._change()
 
-    def _change(self, tries: Optional[int], *function: Callable[..., None]) -> bool:
+    def _change(self, *function: Callable[..., None]) -> bool:
         """Add the function, or remove what was added."""
         if len(self._hooks) <= 1:
             return self._change_now(*function)
         sampler = _sampler()
-        for _ in range(_TRIES if tries is None else tries):
+        for _ in range(_TRIES):
             time.sleep(_PAUSE_S)
             if len(self._hooks) <= 1 or (not function and self._key not in self._hooks):
                 return self._change_now(*function)

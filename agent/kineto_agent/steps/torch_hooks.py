@@ -34,14 +34,10 @@ class _Requester:
 
 
 class StepHooks:
-    """Connects a counter to torch, now or when torch is imported.
+    """Connects a counter to torch, now or when torch is imported."""
 
-    tries: how often a moment for the hook of optimizers is looked for.
-    """
-
-    def __init__(self, counter: StepCounter, tries: Optional[int] = None) -> None:
+    def __init__(self, counter: StepCounter) -> None:
         self._counter = counter
-        self._tries = tries
         self._optimizers: Optional[OptimizerHook] = None
         self._shadows: Dict[str, MethodShadow] = {}
         self._requesters: Dict[Any, _Requester] = {}
@@ -59,7 +55,7 @@ class StepHooks:
 
     def _hook_optimizers(self, module: ModuleType) -> None:
         if self._optimizers is None:
-            self._optimizers = OptimizerHook.installed(module, self._counter.on_optimizer_step, self._tries)
+            self._optimizers = OptimizerHook.installed(module, self._counter.on_optimizer_step)
             if self._optimizers is not None:
                 self._counter.hooked_ns = self._counter.hooked_ns or time.time_ns()
 
@@ -90,6 +86,6 @@ class StepHooks:
         self._modules.withdraw()
         for shadow in self._shadows.values():
             shadow.remove()
-        if self._optimizers is not None and self._optimizers.remove(self._tries):
+        if self._optimizers is not None and self._optimizers.remove():
             self._optimizers = None
             self._counter.hooked_ns = 0

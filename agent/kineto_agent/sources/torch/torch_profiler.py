@@ -147,7 +147,7 @@ class TorchProfilerSession:
     def start(self) -> None:
         """Begin to record. Raises SourceError."""
         with self._lock:
-            if kineto_state.active():
+            if self._over or kineto_state.active():
                 raise SourceError("USER_PROFILER_ACTIVE", "the program's own torch.profiler has just begun")
             atexit.register(self._at_exit)
             _sessions.add(self)
