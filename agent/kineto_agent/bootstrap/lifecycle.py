@@ -2,8 +2,9 @@
 
 import _thread
 import atexit
+import contextlib
 import os
-from typing import List, Optional
+from typing import Iterator, List, Optional
 
 from kineto_agent.control.runner import Agent
 from kineto_agent.sources import collector_library, registry
@@ -16,7 +17,9 @@ from kineto_agent.system import fork_warnings
 from kineto_agent.system.debuglog import log, log_exception
 from kineto_agent.system.gil_turns import Turns
 
-_lock = _thread.allocate_lock()
+# Guards starting and stopping; a signal handler may come here again. Who does not get it in time goes away.
+_lock = _thread.RLock()
+_LOCK_LIMIT_S = 0.02
 _agent: Optional[Agent] = None
 _hooks = StepHooks(COUNTER)
 _jax_hooks = JaxStepHooks(COUNTER)
@@ -26,8 +29,8 @@ def start() -> None:
     """Start the agent unless it is running. Never raises."""
     global _agent
     try:
-        with _lock:
-            if _agent is not None and _agent.alive:
+        with _locked() as locked:
+            if not locked or (_agent is not None and _agent.alive):
                 return
             fork_warnings.keep_away()
             _hooks.install()
@@ -47,34 +50,46 @@ def _sources() -> List[Source]:
 
 def stop() -> None:
     """End the agent, if there is one. Never raises."""
-    _end("AGENT_STOPPED", "the program stopped the agent before the capture was complete")
-
-
-def _at_exit() -> None:
-    agent = _agent
-    if agent is not None:
-        agent.turns.end()
-    _end("TARGET_EXITING", "the process exited before the capture was complete")
-
-
-def _end(reason_code: str, reason: str) -> None:
     global _agent
     try:
-        with _lock:
-            agent, _agent = _agent, None
-            _hooks.remove()
-            _jax_hooks.remove()
-            CAPTURES.remove()
+        agent, _agent = _agent, None
+        with _locked() as locked:
+            if locked:
+                _hooks.remove()
+                _jax_hooks.remove()
+                CAPTURES.remove()
         if agent is not None:
-            agent.stop(reason_code, reason)
+            agent.stop("AGENT_STOPPED", "the program stopped the agent before the capture was complete")
             fork_warnings.let_through()
     except Exception:  # noqa: BLE001 - a program is never worse off with the agent than without
         log_exception("the agent cannot stop")
 
 
+@contextlib.contextmanager
+def _locked() -> Iterator[bool]:
+    """The lock, or False: another thread starts or stops the agent at this moment."""
+    lock = _lock
+    locked = lock.acquire(timeout=_LOCK_LIMIT_S)
+    try:
+        yield locked
+    finally:
+        if locked:
+            lock.release()
+
+
+def _at_exit() -> None:
+    """The hooks stay: they do no harm, and a moment in which they may be taken away could be long in coming."""
+    try:
+        agent = _agent
+        if agent is not None:
+            agent.exit()
+    except Exception:  # noqa: BLE001 - a program is never worse off with the agent than without
+        log_exception("the agent, at the exit")
+
+
 def _after_fork_in_child() -> None:
     global _agent, _lock
-    _lock = _thread.allocate_lock()  # another thread may have held it at the time of the fork
+    _lock = _thread.RLock()  # another thread may have held it at the time of the fork
     agent, _agent = _agent, None
     COUNTER.forget_thread()
     if agent is not None:

@@ -94,8 +94,7 @@ def _left() -> None:
 def _at_exit() -> None:
     agent = _agent
     if agent is not None:
-        agent.turns.end()
-        agent.stop("TARGET_EXITING", "the process exited before the capture was complete")
+        agent.exit()
 
 
 def _after_fork_in_child() -> None:

@@ -11,8 +11,9 @@ Theory of operation
     agent's type hints get distinguishable values (`_typing`), which is all that the agent needs.
     Of four modules the agent gets a copy with the original functions where the program has others: os (from posix),
     time, select and _thread. A built-in module that is made anew has them; up to Python 3.9 some cannot be made twice,
-    there they are found by what still refers to the module. After gc.freeze() nothing tells that any more: then the
-    agent does not start.
+    there they are found where gevent and eventlet keep them, or by what still refers to the module. That is a look at
+    all objects with the GIL, so not where there are many. Nor does gc.freeze() leave any to look at: then the agent
+    does not start.
 
     A built-in module that cannot be made twice enters sys.modules by itself; what was there before is put back. What an
     extension imports by name is taken from there: from 3.14 on _ctypes wants ctypes._layout for each structure. If the
@@ -66,6 +67,7 @@ _ORIGINALS = {
 _COUNT_BYTES = 8
 _RTLD_NOW, _C_CALL = 2, 1
 _LAYOUT = "ctypes._layout"
+_MOST_BLOCKS = 300_000  # of memory: 54 ns each to be looked at
 _LOOKS, _PAUSE_S = 1000, 0.001  # at a module that the program is importing
 # For private copies. enum looks for the modules of its users in the `sys` that it has itself.
 _ALWAYS_PRIVATE = ("enum", "copyreg")
@@ -343,7 +345,8 @@ def _original(name: str, module: Any) -> Any:
             made.__dict__[function.__name__] = function
     missing = [each for each in replaced if not _is_own(name, made.__dict__[each])]
     if missing:
-        raise RuntimeError("the program has replaced %s.%s, and hides the original (gc.freeze)" % (name, missing[0]))
+        text = "the program has replaced %s.%s, and the original cannot be found (gc.freeze, or too many objects)"
+        raise RuntimeError(text % (name, missing[0]))
     return made
 
 
@@ -352,9 +355,14 @@ def _is_own(name: str, function: Any) -> bool:
 
 
 def _referring(module: Any) -> list[Any]:
-    """The functions of a module in C that still exist, whether or not it has them itself."""
+    """The functions of a module in C that still exist, whether or not it has them itself; of many objects, not all."""
+    saved = getattr(modules.get("gevent.monkey"), "saved", None) or {}
+    original = modules.get("__original_module_" + module.__name__)  # eventlet's
+    kept = [*saved.get(module.__name__, {}).values(), *getattr(original, "__dict__", {}).values()]
+    if not 0 < sys.getallocatedblocks() <= _MOST_BLOCKS:
+        return [found for found in kept if _is_own(module.__name__, found)]
     collector = modules.get("gc") or _native(_machinery.BuiltinImporter.find_spec("gc"))
-    return [found for found in collector.get_referrers(module) if _is_own(module.__name__, found)]
+    return [found for found in [*kept, *collector.get_referrers(module)] if _is_own(module.__name__, found)]
 
 
 # ------------------------------------------------------------ typing

@@ -4,14 +4,16 @@ The failure of one source does not affect the others: as long as one records, th
 what is missing. Here whatever a source raises becomes a SourceError.
 
 If one of the sources cannot run beside the program's own torch.profiler, the guard (sources/torch/profiler_guard.py)
-is installed from before the start until the sources have stopped. Its lock makes checking that profiler and starting
-one step. `give_way` is the only method that the program's threads call.
+is installed from before the start until the sources have stopped. From the moment at which that profiler has been
+looked at, its beginning calls `give_way`, and a session that has given way before its start refuses to start: no lock
+is held while a source starts. But for the exit, `give_way` is the only method that the program's threads call.
 
 Iterations are recorded beside whatever the sources record, from the first one on: a process without any has no arena
 for them. What is known of CUDA graphs that the program has captured, and of modules that XLA has compiled for it, is
 handed over at the end, if GPU activities were recorded.
 """
 
+import _thread
 import sys
 import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
@@ -114,6 +116,9 @@ class Recording:
         self._outcomes: Dict[str, SourceOutcome] = {}
         self._covered_ns: Dict[str, List[int]] = {}  # by source: from when on, and until when it recorded (Unix ns)
         self._failed: Dict[str, str] = {}  # by source that could not begin: why
+        self._hurried = False
+        self._ended = _thread.allocate_lock()  # released once nothing records any more
+        self._ended.acquire()
         self.problems = [Refusal(problem.reason_code, problem.reason) for problem in plan.problems]
         if plan.missing:
             self.problems.append(Refusal("ACTIVITY_TYPE_UNAVAILABLE", plan.cannot()))
@@ -136,13 +141,13 @@ class Recording:
             reason = self._in_the_way_now(yielding)
             if not reason:
                 self._yielding = tuple(yielding)
-                for part in list(self._prepared):
-                    self._announce(part, announce)
-                for part in self._prepared:
-                    self._start(part)
         if reason:
             self._close_prepared()
             raise ProfilerInTheWay(reason)
+        for part in list(self._prepared):
+            self._announce(part, announce)
+        for part in self._prepared:
+            self._start(part)
         if not self._running:
             raise SourceError(self.problems[-1].reason_code, "; ".join(problem.reason for problem in self.problems))
         self._announcer = announce
@@ -251,6 +256,17 @@ class Recording:
             self.gave_way_ns = taken.time_ns
             self.gave_way_to = taken.profiler or "another profiler of the program (in %s)" % taken.who
 
+    def hurry(self) -> None:
+        """The process exits: leave out what is not needed for that. Any thread; never raises."""
+        self._hurried = True
+        for part in list(self._running):
+            hurry: Optional[Callable[[], None]] = getattr(part.session, "hurry", None)
+            try:
+                if hurry is not None:
+                    hurry()
+            except Exception:  # noqa: BLE001 - never into the program
+                log_exception("source %s cannot hurry" % part.name)
+
     def _note(self, error: SourceError) -> None:
         self.problems.append(Refusal(error.reason_code, error.reason))
 
@@ -270,13 +286,19 @@ class Recording:
         if kernels:
             self._hand_over(graph_session.NAME, graph_session.session)
         self._stop_running()
-        if kernels and "jax" in sys.modules:  # this takes longer: nothing records meanwhile
+        if kernels and not self._hurried and "jax" in sys.modules:  # this takes longer: nothing records meanwhile
             from kineto_agent.sources.jax import hlo_modules
 
             self._hand_over(hlo_modules.NAME, hlo_modules.session)
             self._stop_running()
         self._yielding = ()
         self._guard.remove()
+        if self._ended.locked():
+            self._ended.release()
+
+    def await_end(self, limit_s: float) -> bool:
+        """Wait until nothing records any more. False: something still does after that time."""
+        return self._ended.acquire(timeout=limit_s)
 
     def _stop_running(self) -> None:
         while self._running:

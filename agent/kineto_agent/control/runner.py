@@ -12,7 +12,7 @@ Rules
     A forked child has no agent: it closes the descriptors it inherited (else the daemon would not see the
     parent's end) and may call start() itself.
     An agent that a live attach has brought ends with its link. `on_end` is the last thing that its thread does.
-    At exit a running capture is stopped and its Result sent, within EXIT_TIMEOUT_S.
+    At exit a running capture is stopped and its Result sent; the exit waits for little of that (`exit`).
 """
 
 import contextlib
@@ -39,31 +39,23 @@ from kineto_agent.system.descriptors import close_ours, identity
 from kineto_agent.system.gil_turns import Turns
 from kineto_agent.system.threads import Thread, start_thread, thread_names
 
-EXIT_TIMEOUT_S = 2.0
+EXIT_TIMEOUT_S = 2.0  # for an agent that is stopped
+EXIT_WAIT_S, EXIT_SOURCES_S = 0.01, 0.5  # for the thread, and for sources that still record: 1 to 10 ms are usual
 _LOOK_PERIOD_NS = 100_000_000  # how often the program's profiler is polled, while a capture waits for it or for torch
 _MAX_POLL_MS = 3_600_000  # poll takes an int
 _MAX_THREADS = 400  # names in a Result: 64 characters each stay far below the frame limit
 _MAX_WARNINGS = 32
 _MAX_WARNING_CHARS = 300
 _MAX_FAILURES_IN_A_ROW = 10
-_LOOKS_AT_CLOCKS = 5
 
 
 def _clock_ahead_ns() -> int:
     """How far Unix time is ahead of the monotonic clock, by the quickest of some looks: the thread may be put aside."""
     found = []
-    for _ in range(_LOOKS_AT_CLOCKS):
+    for _ in range(5):
         before_ns, unix_ns, after_ns = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
         found.append((after_ns - before_ns, unix_ns - (before_ns + after_ns) // 2))
     return min(found)[1]
-
-
-class _Stop:
-    """How the agent was asked to end."""
-
-    def __init__(self, reason_code: str, reason: str) -> None:
-        self.reason_code = reason_code
-        self.reason = reason
 
 
 class Agent:
@@ -96,7 +88,7 @@ class Agent:
         self._wake_reader, self._wake_writer = descriptors.pipe()
         self._pipe_identity = identity(self._wake_reader)  # both ends have the same
         self._thread: Optional[Thread] = None
-        self._stop: Optional[_Stop] = None
+        self._stop: Optional[events.Refusal] = None  # how it was asked to end
         self._cpu_base_ns = 0
         self._steps_before_ns: List[int] = []  # the lengths of iterations
         self._settings: Dict[str, program_settings.Value] = {}  # of the program, at the start of the capture
@@ -132,9 +124,19 @@ class Agent:
         """End the agent; a running capture ends with what it has. Waits for the thread, but not for long."""
         if self._thread is None:
             return
-        self._stop = _Stop(reason_code, reason)
+        self._stop = events.Refusal(reason_code, reason)
         self.wake()
         self._thread.join(timeout_s)
+
+    def exit(self) -> None:
+        """The process exits, on this thread. What was recorded is safe in shared memory."""
+        recording = self._recording
+        self.turns.end()
+        if recording is not None:
+            recording.hurry()
+        self.stop("TARGET_EXITING", "the process exited before the capture was complete", EXIT_WAIT_S)
+        if recording is not None and self.alive and recording.await_end(EXIT_SOURCES_S) and self._thread is not None:
+            self._thread.join(EXIT_WAIT_S)
 
     def abandon(self) -> None:
         """In a forked child: let go of the link. The agent is of no further use; the sources clean up by themselves."""
@@ -210,7 +212,7 @@ class Agent:
 
     def _woken(self, mask: int) -> None:
         if mask != select.POLLIN or identity(self._wake_reader) != self._pipe_identity:
-            self._stop = _Stop("AGENT_STOPPED", "the program closed the agent's descriptors")
+            self._stop = events.Refusal("AGENT_STOPPED", "the program closed the agent's descriptors")
             log(self._stop.reason)
             return
         os.read(self._wake_reader, 4096)

@@ -75,7 +75,10 @@ class Takeover(NamedTuple):
 
 
 class SourceSession(Protocol):
-    """One recording."""
+    """One recording.
+
+    It may also have hurry(): the process exits, so stop() leaves out what only later users of the process need.
+    """
 
     arena_fd: int  # a sealed memfd laid out as kineto_agent.protocol.arena says; owned by the session
     format: str  # one of kineto_agent.protocol.records
@@ -98,7 +101,8 @@ class SourceSession(Protocol):
         """The program's own torch.profiler starts as soon as this returns: with `yields`, stop within some 100 ms.
 
         Called on any thread. What was recorded is kept for stop(), which must no longer touch the vendor's library or
-        torch's profiler: they now belong to the program. Waits for a start() or stop() in progress. Never raises.
+        torch's profiler: they now belong to the program. A start() that is called later raises SourceError. Waits for a
+        start() or stop() in progress, but not for long: that one then gives way itself. Never raises.
         """
 
     def close(self) -> None:

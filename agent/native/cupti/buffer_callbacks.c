@@ -7,7 +7,8 @@
  * the search takes: nothing of his is lost. If there is no such place, or more than one, nothing is concluded.
  *
  * Threads: the agent's, between recordings. The two stand-in callbacks run on whatever thread CUPTI calls them on.
- * Blocks: the search does not wait. A stand-in callback yields the processor until the search has ended.
+ * Blocks: the search does not wait, but inside CUPTI. A stand-in callback yields the processor until the search has
+ *   ended, 20 ms at most: then nobody gets that buffer.
  */
 #define _GNU_SOURCE
 #include "cupti/buffer_callbacks.h"
@@ -19,8 +20,12 @@
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
+#include "common/wake.h"
 #include "cupti/cupti_vendor.h"
+
+#define WAIT_LIMIT_NS 20000000LL
 
 struct pair {
     cupti_requested requested;
@@ -44,7 +49,12 @@ struct span {
 /* ---- registered for a moment ---- */
 
 static const struct pair *theirs(void) {
+    static const struct pair nobody;
+    const int64_t deadline = clock_ns(CLOCK_MONOTONIC) + WAIT_LIMIT_NS;
     while (atomic_load(&listener.searching)) {
+        if (clock_ns(CLOCK_MONOTONIC) >= deadline) {
+            return &nobody;
+        }
         sched_yield();
     }
     return &listener.before;

@@ -13,8 +13,10 @@
 #include "cupti/collector.h"
 
 #include <string.h>
+#include <time.h>
 
 #include "common/error_text.h"
+#include "common/wake.h"
 #include "cupti/call_records.h"
 #include "cupti/cupti_gate.h"
 #include "cupti/cupti_vendor.h"
@@ -30,7 +32,7 @@
 #define CLOSE_LIMIT_NS 1000000000LL
 #define DRAIN_PATIENCE_NS 1500000000LL
 #define DEEP_NS 20000000ull           /* of queued work, with moments without any */
-#define GIVE_WAY_LIMIT_NS 200000000LL /* for our turn, and again for the last flush: the program waits */
+#define GIVE_WAY_LIMIT_NS 200000000LL /* for our turn and the last flush together: the program waits */
 #define CUPTI_TURN TURN(&cupti_collector.turn)
 
 static struct {
@@ -50,11 +52,12 @@ static int out_of_order(void) { return dead() ? KC_FORKED : KC_ORDER; }
 
 /* On the thread of somebody who is about to use CUPTI. */
 static void give_way(void) {
+    const int64_t deadline = clock_ns(CLOCK_MONOTONIC) + GIVE_WAY_LIMIT_NS;
     if (!turn_begin_within(&cupti_collector.turn, GIVE_WAY_LIMIT_NS, detach_expire)) {
         return;
     }
     if (phase() == COLLECTOR_RECORDING) {
-        collector_stop(&cupti_collector, GIVE_WAY_LIMIT_NS);
+        collector_stop(&cupti_collector, deadline - clock_ns(CLOCK_MONOTONIC));
     }
     self.gave_way = phase() != COLLECTOR_CLOSED;
     records_close();
@@ -227,12 +230,12 @@ int kc_record_calls(char *error, size_t error_bytes) {
 }
 
 int kc_yield(void) {
-    CUPTI_TURN;
-    if (dead()) {
-        return KC_FORKED;
+    if (dead() || !turn_begin_within(&cupti_collector.turn, GIVE_WAY_LIMIT_NS, detach_expire)) {
+        return out_of_order();
     }
     records_close();
     subscription_close(&cupti.api);
+    turn_end(&cupti_collector.turn);
     return 0;
 }
 
@@ -247,15 +250,14 @@ int kc_hurry(void) {
 
 int kc_counts(struct kc_counts *counts) { return collector_counts(&cupti_collector, counts); }
 
-int kc_stop(uint32_t limit_ms, struct kc_stop_result *result) {
-    CUPTI_TURN;
+static int stop_in_turn(int64_t limit_ns, struct kc_stop_result *result) {
     memset(result, 0, sizeof *result);
     const bool ended = phase() == COLLECTOR_STOPPED && self.gave_way;
     if (dead() || (phase() != COLLECTOR_RECORDING && !ended)) {
         return out_of_order();
     }
     if (!ended) {
-        collector_stop(&cupti_collector, limit_ms * NS_PER_MS);
+        collector_stop(&cupti_collector, limit_ns);
     }
     const struct kit_stop_result *stopped = &cupti_collector.stopped;
     *result = (struct kc_stop_result){.counts = stopped->counts,
@@ -268,6 +270,17 @@ int kc_stop(uint32_t limit_ms, struct kc_stop_result *result) {
                                       .flushes = stopped->flushes,
                                       .flush_result = stopped->flush_result};
     return 0;
+}
+
+int kc_stop(uint32_t limit_ms, struct kc_stop_result *result) {
+    const int64_t deadline = clock_ns(CLOCK_MONOTONIC) + limit_ms * NS_PER_MS;
+    memset(result, 0, sizeof *result);
+    if (dead() || !turn_begin_within(&cupti_collector.turn, limit_ms * NS_PER_MS, NULL)) {
+        return out_of_order();
+    }
+    const int code = stop_in_turn(deadline - clock_ns(CLOCK_MONOTONIC), result);
+    turn_end(&cupti_collector.turn);
+    return code;
 }
 
 int kc_detach(uint32_t limit_ms, struct kc_detach_result *result) {

@@ -17,8 +17,8 @@
  *
  * Threads: the gates are entered on any thread of the program that calls a gated function of CUPTI; the rest runs on
  *   the agent's.
- * Blocks: a thread that enters an armed gate waits until our recording has ended, 0.4 s at most; others pass without
- *   waiting. gate_settle and gate_disarm wait on the agent's thread, 0.4 s at most.
+ * Blocks: a thread that enters an armed gate waits until our recording has ended, 0.2 s at most; others pass without
+ *   waiting. To let it go sooner would have two users inside CUPTI. gate_settle and gate_disarm wait on the agent's thread, 0.4 s at most.
  */
 #define _GNU_SOURCE
 #include "cupti/cupti_gate.h"
@@ -44,7 +44,7 @@
 #define SETTLE_LIMIT_NS 400000000LL /* if its thread gets no CPU time meanwhile */
 #define SETTLE_LOOK_NS 2000000L
 #define CALL_CPU_NS 20000u        /* what a call takes at least, once it is through its gate */
-#define WAIT_LIMIT_NS 400000000LL /* for another thread that gives way: twice what collector.c takes */
+#define WAIT_LIMIT_NS 200000000LL /* for another thread that gives way: what collector.c takes */
 
 enum state { IDLE, ARMED, YIELDING, YIELDED };
 enum effect { BEGINS, ENABLES, DISABLES, ENDS };

@@ -23,8 +23,9 @@
  *
  * Threads: begin, seal, take and drop on the program's thread that captures, without the GIL; the callbacks on every
  *   thread that runs an operator meanwhile.
- * Blocks: for the lock of this file, which is held for some queries of the driver and never while anything else waits;
- *   inside torch while callbacks are registered.
+ * Blocks: callbacks for the lock of this file, LOCK_LIMIT_NS at most: it is held for some queries of the driver, which
+ *   has locks of its own, and never while anything else waits. Who does not get it leaves the rest of the graph without
+ *   operators. begin, seal, take and drop wait until it is free, and inside torch while callbacks are registered.
  */
 #define _GNU_SOURCE
 #include "graphs/capture_watch.h"
@@ -50,6 +51,8 @@
 #define LARGE 1024u /* nodes */
 #define COUNTING_NS 1000000000LL
 #define CHAIN_MOST 256u
+#define LOCK_LIMIT_NS 20000000LL
+#define LOCK_LOOK_NS 20000L
 
 struct frame {
     const void *function;
@@ -88,7 +91,8 @@ static struct {
     const void *last;           /* the end of that stream then; NULL: unknown */
     bool uncounted;             /* and has not counted */
     int64_t counting_ns;
-    uint32_t busy; /* threads that take part and are inside an operator */
+    uint64_t missed; /* the watch in which a thread did not get the lock in time */
+    uint32_t busy;   /* threads that take part and are inside an operator */
     struct node_table table;
     uint8_t *sealed;
     size_t sealed_bytes;
@@ -149,7 +153,7 @@ static bool look(struct stack *stack) {
     }
     const bool same = self.looked == stack && self.looked_stream == stream;
     const bool alone = self.looked == stack && self.busy == (stack->counted > 0);
-    if (self.counting_ns > COUNTING_NS) {
+    if (self.counting_ns > COUNTING_NS || __atomic_load_n(&self.missed, __ATOMIC_RELAXED) == self.watch) {
         return true;
     }
     if (self.table.nodes >= LARGE && same && follow(stack, found.last, alone)) {
@@ -220,6 +224,20 @@ static struct stack *own_stack(void) {
     return &own;
 }
 
+static bool lock_in_time(void) {
+    const struct timespec pause = {.tv_nsec = LOCK_LOOK_NS};
+    int64_t deadline = 0;
+    while (pthread_mutex_trylock(&self.lock) != 0) {
+        const int64_t now = clock_ns(CLOCK_MONOTONIC);
+        deadline = deadline == 0 ? now + LOCK_LIMIT_NS : deadline;
+        if (now >= deadline) {
+            return false;
+        }
+        (void)nanosleep(&pause, NULL);
+    }
+    return true;
+}
+
 /* This thread's stack, with the lock; NULL without if nothing is watched. */
 static struct stack *enter(void) {
     const uint64_t watch = __atomic_load_n(&self.watch, __ATOMIC_ACQUIRE);
@@ -227,9 +245,14 @@ static struct stack *enter(void) {
         return NULL;
     }
     own.inside = true;
-    pthread_mutex_lock(&self.lock);
-    if (self.watch == 0) {
-        pthread_mutex_unlock(&self.lock);
+    const bool locked = lock_in_time();
+    if (!locked) {
+        __atomic_store_n(&self.missed, watch, __ATOMIC_RELAXED);
+    }
+    if (!locked || self.watch == 0) {
+        if (locked) {
+            pthread_mutex_unlock(&self.lock);
+        }
         own.inside = false;
         return NULL;
     }

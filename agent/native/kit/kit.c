@@ -8,8 +8,10 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "common/error_text.h"
+#include "common/wake.h"
 #include "kit/collector.h"
 #include "kit/collector_slots.h"
 #include "kit/vendors.h"
@@ -119,17 +121,22 @@ int kc_kit_stop(int number, uint32_t limit_ms, struct kit_stop_result *result) {
     if (collector == NULL) {
         return KC_ORDER;
     }
-    TURN(&collector->turn);
+    const int64_t deadline = clock_ns(CLOCK_MONOTONIC) + limit_ms * NS_PER_MS;
+    const bool turn = turn_begin_within(&collector->turn, limit_ms * NS_PER_MS, NULL);
     const int refused = collector_refuses(collector);
     const enum collector_phase phase = collector_phase(collector);
-    if (refused != 0 || (phase != COLLECTOR_RECORDING && phase != COLLECTOR_STOPPED)) {
-        return refused != 0 ? refused : KC_ORDER;
+    const bool begun = phase == COLLECTOR_RECORDING || phase == COLLECTOR_STOPPED;
+    const int code = refused != 0 ? refused : turn && begun ? 0 : KC_ORDER;
+    if (code == 0 && phase == COLLECTOR_RECORDING) {
+        collector_stop(collector, deadline - clock_ns(CLOCK_MONOTONIC));
     }
-    if (phase == COLLECTOR_RECORDING) {
-        collector_stop(collector, limit_ms * NS_PER_MS);
+    if (code == 0) {
+        *result = collector->stopped;
     }
-    *result = collector->stopped;
-    return 0;
+    if (turn) {
+        turn_end(&collector->turn);
+    }
+    return code;
 }
 
 int kc_kit_problem(int number, char *text, size_t text_bytes) {

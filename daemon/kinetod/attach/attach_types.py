@@ -43,7 +43,7 @@ class AttachCode(StrEnum):
 
 
 class AttachError(Exception):
-    """The attach failed; the process is unaffected. `reason` says what happened and what to do next."""
+    """The attach failed. `reason` says what happened and what to do next."""
 
     def __init__(self, code: AttachCode, reason: str) -> None:
         super().__init__(reason)

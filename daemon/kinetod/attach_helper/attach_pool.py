@@ -153,15 +153,16 @@ class AttachHelpers:
             raise AttachError(
                 AttachCode.TIMEOUT,
                 f"process {key.pid} could not be attached to within {format_duration(int(deadline_s * 1e9))} (kinetod "
-                "--attach-deadline). It is unaffected. Is it in a long call that holds the GIL, or does it release the "
-                "GIL for only microseconds at a time? Try again",
+                "--attach-deadline); code that it has received is ignored if it runs later. Is it in a long call that "
+                "holds the GIL, or does it release the GIL for only microseconds at a time? Try again",
             ) from None
         except Crashed as exc:
             log.error("attaching to process %d crashed its helper (%s)", key.pid, exc)
             raise AttachError(
                 AttachCode.FAILED,
-                f"the helper that attached to process {key.pid} crashed ({exc.how}); the process keeps running. "
-                "The daemon's log may say more; try again",
+                f"the helper that attached to process {key.pid} crashed ({exc.how}). If it was killed by SIGKILL, it "
+                "had too little processor time to let a thread of the process go within 20 ms. The daemon's log may "
+                "say more; try again",
             ) from exc
         return _outcome(answer, fd, key)
 

@@ -122,6 +122,7 @@ def _quiet_signals() -> None:
 
 def main() -> int:
     """Serves on standard input; the exit status is 2 if that is no such socket."""
+    from kinetod.attach.inject.watchdog import WATCHDOG
     from kinetod.attach_helper.attempt import attach, warm_up
 
     _quiet_signals()
@@ -134,6 +135,8 @@ def main() -> int:
     except OSError as exc:
         print(f"standard input is not a sequenced-packet socket ({exc}); kinetod starts this", file=sys.stderr)  # noqa: T201
         return 2
+    with contextlib.suppress(OSError):  # no process is left to us: attaches are as safe, but for our being stopped
+        WATCHDOG.start()
     warm_up()
     with sock:
         serve(sock, attach)

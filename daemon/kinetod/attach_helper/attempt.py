@@ -195,7 +195,7 @@ def _timeout(pid: int, error: AttachError | None) -> AttachError:
     besides = f" (Another method failed too: {error.reason})" if error is not None else ""
     return AttachError(
         AttachCode.TIMEOUT,
-        f"process {pid} did not run the injected code before the attach deadline (kinetod --attach-deadline). It is "
-        f"unaffected; the code is ignored if it runs later. {why} Try again"
+        f"process {pid} did not run the injected code before the attach deadline (kinetod --attach-deadline); the code "
+        f"is ignored if it runs later. {why} Try again"
         f"{besides}",
     )

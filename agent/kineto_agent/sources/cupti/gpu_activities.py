@@ -155,7 +155,8 @@ class CuptiSession:
         self._enable_ns = 0
         # The collector's functions run one at a time. A signal handler may enter on the same thread again.
         self._lock = _thread.RLock()
-        self._wanted = self._gave_way = False  # by the program's own profiler
+        self._begun = self._wanted = self._gave_way = False  # the last two: by and for the program's own profiler
+        self._hurried = False
         self._stopped: Optional[CollectorResult] = None
         self._stop_limit_ms = 0
         self._closed = False
@@ -165,14 +166,19 @@ class CuptiSession:
         """Enable the activities. Raises SourceError if none of them works."""
         begin = time.perf_counter_ns()
         with self._lock:
-            if self._gave_way:
-                raise SourceError("USER_PROFILER_STARTED", "the program's own torch.profiler started")
-            self._start()
+            self._refuse_if_wanted()
+            self._begun = True
+            try:
+                self._start()
+            finally:
+                if self._wanted:  # and its thread has not waited for us
+                    self._release(GIVE_WAY_LIMIT_MS)
         self._enable_ns = time.perf_counter_ns() - begin
 
     def _start(self) -> None:
         calls = [kind for kind in self._kinds if kind in _CALL_KINDS]
         subscribed = self._subscribe()
+        self._refuse_if_wanted()
         self._look_for_others(subscribed)
         through_subscriber = subscribed == 0
         self._kinds = [kind for kind in self._kinds if kind not in _CALL_KINDS]
@@ -194,10 +200,13 @@ class CuptiSession:
     def _subscribe(self) -> int:
         try:
             return self._collector.subscribe()
-        except SourceError as exc:
-            if self._wanted:  # give_way() ended the wait for the GPU
-                raise SourceError("USER_PROFILER_STARTED", "%s started" % _TORCH_PROFILER) from exc
+        except SourceError:
+            self._refuse_if_wanted()  # give_way() ended the wait for the GPU
             raise
+
+    def _refuse_if_wanted(self) -> None:
+        if self._wanted:
+            raise SourceError("USER_PROFILER_STARTED", "the program's own torch.profiler started")
 
     def _look_for_others(self, subscribed: int) -> None:
         """Raises SourceError if another profiler uses CUPTI."""
@@ -247,20 +256,36 @@ class CuptiSession:
             self._warnings.append("CUDA calls are not recorded: CUPTI refused: " + why)
 
     def give_way(self) -> None:
-        """End the recording and release CUPTI. Waits for a start or stop in progress, but not for a detach."""
+        """End the recording and release CUPTI, within GIVE_WAY_LIMIT_MS. Does not wait for a detach.
+
+        Another thread is inside CUPTI if that takes longer. There the program would wait just as well, and this thread
+        releases CUPTI once it is out.
+        """
         self._wanted = True
+        deadline = time.monotonic() + GIVE_WAY_LIMIT_MS / 1000
         while not self._lock.acquire(timeout=_HURRY_PERIOD_S):
             self._collector.hurry()
-        try:
-            if self._gave_way or self._closed:
+            if time.monotonic() >= deadline:
                 return
-            self._gave_way = True
-            if self._stopped is None:
-                self._stop_collector(GIVE_WAY_LIMIT_MS)
-                self._warnings.append(_GAVE_WAY % self._holder)
-            self._collector.yield_subscriber()
+        try:
+            self._release(max(int((deadline - time.monotonic()) * 1000), 1))
         finally:
             self._lock.release()
+
+    def _release(self, limit_ms: int) -> None:
+        if self._gave_way or self._closed or not self._begun:
+            return
+        self._gave_way = True
+        if self._stopped is None:
+            self._stop_collector(limit_ms)
+            self._stop_limit_ms = GIVE_WAY_LIMIT_MS
+            self._warnings.append(_GAVE_WAY % self._holder)
+        self._collector.yield_subscriber()
+
+    def hurry(self) -> None:
+        """The process exits: do not detach any more, and do not wait for a detach."""
+        self._hurried = True
+        self._collector.hurry()
 
     def _stop_collector(self, limit_ms: int) -> "CollectorResult":
         if self._stopped is None:
@@ -294,10 +319,12 @@ class CuptiSession:
             stopped = self._stop_collector(STOP_LIMIT_MS if self.taken() is None else GIVE_WAY_LIMIT_MS)
             text = self._collector.result_text
             self._warnings += stop_warnings("CUPTI", stopped, self._stop_limit_ms, stopped.calls_unnamed, text)
+            if self._wanted:
+                self._release(GIVE_WAY_LIMIT_MS)
             if self.taken() is not None and not self._gave_way:
                 self._gave_way = True
                 self._warnings.append(_GAVE_WAY % self._holder)
-            detach_ns = 0 if stopped.timed_out or self._gave_way else self._detach()
+            detach_ns = 0 if stopped.timed_out or self._gave_way or self._hurried else self._detach()
         return SourceOutcome(
             counts=SourceCounts(stopped.counts.records, stopped.counts.bytes, stopped.counts.dropped),
             metadata={"cupti_enable_ns": self._enable_ns, "cupti_flushes": stopped.flushes},

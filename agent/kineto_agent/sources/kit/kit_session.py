@@ -111,7 +111,7 @@ class KitSession:
         self._enable_ns = 0
         # The collector's functions run one at a time. A signal handler may enter on the same thread again.
         self._lock = _thread.RLock()
-        self._gave_way = self._closed = False
+        self._begun = self._gave_way = self._closed = False
         self._stopped: Optional[KitResult] = None
         self._stop_limit_ms = 0
 
@@ -121,7 +121,10 @@ class KitSession:
         with self._lock:
             if self._gave_way:
                 raise SourceError("USER_PROFILER_STARTED", "the program's own torch.profiler started")
+            self._begun = True
             enabled = self._collector.start(list(self._types))
+            if self._gave_way:  # meanwhile, and that thread has not waited for us
+                self._stop_collector(GIVE_WAY_LIMIT_MS)
         refused = {kind: result for kind, result in enabled.results.items() if result != 0}
         if enabled.code != 0:
             raise self._refusal(enabled, refused)
@@ -139,13 +142,22 @@ class KitSession:
         return SourceError(reason_code(enabled.code, self._vendor.code), "; ".join([enabled.error, *details]))
 
     def give_way(self) -> None:
-        """With `yields`, end the recording: the library is the program's afterwards. Waits for a start or stop."""
+        """With `yields`, end the recording: the library is the program's afterwards. Waits for a start or stop, within
+        GIVE_WAY_LIMIT_MS: a start gives way itself then.
+        """
         if not self.yields:
             return
-        with self._lock:
-            if not self._gave_way and not self._closed:
-                self._gave_way = True
-                self._stop_collector(GIVE_WAY_LIMIT_MS)
+        deadline = time.monotonic() + GIVE_WAY_LIMIT_MS / 1000
+        if not self._lock.acquire(timeout=GIVE_WAY_LIMIT_MS / 1000):
+            self._gave_way = True
+            return
+        try:
+            if self._begun and not self._gave_way and not self._closed:
+                self._stop_collector(max(int((deadline - time.monotonic()) * 1000), 1))
+                self._stop_limit_ms = GIVE_WAY_LIMIT_MS
+            self._gave_way = True
+        finally:
+            self._lock.release()
 
     def _stop_collector(self, limit_ms: int) -> "KitResult":
         if self._stopped is None:

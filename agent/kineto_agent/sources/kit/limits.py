@@ -10,7 +10,8 @@ PREFAULT_BYTES = 8 << 20  # 2 buffers, 6 ms of page faults; the collector's thre
 # A flush hands over partly filled buffers, so it bounds what a crash loses and costs a buffer each time.
 FLUSH_PERIOD_MS = 500
 STOP_LIMIT_MS = 2000  # a forced flush of CUPTI takes 1-9 ms, of PTI up to 13 ms
-GIVE_WAY_LIMIT_MS = 200  # the program waits for it
+# The program waits for it, while a call of the vendor's library is in progress: to use it beside that would harm both.
+GIVE_WAY_LIMIT_MS = 200
 
 
 def thread_buffer_bytes(limit_bytes: int) -> int:

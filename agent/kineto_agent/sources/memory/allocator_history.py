@@ -25,7 +25,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional
 from kineto_agent.sources.interface import SourceError
 from kineto_agent.system.debuglog import log_exception
 
-MAX_ENTRIES = 50_000  # of each device
+MAX_ENTRIES = 20_000  # of each device: 11 ms, with stacks 17, in which the program does not get the GIL
 _WRAPPED = ("_cuda_record_memory_history", "_cuda_record_memory_history_legacy")
 _SLICE = 500  # objects freed at once: well below a millisecond
 

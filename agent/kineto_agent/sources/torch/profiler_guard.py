@@ -10,8 +10,10 @@ Theory of operation
     with which it ends. In the former, on the program's thread, the recording gives way before torch's method runs.
 
     One lock decides who was first: the wrapper marks its profile and lets the recording give way under the lock, the
-    recording looks at the marks and starts under the lock. It is free while torch's own methods run; until the
-    session's end the mark stands for them. It is reentrant: a signal handler may start a profiler.
+    recording looks at the marks and says what has to give way under the lock. It is free while sources start, and while
+    torch's own methods run; until the session's end the mark stands for them. It is reentrant: a signal handler may
+    start a profiler. A thread of the program waits for it no longer than LIMIT_S: then another one has just begun a
+    session, and torch allows only one.
     A session that was beginning while the methods were wrapped has no mark; its thread is inside torch's method.
 
     A program may import torch only later: until then look() is called now and then. The class is there long before
@@ -36,6 +38,7 @@ from kineto_agent.system.debuglog import log_exception
 
 _MODULE = "torch.autograd.profiler"
 _PREPARE, _EXIT = "_prepare_trace", "__exit__"
+LIMIT_S = 0.02
 
 
 class UserProfiler(enum.Enum):
@@ -132,10 +135,13 @@ class ProfilerGuard:
 
     def _enter(self, profile: Any) -> None:
         try:
-            with self.lock:
-                if self.on:
-                    self._sessions[id(profile)] = weakref.ref(profile)
-                    self._before()
+            self._sessions[id(profile)] = weakref.ref(profile)
+            if self.lock.acquire(timeout=LIMIT_S):
+                try:
+                    if self.on:
+                        self._before()
+                finally:
+                    self.lock.release()
         except Exception:  # noqa: BLE001 - never into the program
             log_exception("the guard of torch.profiler, before it")
 

@@ -22,8 +22,9 @@ Theory of operation
     themselves, and are written in stop() under `_write_lock`, whatever the program's profiler does meanwhile.
 
     A process that exits with a session on crashes. `_at_exit` is called by the interpreter before it ends (after
-    sys.exit, an exception, the end of the script), ends the session and writes what there is, however long it takes:
-    the C++ functions cannot be interrupted. os._exit and signals run nothing of C++ either, so that they are harmless.
+    sys.exit, an exception, the end of the script), and ends the session, however long that takes: the C++ functions
+    cannot be interrupted. What was not written by then is lost: the exit would wait for it. os._exit and signals run
+    nothing of C++ either, so that they are harmless.
 """
 
 import _thread
@@ -121,6 +122,7 @@ class TorchProfilerSession:
         self._write_lock = _thread.allocate_lock()
         self._pid = os.getpid()
         self._over = False  # no new session may begin
+        self._exiting = False  # nothing is written any more
         self._over_ns = 0  # since when; monotonic
         self._growth = Growth(most_growth_bytes, END_GROWTH)
         self._given_up_ns = 0  # since when nothing is recorded, for its memory did not come back; monotonic
@@ -138,7 +140,7 @@ class TorchProfilerSession:
     def start(self) -> None:
         """Begin to record. Raises SourceError."""
         with self._lock:
-            if kineto_state.active():
+            if self._over or kineto_state.active():
                 raise SourceError("USER_PROFILER_ACTIVE", "the program's own torch.profiler has just begun")
             atexit.register(self._at_exit)
             _sessions.add(self)
@@ -244,12 +246,17 @@ class TorchProfilerSession:
 
     def _write_all(self) -> None:
         with self._write_lock:
-            while self._recorder.pending:
+            while self._recorder.pending and not self._exiting:
                 self._write_piece()
+        if self._recorder.pending:
+            self._arena.mark_cut()
+            self._warn("torch's events are missing: the process exited before they were written")
 
     def _write_piece(self) -> int:
         """Write one piece. Returns the longest time in ns that torch took for a step."""
         file: Optional[PrivateFile] = None
+        if self._exiting:
+            return 0
         try:
             file = PrivateFile()
             times = self._recorder.write_oldest(file, self._growth.ending)
@@ -338,16 +345,18 @@ class TorchProfilerSession:
     # ------------------------------------------------------------ the end of the process, and its children
 
     def _at_exit(self) -> None:
-        """Runs on the program's main thread. Waits for a stop() in progress."""
+        """Runs on the program's main thread. Waits until no thread of ours is inside torch."""
         if self._pid != os.getpid():
             return
+        self._exiting = True
         try:
             if self._lock.acquire(timeout=_EXIT_LIMIT_S):
                 try:
                     self._end()
                 finally:
                     self._lock.release()
-            self._write_all()
+            if self._write_lock.acquire(timeout=_EXIT_LIMIT_S):
+                self._write_lock.release()
         except Exception:  # noqa: BLE001 - never into the program
             log_exception("torch's profiler, at the exit of the process")
 

@@ -4,7 +4,8 @@ Theory of operation
     The kernel lets go of what a thread traces when that thread ends, however it ends. So everything here runs in
     an operating-system thread that is started for one hand-over (`in_own_thread`): a target thread that would not
     stop in time is forgotten by ending our own.
-    Waiting is waitpid(WNOHANG) and very short sleeps: a blocking waitpid has no deadline.
+    Waiting is waitpid(WNOHANG) and very short sleeps: a blocking waitpid has no deadline. If this process stops running
+    meanwhile, another one ends it (watchdog.py).
 """
 
 import contextlib
@@ -21,6 +22,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from kinetod.attach.attach_types import AttachCode, AttachError, replaced
+from kinetod.attach.inject.watchdog import WATCHDOG
 from kinetod.attach.inspect.target_memory import Iovec, gone, not_permitted, write_of
 from kinetod.base.libc import LIBC
 from kinetod.processes import credentials
@@ -69,8 +71,9 @@ def in_own_thread(work: Callable[[], Result]) -> Result:
             failures.append(error)
 
     thread = threading.Thread(target=run, name="kinetod-ptrace")
-    thread.start()
-    thread.join()
+    with WATCHDOG.awake():  # until it has ended: only then is what did not stop in time let go
+        thread.start()
+        thread.join()
     if failures:
         raise failures[0]
     return results[0]
@@ -91,11 +94,17 @@ class StoppedThread:
 
     def __enter__(self) -> "StoppedThread":
         self._seize()
+        WATCHDOG.beat()
         try:
             self._request(_INTERRUPT)
-        except ProcessLookupError:
-            raise LostError(f"thread {self.tid} ended") from None
-        self._await_stop()
+            self._await_stop()
+        except StuckError:
+            raise
+        except BaseException as error:
+            WATCHDOG.rest()
+            if isinstance(error, ProcessLookupError):
+                raise LostError(f"thread {self.tid} ended") from None
+            raise
         return self
 
     def __exit__(
@@ -178,6 +187,7 @@ class StoppedThread:
         began = time.monotonic()
         while True:
             self._since_ns = time.monotonic_ns()
+            WATCHDOG.beat()
             try:
                 waited, status = os.waitpid(self.tid, _WALL | os.WNOHANG)
             except ChildProcessError:
@@ -208,6 +218,7 @@ class StoppedThread:
                 self._request(_DETACH, 0, self._signal)
             except OSError:  # it did not stop, or was killed
                 self._reap()
+            WATCHDOG.rest()
             self.stopped_ns = time.monotonic_ns() - self._since_ns
             self._held = False
 

@@ -12,7 +12,7 @@ class Method(Protocol):
     name: str
 
     def hand_over(self, target: TargetImage, bootstrap: Bootstrap, deadline: Deadline) -> Stop:
-        """Hands the bootstrap over. Raises AttachError; the target is then unaffected and does not have the code."""
+        """Hands the bootstrap over. Raises AttachError; the target then does not have the code."""
 
     def problem(self) -> AttachError | None:
         """Why the injected code does not run and never will; None if it runs, has run or may still run."""

@@ -277,3 +277,28 @@ def test_many_forks_during_a_capture_harm_nobody(daemon: Daemon, child: Callable
     assert process.hear() == "{1792}"
     connection.send(wire.Cancel("c1", False))
     assert connection.expect(wire.Result).outcome == "cancelled"
+
+
+def test_a_signal_handler_may_stop_the_agent_while_it_is_being_stopped(child: Callable[[str], Child]) -> None:
+    process = child(
+        "import signal\n"
+        "from kineto_agent.bootstrap import lifecycle\n"
+        "kineto_agent.start()\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: (kineto_agent.stop(), print('stopped', flush=True)))\n"
+        "remove = lifecycle._hooks.remove\n"
+        "def interrupted(): lifecycle._hooks.remove = remove; signal.raise_signal(signal.SIGUSR1); remove()\n"
+        "lifecycle._hooks.remove = interrupted\n"
+        "kineto_agent.stop()\n"
+    )
+    assert process.hear() == "stopped"
+    assert process.end() == ["", ""]
+    assert process.process.returncode == 0
+
+
+def test_an_exit_does_not_take_the_hooks_away(child: Callable[[str], Child]) -> None:
+    process = child(
+        "from kineto_agent.bootstrap import lifecycle\n"
+        "kineto_agent.start()\n"
+        "lifecycle._hooks.remove = lambda: print('removed', flush=True)\n"
+    )
+    assert process.end() == ["", ""]

@@ -7,9 +7,11 @@ import gc
 import importlib.util
 import os
 import re
+import select
 import sys
 import time
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Callable, Dict, List
 
 import kineto_agent
@@ -195,3 +197,21 @@ def test_named_tuples_have_fields_defaults_and_methods(standard: Any) -> None:
 def test_a_clock_that_the_program_holds_goes_on_for_the_agent(standard: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time_ns", lambda: 0)
     assert standard.get("time").time_ns() > 0
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 10), reason="later ones make the module anew")
+@pytest.mark.parametrize("kept", [True, False])
+def test_among_many_objects_originals_are_found_where_gevent_keeps_them(
+    standard: Any, monkeypatch: pytest.MonkeyPatch, kept: bool
+) -> None:
+    gevent: Any = ModuleType("gevent.monkey")
+    gevent.saved = {"select": {"poll": select.poll}} if kept else {}
+    monkeypatch.setitem(sys.modules, "gevent.monkey", gevent)
+    monkeypatch.setattr(sys, "getallocatedblocks", lambda: 10_000_000)
+    monkeypatch.setattr(gc, "get_referrers", None)
+    monkeypatch.setattr("select.poll", lambda: None)
+    if kept:
+        assert standard.get("select").poll is gevent.saved["select"]["poll"]
+    else:
+        with pytest.raises(RuntimeError, match=r"the program has replaced select\.poll"):
+            standard.get("select")

@@ -1,6 +1,7 @@
 """What a recording adds to its sources."""
 
 import os
+import threading
 from typing import List, Tuple
 
 import pytest
@@ -10,6 +11,7 @@ from kineto_agent.protocol.records import GRAPH_NODES_FORMAT, PYTHON_STACKS_FORM
 from kineto_agent.sources.interface import SourceRequest, SourceSession
 from kineto_agent.sources.registry import RecordingPlan, SourceChoice
 from kineto_agent.sources.torch.graph_captures import CAPTURES
+from kineto_agent.sources.torch.profiler_guard import ProfilerGuard
 from kineto_agent.steps.counting import StepCounter
 from support.agent.agent_daemon import ArenaReader
 from support.agent.failing_source import Failing
@@ -82,4 +84,44 @@ def test_a_program_that_runs_ahead_of_the_agent_in_its_first_iterations_has_all_
     (reader,) = readers
     assert [number for _, number, _, _ in STEP_MARK.iter_unpack(b"".join(reader.take()))] == [1, 2, 3]
     reader.close()
+    recording.close()
+
+
+def test_a_profiler_of_the_program_does_not_wait_for_a_source_that_starts() -> None:
+    free: List[bool] = []
+    guard = ProfilerGuard()
+
+    def take() -> None:
+        free.append(guard.lock.acquire(blocking=False))
+        if free[-1]:
+            guard.lock.release()
+
+    def take_elsewhere() -> None:
+        thread = threading.Thread(target=take)
+        thread.start()
+        thread.join()
+
+    class Starting(Failing):
+        def prepare(self, request: SourceRequest) -> SourceSession:
+            session = super().prepare(request)
+            session.start = take_elsewhere  # type: ignore[method-assign]
+            return session
+
+    plan = RecordingPlan([SourceChoice(Starting(""), frozenset(("kernel",)))], [])
+    recording = Recording(plan, timed().request, guard)
+    recording.start(lambda _arena, _descriptor: None)
+    recording.close()
+    assert free == [True]
+
+
+def test_an_exit_waits_only_until_nothing_records_any_more() -> None:
+    hurried: List[str] = []
+    plan = RecordingPlan([SourceChoice(Failing(""), frozenset(("kernel",)))], [])
+    recording = Recording(plan, timed().request)
+    recording.start(lambda _arena, _descriptor: None)
+    recording._running[0].session.hurry = lambda: hurried.append("hurried")  # type: ignore[attr-defined]
+    recording.hurry()
+    assert (recording.await_end(0), hurried) == (False, ["hurried"])
+    recording.stop()
+    assert recording.await_end(0)
     recording.close()

@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any, Iterator, List
 
 import pytest
-from kineto_agent.sources.torch import kineto_state
+from kineto_agent.sources.torch import kineto_state, profiler_guard
 from kineto_agent.sources.torch.profiler_guard import ProfilerGuard, UserProfiler
 from support.waiting import scaled
 
@@ -240,3 +240,20 @@ def test_a_forked_child_is_left_alone(profiler: Any) -> None:
         assert pipe.read() == b"['prepare gpu']"
     guard.remove()
     assert seen == []
+
+
+def test_a_session_does_not_wait_for_long_while_another_thread_has_the_lock(
+    profiler: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profiler_guard, "LIMIT_S", 0.001)
+    seen: List[str] = []
+    guard = installed(seen)
+    profile = Profile(seen)
+    with guard.lock:
+        thread = threading.Thread(target=profile._prepare_trace)
+        thread.start()
+        thread.join(scaled(20))
+        states = [thread.is_alive(), guard.state()]
+    guard.remove()
+    assert states == [False, UserProfiler.WARMING_UP]
+    assert seen == ["prepare gpu"]
