@@ -63,10 +63,10 @@ def fake_cuda() -> Path:
 
 
 def fake_driver(*flags: str, old: bool = False) -> Path:
-    """The fake libcuda that is built as the real one (tests/fakes/fake_driver.c). old: as before CUDA 12.5."""
+    """The fake libcuda that is built as the real one (tests/fakes/driver/fake_driver.c). old: as before CUDA 12.5."""
     since = [] if old else ["-DFAKE_CTX_RECORD"]
     shared = ["-O2", "-g", "-fPIC", "-shared", "-Wl,-soname,libcuda.so.1", *since, *flags]
-    return build("libcuda.so.1", [FAKES / "fake_driver.c"], shared)
+    return build("libcuda.so.1", [FAKES / "driver" / "fake_driver.c"], shared)
 
 
 def fake_pjrt_plugin() -> Path:

@@ -44,7 +44,7 @@ def run(sanitizer: str) -> int:
     environ = {**os.environ, "TSAN_OPTIONS": "halt_on_error=1 die_after_fork=0", "ASAN_OPTIONS": "detect_leaks=1"}
     for name, libraries in fakes.items():
         sources = [*collector_sources(), DRIVERS / f"{name}.c"]
-        driver = build(name, sources, [*flags, *COLLECTOR_HEADERS, f"-I{FAKES}"])
+        driver = build(name, sources, [*flags, *COLLECTOR_HEADERS, f"-I{FAKES}", f"-I{FAKES / 'driver'}"])
         status = subprocess.run([driver, *libraries], env=environ, check=False).returncode
         if status != 0:
             sys.stderr.write(f"{name} failed\n")

@@ -34,7 +34,7 @@ _FACTS = {
 
 @pytest.mark.parametrize("scenario", _FACTS, ids=lambda name: _FACTS[name])
 def test_in_the_search_for_a_moment(scenario: str) -> None:
-    flags = ["-g", *native.COLLECTOR_HEADERS, f"-I{native.FAKES}"]
+    flags = ["-g", *native.COLLECTOR_HEADERS, f"-I{native.FAKES / 'driver'}"]
     driver = native.build("drive_drain", [*native.collector_sources(), DRIVERS / "drive_drain.c"], flags)
     libraries = [native.fake_driver(old=scenario == "old"), native.fake_cupti()]
     done = subprocess.run([driver, *libraries, scenario], capture_output=True, text=True, check=False)
