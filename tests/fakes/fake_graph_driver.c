@@ -35,6 +35,8 @@ struct kernel_params {
 enum { ACTIVE = 1, INVALIDATED = 2 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t held = PTHREAD_MUTEX_INITIALIZER; /* while queries of a capture are held up */
+static uint64_t arrived;
 static struct node nodes[NODES_MOST];
 static size_t node_count;
 static const struct node *last[STREAMS];
@@ -63,6 +65,9 @@ void fake_capture_end(void) {
     capture = 0;
     pthread_mutex_unlock(&lock);
 }
+
+void fake_hold(int on) { (void)(on ? pthread_mutex_lock(&held) : pthread_mutex_unlock(&held)); }
+uint64_t fake_arrived(void) { return __atomic_load_n(&arrived, __ATOMIC_SEQ_CST); }
 
 void fake_invalidate(void) { invalid = 1; }
 void fake_use_stream(int number) { own_stream = number; }
@@ -97,6 +102,9 @@ void *_ZNK3c104cuda10CUDAStream6streamEv(const struct stream *stream) { return (
 int cuStreamGetCaptureInfo_v2(void *stream, int *status, uint64_t *id, void **graph, const void ***dependencies,
                               size_t *count) {
     static _Thread_local const void *end;
+    __atomic_add_fetch(&arrived, 1, __ATOMIC_SEQ_CST);
+    pthread_mutex_lock(&held);
+    pthread_mutex_unlock(&held);
     pthread_mutex_lock(&lock);
     queries++;
     *status = capture == 0 ? 0 : invalid ? INVALIDATED : ACTIVE;

@@ -30,7 +30,8 @@ from kineto_agent.system.descriptors import wake_waiter
 ABI = 2  # KC_TURNS_ABI
 _ENDS = -4  # KC_ORDER: the thread of the agent before this one has not ended yet
 _U32 = 0xFFFFFFFF
-_END_LIMIT_S = 1.0
+_BEGIN_LIMIT_S = 0.02  # for the thread of an agent before this one; then there is none
+_END_LIMIT_S = 1.0  # in a call of the interpreter's, which must be over before it goes; microseconds are usual
 _PAUSE_S = 0.0002
 _MOST_MS = (1 << 30) - 1
 _OTHER = 2  # a bit of `rest`
@@ -83,7 +84,7 @@ class Turns:
         abi, begin, poll = (symbol_address(library, "kc_turns_" + name) for name in ("abi", "begin", "poll"))
         if Function(abi)() & _U32 != ABI:
             return 0
-        deadline = time.monotonic() + _END_LIMIT_S
+        deadline = time.monotonic() + _BEGIN_LIMIT_S
         address: int = Function(begin)()
         while address == _ENDS and time.monotonic() < deadline:
             time.sleep(_PAUSE_S)

@@ -48,6 +48,7 @@ class Gpu:
         self.hold = threading.Event()  # start() waits for it
         self.hold.set()
         self.starting = threading.Event()
+        self.lock = threading.Lock()  # as each session that yields: the program waits for a start in progress
 
     def activity_types(self) -> List[str]:
         return ["kernel"]
@@ -62,9 +63,10 @@ class Gpu:
         return self
 
     def start(self) -> None:
-        self.starting.set()
-        assert self.hold.wait(scaled(20))
-        self.calls.append("start")
+        with self.lock:
+            self.starting.set()
+            assert self.hold.wait(scaled(20))
+            self.calls.append("start")
 
     def counts(self) -> SourceCounts:
         return SourceCounts(0, 0, 0)
@@ -74,7 +76,8 @@ class Gpu:
         return SourceOutcome(SourceCounts(5, 50, 0), {}, [], detach_ns=0, cpu_ns=0)
 
     def give_way(self) -> None:
-        self.calls.append("give way")
+        with self.lock:
+            self.calls.append("give way")
 
     def close(self) -> None:
         os.close(self.arena_fd)

@@ -3,11 +3,12 @@
  *   drive_graphs LIBTORCH_CPU
  *
  * Threads that run operators on streams of the capture and on others, while captures begin and end under them; a
- * capture that is given up; a fork in the middle. Exits with 0 if all numbers are right.
+ * capture that is given up; a fork in the middle; a thread that is held up in the driver. Exits with 0 if all numbers are right.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -31,6 +32,8 @@ static void (*capture_begin)(void);
 static void (*capture_end)(void);
 static void (*use_stream)(int);
 static void (*add_node)(int, const char *);
+static void (*hold)(int);
+static uint64_t (*arrived)(void);
 
 static char error[256];
 static atomic_bool go_on = true;
@@ -126,6 +129,38 @@ static void fork_in_the_middle(void) {
     capture_end();
 }
 
+static void *run_one_op(void *argument) {
+    use_stream(2);
+    run_op(argument, false);
+    return NULL;
+}
+
+/* The operators of a thread do not wait until another one is out of the driver. The rest of the graph has none. */
+static void held_up_in_the_driver(void) {
+    uint64_t watch = 0, bytes = 0;
+    pthread_t thread;
+    capture_begin();
+    CHECK(kc_graphs_begin(1, 0, 0, &watch, error, sizeof error) == 0);
+    hold(1);
+    const uint64_t before = arrived();
+    CHECK(pthread_create(&thread, NULL, run_one_op, "held up") == 0);
+    while (arrived() == before) {
+        sched_yield();
+    }
+    run_op("not held up", false);
+    hold(0);
+    CHECK(pthread_join(thread, NULL) == 0);
+    run_op("afterwards", true);
+    CHECK(kc_graphs_seal(watch, &bytes, error, sizeof error) == 0);
+    uint8_t *sealed = malloc(bytes);
+    struct node_record node;
+    CHECK(sealed != NULL && kc_graphs_take(sealed, bytes) == 0);
+    memcpy(&node, sealed + sizeof(struct node_table_head), sizeof node);
+    CHECK(node.op == NODE_TABLE_NONE);
+    free(sealed);
+    capture_end();
+}
+
 int main(int count, char **arguments) {
     CHECK(count == 2);
     void *library = dlopen(arguments[1], RTLD_NOW | RTLD_LOCAL);
@@ -140,11 +175,14 @@ int main(int count, char **arguments) {
     *(void **)&capture_end = symbol(library, "fake_capture_end");
     *(void **)&use_stream = symbol(library, "fake_use_stream");
     *(void **)&add_node = symbol(library, "fake_add_node");
+    *(void **)&hold = symbol(library, "fake_hold");
+    *(void **)&arrived = symbol(library, "fake_arrived");
     const struct kc_graphs_libraries libraries = {arguments[1], arguments[1], arguments[1]};
     uint32_t fits = 1;
     CHECK(kc_graphs_open(&libraries, NULL, &fits, error, sizeof error) == 0 && fits == 0);
     capture(true);
     fork_in_the_middle();
+    held_up_in_the_driver();
     pthread_t threads[THREADS];
     for (uintptr_t i = 0; i < THREADS; i++) {
         CHECK(pthread_create(&threads[i], NULL, run_ops, (void *)i) == 0);
