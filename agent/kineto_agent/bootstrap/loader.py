@@ -126,7 +126,14 @@ class _Modules:
     ) -> ModuleType:
         """What the import statement calls in the agent's modules."""
         if level or name.partition(".")[0] != _PACKAGE:
-            return self._standard.import_(name, namespace, local, fromlist, level)
+            try:
+                return self._standard.import_(name, namespace, local, fromlist, level)
+            except ImportError:
+                if self._is_ours(self._thread.get_ident()):
+                    raise
+            # Not the agent's code: C code of the program that a function of ours calls, as XLA's profiler, imports by
+            # the globals of that function, and ends the process if that fails.
+            return builtins.__import__(name, namespace, local, fromlist, level)
         module = self.get(name)
         for attribute in fromlist or ():
             if name + "." + attribute in self._contents:

@@ -42,6 +42,7 @@ MAX_ANSWER_BYTES = 64 << 10
 WAIT_FOR_WARM_S = 0.1  # an attach takes some 10 ms
 START_S = 5.0  # 0.3 s are usual
 LOOK_S = 2.0  # 5 ms are usual
+_KILLED = "exit status -9"
 KILL_GRACE_S = 0.5  # a helper keeps its deadline by itself; this is for one that hangs
 
 
@@ -142,8 +143,16 @@ class AttachHelpers:
         self, key: ProcessKey, approval: Approval, deadline_s: float, boot_time_ns: int
     ) -> tuple[Attached, socket.socket]:
         try:
-            request = self._request(key, approval, deadline_s, boot_time_ns)
-            answer, fd = await self._answer(request, deadline_s + KILL_GRACE_S)
+            try:
+                request = self._request(key, approval, deadline_s, boot_time_ns)
+                answer, fd = await self._answer(request, deadline_s + KILL_GRACE_S)
+            except Crashed as exc:
+                if exc.how != _KILLED:
+                    raise
+                # By its watchdog, on a busy machine: the process is as it was, or ignores what it has received.
+                log.warning("the helper that attached to process %d was killed: another one tries again", key.pid)
+                request = self._request(key, approval, deadline_s, boot_time_ns)
+                answer, fd = await self._answer(request, deadline_s + KILL_GRACE_S)
         except OSError as exc:
             raise AttachError(
                 AttachCode.FAILED, f"process {key.pid}: the daemon cannot start an attach helper: {exc.strerror}"

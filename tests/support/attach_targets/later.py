@@ -288,7 +288,11 @@ def daemon_thread_at_exit() -> None:
 def thread_that_outlives_main() -> None:
     import threading
 
-    threading.Thread(target=lambda: print("the thread ends", status_of(os.fork() or os._exit(3)))).start()
+    def outlive() -> None:
+        threading.main_thread().join()
+        print("the thread ends", status_of(os.fork() or os._exit(3)))
+
+    threading.Thread(target=outlive).start()
 
 
 class Late:
