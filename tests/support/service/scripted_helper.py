@@ -3,6 +3,7 @@
 `agent`: the helper itself is the target: it makes the channel and an agent at its other end, so that a test asks for
 the helper's own pid. The agent says Hello, and leaves when its link is closed. `mute`: likewise, without the Hello.
 `refuse`, `crash`, `hang`, `babble`: what the words say. `channel-missing`: says that all is well, and sends nothing.
+`killed`: is killed at the first request of all; the next helper refuses.
 """
 
 import json
@@ -49,8 +50,10 @@ def answer(sock: socket.socket, request: dict[str, Any], script: str) -> None:
         os._exit(7)
     if script == "hang":
         signal.pause()
-    if script in ("babble", "refuse", "channel-missing"):
-        said: dict[str, Any] = {"babble": {"id": -1}, "refuse": REFUSED, "channel-missing": GOOD}[script]
+    if script == "killed" and request["id"] == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if script in ("babble", "refuse", "channel-missing", "killed"):
+        said = {"babble": {"id": -1}, "channel-missing": GOOD}.get(script, REFUSED)
         sock.send(json.dumps({"id": request["id"], **said}).encode())
         return
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -98,6 +98,10 @@ def test_a_helper_that_fails_is_a_failed_attach(script: str, why: str) -> None:
     assert "4242" in error.reason
 
 
+def test_another_helper_tries_again_once_one_has_been_killed() -> None:
+    assert failure("killed").code is AttachCode.TRACED
+
+
 def test_a_helper_that_overruns_its_deadline_is_killed_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "KILL_GRACE_S", 0.05)
     error = failure("hang", deadline_s=0.05)
