@@ -62,7 +62,6 @@ static const struct {
 };
 
 static struct {
-    uint32_t placed; /* how often */
     void **slots[GATED];
     _Atomic(capture_call) originals[GATED];
     _Atomic uintptr_t streams[CAPTURES_MOST]; /* that are captured; 0: none */
@@ -196,34 +195,28 @@ static void place(uint32_t i) {
 }
 
 bool capture_gate_place(void *cuda) {
-    if (gate.placed == 0) {
-        if (!find_slots(cuda)) {
+    if (!find_slots(cuda)) {
+        return false;
+    }
+    for (uint32_t i = 0; i < GATED; i++) {
+        if (gate.slots[i] != NULL && !may_place(i)) {
             return false;
         }
-        for (uint32_t i = 0; i < GATED; i++) {
-            if (gate.slots[i] != NULL && !may_place(i)) {
-                return false;
-            }
-        }
-        for (uint32_t i = 0; i < CAPTURES_MOST; i++) {
-            atomic_store(&gate.streams[i], 0);
-        }
-        atomic_store(&gate.overflowed, false);
-        for (uint32_t i = GATED; i-- > 0;) { /* ends first: no capture may be noted whose end is not */
-            if (gate.slots[i] != NULL) {
-                place(i);
-            }
+    }
+    for (uint32_t i = 0; i < CAPTURES_MOST; i++) {
+        atomic_store(&gate.streams[i], 0);
+    }
+    atomic_store(&gate.overflowed, false);
+    for (uint32_t i = GATED; i-- > 0;) { /* ends first: no capture may be noted whose end is not */
+        if (gate.slots[i] != NULL) {
+            place(i);
         }
     }
-    gate.placed++;
     return true;
 }
 
 /* A thread that is in between goes on there: this library is never unloaded. */
 void capture_gate_remove(void) {
-    if (gate.placed == 0 || --gate.placed != 0) {
-        return;
-    }
     for (uint32_t i = 0; i < GATED; i++) {
         if (gate.slots[i] != NULL) {
             void *ours = *(void *const *)&OURS[i];

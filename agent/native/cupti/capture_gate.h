@@ -5,7 +5,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Notes captures from now on, until as many removals. False: this driver is built in a way that we do not know. */
+/* Notes captures from now on, until capture_gate_remove. False: this driver is built in a way that we do not know. */
 bool capture_gate_place(void *cuda);
 void capture_gate_remove(void);
 /* True: nothing that was noted is captured, and no capture begins before capture_gate_leave, for 20 ms at most. */

@@ -165,8 +165,8 @@ int kc_keep_calls(uint32_t domain, const char *patterns, size_t bytes) {
     return 0;
 }
 
-/* The moment of kc_drain is over: a program that queues a second of work at once has had time to do so. False: there was no
- * other one. */
+/* The moment of kc_drain is over: a program that queues a second of work at once has had time to do so. False: no other
+ * one came. */
 static bool moment_comes(bool *held) {
     struct kc_drain_result drained;
     if (stays_initialised() || self.drained.outcome != KC_DRAIN_SHORT) {
