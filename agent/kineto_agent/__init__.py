@@ -1,8 +1,8 @@
 """kineto_agent: the light agent inside a traced process.
 
-start()   let the kinetod of this machine trace this process on demand; may be repeated
-step()    say that an iteration of the training loop has ended; needed only without a torch optimizer
-stop()    end the agent; a running capture ends with what it has
+start()   let this machine's kinetod trace this process on demand; idempotent
+step()    mark the end of an iteration of the training loop; needed only without a torch optimizer
+stop()    end the agent; a running capture ends with the data it has
 
 All three are safe to call anywhere: they raise nothing and print nothing. Everything else is set by the environment
 variables in `kineto_agent.system.env`.
@@ -37,7 +37,7 @@ def stop() -> None:
 
 
 def step() -> None:
-    """Say that an iteration of the training loop has ended. After the first call, optimizer steps no longer count."""
+    """Mark the end of an iteration of the training loop. After the first call, optimizer steps no longer count."""
     if _supported():
         from kineto_agent.steps.counting import COUNTER
 

@@ -68,7 +68,7 @@ def _run_script(path: str, arguments: List[str]) -> None:
 
 
 def _set_first_path(folder: str) -> None:
-    """`python -m` put the working directory first; a script's own folder takes that place."""
+    """Put the script's own folder in the first place, where `python -m` put the working directory."""
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = folder
 

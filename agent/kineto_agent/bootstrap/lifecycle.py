@@ -6,7 +6,8 @@ import contextlib
 import os
 from typing import Iterator, List, Optional
 
-from kineto_agent.control.runner import Agent
+from kineto_agent.bootstrap import originals  # noqa: F401 - first: the others get them
+from kineto_agent.control.runner import EXIT_WAIT_S, Agent
 from kineto_agent.sources import collector_library, registry
 from kineto_agent.sources.interface import Source
 from kineto_agent.sources.torch.graph_captures import CAPTURES
@@ -17,7 +18,7 @@ from kineto_agent.system import fork_warnings
 from kineto_agent.system.debuglog import log, log_exception
 from kineto_agent.system.gil_turns import Turns
 
-# Guards starting and stopping; a signal handler may come here again. Who does not get it in time goes away.
+# Guards starting and stopping; a signal handler may enter again. A caller that does not get it in time gives up.
 _lock = _thread.RLock()
 _LOCK_LIMIT_S = 0.02
 _agent: Optional[Agent] = None
@@ -59,7 +60,7 @@ def stop() -> None:
                 _jax_hooks.remove()
                 CAPTURES.remove()
         if agent is not None:
-            agent.stop("AGENT_STOPPED", "the program stopped the agent before the capture was complete")
+            agent.stop("AGENT_STOPPED", "the program stopped the agent before the capture was complete", EXIT_WAIT_S)
             fork_warnings.let_through()
     except Exception:  # noqa: BLE001 - a program is never worse off with the agent than without
         log_exception("the agent cannot stop")
@@ -67,7 +68,7 @@ def stop() -> None:
 
 @contextlib.contextmanager
 def _locked() -> Iterator[bool]:
-    """The lock, or False: another thread starts or stops the agent at this moment."""
+    """Yields True with the lock held, or False: another thread is starting or stopping the agent."""
     lock = _lock
     locked = lock.acquire(timeout=_LOCK_LIMIT_S)
     try:
@@ -78,7 +79,7 @@ def _locked() -> Iterator[bool]:
 
 
 def _at_exit() -> None:
-    """The hooks stay: they do no harm, and a moment in which they may be taken away could be long in coming."""
+    """The hooks stay: they do no harm, and a safe moment to remove them might be long in coming."""
     try:
         agent = _agent
         if agent is not None:

@@ -3,15 +3,15 @@
 Theory of operation
     `kineto_agent.bootstrap.loader` has loaded this module, and every other one of the agent, in a private namespace,
     and calls `run` with the channel to the daemon. That channel is the link. When it ends the agent leaves: the running
-    capture is ended, the hook in torch's optimizers and the descriptors are taken back, the thread ends. The modules
-    stay for the next attach. So do the fork hooks, which cannot be taken back, and the exit hook, whose place in the
-    interpreter's list could not be either; without an agent they do nothing.
+    capture ends, the hook in torch's optimizers is removed, the descriptors are closed, and the thread ends. The
+    modules stay for the next attach. So do the fork hooks, which cannot be removed, and the exit hook, whose slot in
+    the interpreter's list could not be either; without an agent they do nothing.
 
     If the program also has an agent (kineto_agent in sys.modules), that is a separate one with its own link; both can
     run. Only one at a time records with CUPTI (`collector_binding`).
 
-    torch is looked for when the daemon asks for something, not by a finder on sys.meta_path: removing a finder while
-    another thread imports can make that thread skip the finder behind it.
+    torch is looked up at each request of the daemon, not by a finder on sys.meta_path: removing a finder while another
+    thread imports can make that thread skip the next finder.
 """
 
 import _thread
@@ -31,7 +31,7 @@ from kineto_agent.steps.torch_hooks import StepHooks
 from kineto_agent.system.debuglog import log
 from kineto_agent.system.gil_turns import Turns
 
-READY = b"K"  # the answer that the daemon waits for after it has sent the agent
+READY = b"K"  # answer that the daemon waits for after sending the agent
 
 _NOT_ENDED = "the agent of an earlier attach has not ended yet: it may be writing what it has recorded"
 _agent: Optional[Agent] = None
@@ -41,11 +41,11 @@ _jax_hooks = JaxStepHooks(COUNTER)
 
 
 def run(channel: Any, library: int, number: int, turns: int) -> Callable[[], None]:
-    """Make the agent over this channel (a `_socket.socket`); returns its work, which the calling thread must do. A
-    running agent must have been ended before: what it does at its end would be done to this one.
+    """Create the agent over this channel (a `_socket.socket`); returns its work, which the calling thread must do. A
+    running agent must have been ended before: its clean-up would affect this one.
 
     library: memfd with the collector, which becomes the agent's, -1 for none; number: unused so far by any library of
-    this process. turns: the address for Turns. Raises OSError; then the caller keeps the channel.
+    this process. turns: the address for Turns. Raises OSError; then the caller keeps both.
     """
     global _agent
     with _lock:
@@ -53,19 +53,22 @@ def run(channel: Any, library: int, number: int, turns: int) -> Callable[[], Non
             raise OSError(errno.EBUSY, _NOT_ENDED)
         if library >= 0:
             collector_library.bring(library, number)
-        agent = Agent(COUNTER, sources=_sources, link=Link.adopted(channel), on_end=_left, turns=Turns(turns))
+        agent: Optional[Agent] = None
         try:
+            agent = Agent(COUNTER, sources=_sources, link=Link.adopted(channel), on_end=_left, turns=Turns(turns))
             channel.send(READY)
             _agent = agent
             return agent.work()
         except BaseException:
             _agent = None
-            agent.abandon()
+            collector_library.forget()
+            if agent is not None:
+                agent.abandon()
             raise
 
 
 def end() -> None:
-    """End the running agent, if there is one, to make room for another. Waits for it at most EXIT_TIMEOUT_S."""
+    """End the running agent, if there is one, to make room for another. Waits at most EXIT_TIMEOUT_S."""
     agent = _agent
     if agent is not None:
         agent.stop("AGENT_STOPPED", "another live attach has replaced the agent of this one")
@@ -80,7 +83,7 @@ def _sources() -> List[Source]:
 
 
 def _left() -> None:
-    """Called at the end of the agent's thread."""
+    """Clean up at the end of the agent's thread."""
     global _agent
     _hooks.remove()
     _jax_hooks.remove()
@@ -104,7 +107,7 @@ def _after_fork_in_child() -> None:
     COUNTER.forget_thread()
     if agent is not None:
         agent.abandon()
-        collector_library.close()
+    collector_library.close_in_child()
 
 
 atexit.register(_at_exit)

@@ -1,10 +1,10 @@
-"""Loads the agent in a process that has none. Executed by the bootstrap of a live attach; nobody imports it.
+"""Loads the agent in a process that has none. The bootstrap of a live attach executes it; it is never imported.
 
 Theory of operation
-    The daemon sends this text with `HEADER = {...}` behind it in one packet, and the descriptors that the header
-    names: "sources" (every module as pieces of text), "code" (the same, compiled by the daemon's Python, for targets
-    of that very version) and "library" (the collector). All are sealed memfds; both module files are marshal
-    documents, which needs no import here.
+    The daemon sends this text followed by `HEADER = {...}` in one packet, and the descriptors that the header lists:
+    "sources" (every module as pieces of text), "code" (the same, compiled by the daemon's Python, for targets of that
+    very version) and "library" (the collector). All are sealed memfds; both module files are marshal documents, which
+    needs no import here.
 
     The modules live in a dictionary of their own. Their `__builtins__` is a copy with another `__import__`, which
     serves `kineto_agent` from there, the standard library from `Standard` (standard_library.py) and passes everything
@@ -13,18 +13,17 @@ Theory of operation
     Compiling takes 30 ms in all, executing precompiled code 10 ms, and neither releases the GIL by itself. So the work
     is done in pieces, with rests between them (system/gil_rests.py).
 
-    One of the agent's threads at a time loads modules. Others see a module once it is whole, with all that was loaded
-    on its behalf; only the thread that loads it sees it before, as imports in a circle need it. A thread of the program
-    never loads and never waits: an import of what is not there yet fails, and the hook does without.
+    Only one of the agent's threads loads modules at a time. Others see a module once it is complete, with all modules
+    loaded for it; only the loading thread sees it before, as circular imports require. A thread of the program never
+    loads and never waits: an import of a missing module fails, and the hook does without.
 
     `state` is `sys._kineto_attach`. It keeps the loaded modules under "agent", so that the next attach of the same
-    sources finds them, and fork hooks, which cannot be taken back, do not accumulate. Any version may find what any
-    other version has left there: "digest", and "end", a function that ends a running agent. "ours", "in"
-    and "out" belong to the bootstrap's filter of warnings: what it ignores, the name of the list in which it is to
-    stand, and what takes it out.
+    sources finds them, and fork hooks, which cannot be taken back, do not accumulate; under "begun" also those of an
+    attach that failed: no two modules import each other, so a module that is whole stays right. Any version may find
+    what any other version has left there: "digest", and "end", a function that ends a running agent.
 
-    The texts of gil_rests.py and standard_library.py stand before this one in the packet. The global `turns` is the
-    address for Turns; "calls" in `state` are those of dlopen and dlsym, for c_functions.py.
+    The texts of gil_rests.py and standard_library.py precede this one in the packet. The global `turns` is the address
+    for Turns; "calls" in `state` are the addresses of dlopen and dlsym, for c_functions.py.
 """
 
 from __future__ import annotations  # not evaluated: typing might not be imported yet
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
 
     Piece = Union[bytes, tuple[int, str]]
     turns = dlopen = dlsym = 0
+    native: Callable[..., Any]
 
 _PACKAGE = "kineto_agent"
 _LIVE = "kineto_agent.bootstrap.live_attach"
@@ -54,7 +54,7 @@ HEADER: dict[str, Any] = {}  # the daemon's values follow in the packet
 
 
 class _Turn:
-    """The right to load modules: one of the agent's threads has it at a time, as often as it likes."""
+    """The right to load modules, for one of the agent's threads at a time; reentrant."""
 
     def __init__(self, thread: Any, is_ours: Callable[[int], bool]) -> None:
         self._ident, self._is_ours = thread.get_ident, is_ours
@@ -82,10 +82,10 @@ class _Turn:
 class _StandardInTurn(Standard):
     """The standard library for several threads."""
 
-    turn: Any = None  # there is one thread until it is set
+    turn: Any = None  # there is only one thread until it is set
 
     def get(self, name: str) -> Any:
-        """As Standard; raises ImportError where the module is not there yet and must not be loaded."""
+        """See Standard; raises ImportError if the module is not loaded and must not be loaded now."""
         if self.turn is None or name in self._found:
             return super().get(name)
         with self.turn:
@@ -96,43 +96,46 @@ class _Modules:
     """The agent's modules in a namespace of their own."""
 
     def __init__(self, contents: dict[str, tuple[bool, list[Piece]]]) -> None:
-        self.loaded: dict[str, ModuleType] = {}  # whole
-        self._making: dict[str, ModuleType] = {}  # for the thread that has the turn
+        self.loaded: dict[str, ModuleType] = {}  # complete modules
+        self._making: dict[str, ModuleType] = {}  # for the thread that holds the turn
         self._contents = contents  # name -> (is a package, pieces: compiled code or (first line, text))
         self._builtins = dict(builtins.__dict__, __import__=self.import_)
+        self._rests: Rests | None = None  # the time module is not available yet
         self._standard = _StandardInTurn(self._give_way)
         self._time, self._thread = self._standard.get("time"), self._standard.get("_thread")
         self._pid = 0
+        self._attaching: set[int] = set()  # threads: an abandoned attach may still load beside the next one
 
     def __enter__(self) -> _Modules:
-        """The calling thread is the agent's, and may load modules."""
-        if self._pid != posix.getpid():  # in a forked child the thread that was loading does not exist
+        """Mark the calling thread as the agent's, which may load modules."""
+        if self._pid != posix.getpid():  # in a forked child the loading thread does not exist
             self._pid = posix.getpid()
             self._making.clear()
+            self._attaching.clear()
             self._turn = self._standard.turn = _Turn(self._thread, self._is_ours)
-        self._agent = self._thread.get_ident()
+        self._attaching.add(self._thread.get_ident())
         self._rests = Rests(self._time, self._thread)
         return self
 
     def __exit__(self, *_error: object) -> None:
-        self._agent = 0  # from now on `threads` knows it
+        self._attaching.discard(self._thread.get_ident())  # from now on `threads` knows the thread
 
     def _is_ours(self, ident: int) -> bool:
         threads = self.loaded.get(_THREADS)
-        return ident == self._agent or (threads is not None and threads.is_ours(ident))
+        return ident in self._attaching or (threads is not None and threads.is_ours(ident))
 
     def import_(
         self, name: str, namespace: Any = None, local: Any = None, fromlist: Any = (), level: int = 0
     ) -> ModuleType:
-        """What the import statement calls in the agent's modules."""
+        """Implements the import statement in the agent's modules."""
         if level or name.partition(".")[0] != _PACKAGE:
             try:
                 return self._standard.import_(name, namespace, local, fromlist, level)
             except ImportError:
                 if self._is_ours(self._thread.get_ident()):
                     raise
-            # Not the agent's code: C code of the program that a function of ours calls, as XLA's profiler, imports by
-            # the globals of that function, and ends the process if that fails.
+            # Not the agent's code: C code of the program called by a function of ours, such as XLA's profiler, imports
+            # with that function's globals, and ends the process if that fails.
             return builtins.__import__(name, namespace, local, fromlist, level)
         module = self.get(name)
         for attribute in fromlist or ():
@@ -141,7 +144,7 @@ class _Modules:
         return module if fromlist else self.get(_PACKAGE)
 
     def get(self, name: str) -> ModuleType:
-        """The module, executed when first asked for."""
+        """Return the module, executed on first use."""
         if name in self.loaded:
             return self.loaded[name]
         with self._turn:
@@ -153,7 +156,8 @@ class _Modules:
 
     def _publish(self) -> None:
         for name in self._making:
-            self._contents[name] = (self._contents[name][0], [])  # most of what came would stay in memory for nothing
+            # otherwise most of the received text would stay in memory for nothing
+            self._contents[name] = (self._contents[name][0], [])
         self.loaded.update(self._making)
         self._making.clear()
 
@@ -194,7 +198,8 @@ class _Modules:
             self._give_way()
 
     def _give_way(self) -> None:
-        self._rests.rest()
+        if self._rests is not None:
+            self._rests.rest()
 
 
 def _read(descriptor: int) -> bytes:
@@ -214,11 +219,11 @@ def _magic() -> Any:
 
 
 def load(state: dict[str, Any], channel: Any, descriptors: list[int]) -> Callable[[], None]:
-    """Start the agent with `channel` as its link; returns its work, to be done on this thread. Raises whatever goes
-    wrong; the bootstrap then closes the channel and the remaining `descriptors`.
+    """Start the agent with `channel` as its link; returns its work, to be done on this thread. May raise anything; the
+    bootstrap then closes the channel and the remaining `descriptors`.
 
-    A bootstrap that the daemon has given up on may still be running beside the next one: each touches only its own
-    part of state["open"].
+    A bootstrap that the daemon has abandoned may still be running beside the next one: each touches only its own part
+    of state["open"].
     """
     files = dict(zip(HEADER["descriptors"], descriptors))
     state["calls"] = dlopen, dlsym
@@ -228,25 +233,33 @@ def load(state: dict[str, Any], channel: Any, descriptors: list[int]) -> Callabl
     if agent is not None:
         agent["end"]()
     known = agent is not None and agent["digest"] == HEADER["digest"]
-    modules = agent["modules"] if known else _modules(files)
+    kept = agent if known else state.get("begun")  # by an attach that ended while it loaded them
+    modules = kept["modules"] if kept is not None and kept["digest"] == HEADER["digest"] else _modules(files)
+    state["begun"] = {"digest": HEADER["digest"], "modules": modules}
     for name in ("sources", "code"):
         for held in _held(state, files.pop(name)):
             held.close()
     with modules:
         if not known:
-            state["ours"] = modules.get(_FORK_WARNINGS).because_of_ours
+            fork_warnings = modules.get(_FORK_WARNINGS)
+            fork_warnings.keep_away()
             live = modules.get(_LIVE)
             agent = {"digest": HEADER["digest"], "live": live, "end": live.end, "modules": modules}
-        return _begun(state, channel, descriptors, files, agent)
+            agent["forks"] = fork_warnings
+        try:
+            return _begun(state, channel, descriptors, files, agent)
+        except BaseException:
+            if not known:
+                agent["forks"].let_through()
+            raise
 
 
 def _begun(
     state: dict[str, Any], channel: Any, descriptors: list[int], files: dict[str, int], agent: dict[str, Any]
 ) -> Callable[[], None]:
-    """Start the agent: its work, as `load` returns it."""
+    """Start the agent and return its work, as `load` does."""
     number = state["libraries"] = state.get("libraries", 0) + 1  # of this one
-    if "out" in state:
-        state["in"] = "filters"  # an agent that has just ended may have taken it back
+    agent["forks"].keep_away()  # an agent that has just ended may have let the warnings through again
     given = (files.get("library", -1), number, turns)
     agent_work: Callable[[], None] = agent["live"].run(channel, *given)
 
@@ -254,17 +267,18 @@ def _begun(
         try:
             agent_work()
         finally:
-            if "out" in state and state["libraries"] == number:
-                state["out"]()
-                state["in"] = ""
+            if state["libraries"] == number:
+                native(b"", None, 0, 0, 1)  # noqa: F821 - given; those again until this thread has ended
+                agent["forks"].let_through()
 
+    native(b"", None, 0, 0, 0)  # noqa: F821 - given; takes the filters of the attach out of the interpreter's list
     state["agent"] = agent
-    for ours in (channel, *descriptors):  # they belong to the agent now, in a forked child too
+    for ours in (channel, *descriptors):  # the agent owns them now, also in a forked child
         for held in _held(state, ours):
             state["open"].remove(held)
     return work
 
 
 def _held(state: dict[str, Any], opened: Any) -> list[Any]:
-    """The entries for it that the bootstrap has made for its fork hook."""
+    """The entries that the bootstrap has made for it for its fork hook."""
     return [held for held in state["open"] if getattr(held, "x", None) == opened]

@@ -1,40 +1,44 @@
-"""The interpreter's own standard library, whatever the program has put in its place. Part of the loader's packet.
+"""Provides the interpreter's own standard library, whatever the program has put in its place. Part of the loader's
+packet.
 
 Theory of operation
     A program may have its own select.py or json.py in the first folder of sys.path, a module of such a name in
     sys.modules, or its own functions in the standard modules (gevent, eventlet, freezegun). The agent must run none of
-    these, and the program must find nothing of the agent's. So a standard module is
-        the one in sys.modules, if that is the interpreter's: built in, frozen, or from its own folders;
-        else a private copy from those folders, which does not get into sys.modules. What it imports comes from here
-        too, and its `sys` is a copy with a `modules` of its own, where enum and the like look themselves up.
+        these, and the program must not see the agent's modules. So a standard module is the one in sys.modules, if that
+        is the interpreter's: built in, frozen, or from its own folders; otherwise a private copy from those folders,
+        which does not get into sys.modules. Its imports come from here too, and its `sys` is a copy with its own
+        `modules`, where enum and the like look themselves up.
     typing is never loaded: the interpreter itself imports it by name from 3.12 on when a private copy is executed. The
     agent's type hints get distinguishable values (`_typing`), which is all that the agent needs.
-    Of four modules the agent gets a copy with the original functions where the program has others: os (from posix),
-    time, select and _thread. A built-in module that is made anew has them; up to Python 3.9 some cannot be made twice,
-    there they are found where gevent and eventlet keep them, or by what still refers to the module. That is a look at
-    all objects with the GIL, so not where there are many. Nor does gc.freeze() leave any to look at: then the agent
-    does not start.
+    Of four modules the agent gets a copy with the original functions, whatever the program puts in their places, then
+    or later: os (from posix), time, select and _thread. A built-in module that is created anew has them; up to Python
+    3.9 some cannot be created twice, and the functions are found where gevent and eventlet keep them, or through
+    objects that still refer to the module. That visits all objects with the GIL, so it is not done if there are many.
+    After gc.freeze() there are none to visit: then the agent does not start.
 
-    A built-in module that cannot be made twice enters sys.modules by itself; what was there before is put back. What an
-    extension imports by name is taken from there: from 3.14 on _ctypes wants ctypes._layout for each structure. If the
-    program has none, ours stands there until it has been called. Left there, it would be found by the program's own
-    ctypes, whose types are others ("this type has no size").
+    A built-in module that cannot be created twice enters sys.modules by itself; the previous entry is restored. An
+    extension's imports by name use sys.modules: from 3.14 on _ctypes needs ctypes._layout for each structure. If the
+    program has none, ours is there until it has been called. If it stayed, the program's own ctypes, which has
+    different types, would find it ("this type has no size").
 
-    A module that the program is importing at this moment is waited for. If a private copy were executed beside it, what
-    modules register for the whole process (re in copyreg, ctypes in _ctypes) could be the copy's, and the program could
-    not pickle a compiled pattern any more. For the same reason private copies get a private copyreg.
+    If the program is importing a module at this moment, the agent waits for it. If a private copy were executed at the
+    same time, process-wide registrations (re in copyreg, ctypes in _ctypes) could be the copy's, and the program could
+    no longer pickle a compiled pattern. For the same reason private copies get a private copyreg.
 
     Files are read by `native` (opening_stub.c) in one call: between two calls of Python's own reader the program may
     close the descriptor and reuse its number for a pipe. For the same reason no folder is listed. It reads without the
-    GIL, as posix.stat looks, so a file system that answers late keeps nobody else waiting. Extension modules are opened
-    by it, too (`own`), and a private ctypes opens libraries by dlopen's address: the loader's lock may be another
-    thread's for seconds, and that thread may want the GIL.
+    GIL, like posix.stat, so a slow file system does not block other threads. It also opens extension modules (`own`),
+    and a private ctypes opens libraries by dlopen's address: another thread may hold the loader's lock for seconds, and
+    that thread may need the GIL.
+
+    A file that the process may not look at (EACCES) is not missing: the process has become another user, and what its
+    own importer found instead might be the program's. So the import fails, in the bootstrap's words.
 
     There are no import statements here: `modules`, which is sys.modules, is given. The modules that are taken from it
     exist in every interpreter from its start.
 """
 
-from __future__ import annotations  # by the bootstrap's compile(); not evaluated
+from __future__ import annotations  # set by the bootstrap's compile(); not evaluated
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,36 +51,36 @@ if TYPE_CHECKING:
     from typing import Any
 
     modules: dict[str, Any] = {}
-    own: Callable[[Any], Any]  # the extension module of that spec, made once in a process
+    own: Callable[[Any], Any]  # creates the extension module of that spec, once per process
     native: Callable[..., Any]
     high = 0  # where descriptors of ours begin
-    dlopen = 0  # its address
+    dlopen = dlsym = 0  # their addresses
 else:
     builtins, marshal, posix, sys = (modules[name] for name in ("builtins", "marshal", "posix", "sys"))
 
 _Module: Any = type(sys)
-_Builtin = type(len)
+_Builtin: Any = [].append.__class__  # the type of functions in C; the program may have replaced any that has a name
 _machinery: Any = modules["_frozen_importlib"]
 _files: Any = modules["_frozen_importlib_external"]
-# Functions of modules in C that the agent uses and a program may have replaced.
+# C functions of modules that the agent uses and a program may have replaced.
 _ORIGINALS = {
     "_thread": ("start_new_thread", "allocate_lock", "get_ident", "get_native_id"),
     "time": ("sleep", "time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "thread_time", "thread_time_ns"),
     "select": ("poll",),
 }
 _COUNT_BYTES = 8
-_RTLD_NOW, _C_CALL = 2, 1
+_RTLD_NOW, _C_CALL, _PYTHON_CALL = 2, 1, 5
 _LAYOUT = "ctypes._layout"
-_MOST_BLOCKS = 300_000  # of memory: 54 ns each to be looked at
+_MOST_BLOCKS = 300_000  # of memory: each takes 54 ns to visit
 _LOOKS, _PAUSE_S = 1000, 0.001  # at a module that the program is importing
-# For private copies. enum looks for the modules of its users in the `sys` that it has itself.
+# For private copies. enum looks up the modules of its users in its own `sys`.
 _ALWAYS_PRIVATE = ("enum", "copyreg")
-_MADE_TWICE = {"time": (3, 9), "_thread": (3, 10), "select": (3, 10)}  # from that Python on (multi-phase)
-_OF_THE_PROGRAM = ("environ", "environb")  # in os; what the program has changed there counts
+_MADE_TWICE = {"time": (3, 9), "_thread": (3, 10), "select": (3, 10)}  # from this Python on (multi-phase)
+_OF_THE_PROGRAM = ("environ", "environb")  # in os; the program's changes to these count
 
 
 class Standard:
-    """The standard library's modules, as the agent imports them."""
+    """The standard library's modules, as imported by the agent."""
 
     def __init__(self, rest: Callable[[], None]) -> None:
         self._rest = rest  # called after each piece of work
@@ -89,22 +93,23 @@ class Standard:
         self._import = builtins.__import__
 
     def import_(self, name: str, namespace: Any, local: Any, fromlist: Any, level: int) -> ModuleType:
-        """What the import statement calls for everything but the agent's own modules."""
+        """Implements the import statement for everything but the agent's own modules."""
         try:
             found: ModuleType = self.get(name if fromlist else name.partition(".")[0])
             if not fromlist and "." in name:
                 self.get(name)
         except LookupError:
             return self._import(name, namespace, local, fromlist, level)
-        if isinstance(fromlist, list):  # from C (PyImport_Import), which takes it from sys.modules afterwards
-            modules.setdefault(name, _lent(name, self.get(name)))
+        if isinstance(fromlist, list):  # from C (PyImport_Import), which takes it from there afterwards
+            place = _modules_of_c(self.get("_ctypes"))
+            place.setdefault(name, _lent(name, self.get(name), place))
         for attribute in fromlist or ():
             if attribute != "*" and not hasattr(found, attribute) and hasattr(found, "__path__"):
                 setattr(found, attribute, self.get(name + "." + attribute))
         return found
 
     def get(self, name: str) -> Any:
-        """The module. Raises LookupError if the standard library has none of that name."""
+        """Return the module. Raises LookupError if the standard library has none of that name."""
         if name not in self._found:
             self._found[name] = self._get(name)
         return self._found[name]
@@ -115,10 +120,12 @@ class Standard:
         module = self._imported(name)
         if not self._is_real(module):
             module = self._load(name)
+        if name == "collections":
+            return _without_text(module)
         return _original_os(module) if name == "os" else _original(name, module)
 
     def _imported(self, name: str) -> Any:
-        """What is in sys.modules, once it is complete; after a second as it is."""
+        """The entry in sys.modules once it is complete; after a second as it is."""
         for _ in range(_LOOKS):
             if not getattr(getattr(modules.get(name), "__spec__", None), "_initializing", False):
                 break
@@ -140,7 +147,7 @@ class Standard:
     def _import_privately(
         self, name: str, namespace: Any = None, local: Any = None, fromlist: Any = (), level: int = 0
     ) -> ModuleType:
-        """What the import statement calls in private copies."""
+        """Implements the import statement in private copies."""
         if name == "sys":
             return self._sys  # type: ignore[no-any-return]
         if name == "_ctypes":
@@ -155,7 +162,7 @@ class Standard:
         return self.import_(name, namespace, local, fromlist, 0)
 
     def _load(self, name: str) -> Any:
-        """Raises LookupError, and what the module raises."""
+        """Load a module. Raises LookupError, and whatever the module raises."""
         if name in self._private:
             return self._private[name]
         parent, _dot, last = name.rpartition(".")
@@ -163,7 +170,12 @@ class Standard:
         if parent:
             package = self.get(parent)
             places = getattr(package, "__path__", [])
-        spec = _machinery.BuiltinImporter.find_spec(name) or _find(name, places)
+        try:
+            spec = _machinery.BuiltinImporter.find_spec(name) or _find(name, places)
+        except PermissionError as exc:
+            if name in modules and name not in getattr(sys, "stdlib_module_names", ()):  # the program's; 3.10 and later
+                raise LookupError(name) from None
+            raise _denied(name, next(place for place in places if exc.filename.startswith(place + "/"))) from None
         if spec is None:
             raise LookupError(name)
         if isinstance(spec.loader, _files.SourceFileLoader):
@@ -187,13 +199,15 @@ class Standard:
             code = spec.loader.get_code(spec.name)
             self._rest()
             exec(code, module.__dict__)  # noqa: S102 - the standard library
-        except BaseException:
+        except BaseException as exc:
             del self._private[spec.name]
+            if isinstance(exc, PermissionError):  # of its file: no module opens another one while it is executed
+                raise _denied(spec.name, spec.origin) from None
             raise
 
 
 def _folders() -> Iterator[str]:
-    """Where the interpreter has its standard library."""
+    """Folders of the interpreter's standard library."""
     version = "python%d.%d" % sys.version_info[:2]
     known = [getattr(sys, "_stdlib_dir", None)]
     known += ["%s/%s/%s" % (prefix, sys.platlibdir, version) for prefix in (sys.base_prefix, sys.base_exec_prefix)]
@@ -231,10 +245,18 @@ def _find(name: str, places: list[str]) -> Any:
 
 
 def _is_file(path: str) -> bool:
+    """Raises PermissionError where the process may not look."""
     try:
         return posix.stat(path).st_mode & 0o170000 == 0o100000
+    except PermissionError:
+        raise
     except OSError:
         return False
+
+
+def _denied(name: str, path: str) -> ImportError:
+    """In the words that the daemon knows (bootstrap.py)."""
+    return ImportError("standard library: no %s; EACCES %d %s" % (name, posix.geteuid(), path))
 
 
 def _encoded(path: str) -> bytes:
@@ -266,26 +288,46 @@ def _native(spec: Any) -> Any:
     """A copy of a built-in module or an extension that is not the program's."""
     if isinstance(spec.loader, _files.ExtensionFileLoader):
         return own(spec)  # noqa: F821 - given
-    before = modules.get(spec.name)
+    before = modules.get(spec.name, modules)  # None keeps it from being imported
     module = _machinery.module_from_spec(spec)
     spec.loader.exec_module(module)
-    if modules.get(spec.name) is not before:
-        if before is None:
+    if modules.get(spec.name, modules) is not before:
+        if before is modules:
             modules.pop(spec.name, None)
         else:
             modules[spec.name] = before
     return module
 
 
-def _lent(name: str, module: Any) -> Any:
-    """What stands in sys.modules for it until it has been used."""
+def _modules_of_c(ctypes: Any) -> Any:
+    """sys.modules, or what was that before the program put another in its place."""
+    Function = _c_function(ctypes, _PYTHON_CALL)
+    function = Function(dlsym)(None, b"PyImport_GetModuleDict")
+    return ctypes.PyObj_FromPtr(Function(function)()) if function else modules
+
+
+def _c_function(ctypes: Any, flags: int) -> Any:
+    """The type of functions in C that return an address; None for NULL."""
+
+    class Address(ctypes._SimpleCData):  # type: ignore[misc]
+        _type_ = "P"
+
+    class Function(ctypes.CFuncPtr):  # type: ignore[misc]
+        _flags_ = flags
+        _restype_ = Address
+
+    return Function
+
+
+def _lent(name: str, module: Any, place: Any) -> Any:
+    """What stands there for it until it has been used."""
     if name != _LAYOUT:
         return module
     made = _copy(module)
 
     def get_layout(*arguments: Any, **options: Any) -> Any:
-        if modules.get(name) is made:
-            del modules[name]
+        if place.get(name) is made:
+            del place[name]
         return module.get_layout(*arguments, **options)
 
     made.get_layout = get_layout
@@ -303,13 +345,7 @@ def _copy(module: Any) -> Any:
 
 def _ctypes_without_gil(module: Any) -> Any:
     """_ctypes whose dlopen waits without the GIL, for a private ctypes, which calls it while it is imported."""
-
-    class Address(module._SimpleCData):  # type: ignore[misc]
-        _type_ = "P"
-
-    class Function(module.CFuncPtr):  # type: ignore[misc]
-        _flags_ = _C_CALL
-        _restype_ = Address
+    Function = _c_function(module, _C_CALL)
 
     def without_gil(name: Any, mode: int = 0) -> Any:
         handle = Function(dlopen)(name and _encoded(name), mode | _RTLD_NOW)
@@ -322,8 +358,24 @@ def _ctypes_without_gil(module: Any) -> Any:
     return made
 
 
+def _without_text(module: Any) -> Any:
+    """collections whose namedtuple compiles before it evaluates: evaluating text makes the interpreter forget that an
+    interrupt ends the program, which then exits with status 1.
+    """
+    made, function = _copy(module), module.namedtuple
+    make: Any = type(function)
+
+    def evaluated(text: str, names: dict[str, Any]) -> Any:
+        return eval(compile(text, "<string>", "eval"), names)  # noqa: S307 - namedtuple's own
+
+    names = dict(function.__globals__, __builtins__=dict(builtins.__dict__, eval=evaluated))
+    made.namedtuple = make(function.__code__, names, "namedtuple")
+    made.namedtuple.__kwdefaults__ = function.__kwdefaults__
+    return made
+
+
 def _original_os(module: Any) -> Any:
-    """os with the functions of posix, which nobody replaces."""
+    """os with the functions of posix, which are never replaced."""
     made = _copy(module)
     for name, value in posix.__dict__.items():
         if name in made.__dict__ and name not in _OF_THE_PROGRAM and not name.startswith("__"):
@@ -332,11 +384,13 @@ def _original_os(module: Any) -> Any:
 
 
 def _original(name: str, module: Any) -> Any:
-    """The module, or a copy of it with its own functions where others have taken their places."""
-    replaced = [each for each in _ORIGINALS.get(name, ()) if not _is_own(name, module.__dict__.get(each))]
-    if not replaced:
+    """A copy of one of these modules, with its own functions instead of replaced ones."""
+    if name not in _ORIGINALS:
         return module
+    replaced = [each for each in _ORIGINALS[name] if not _is_own(name, module.__dict__.get(each))]
     made = _copy(module)
+    if not replaced:
+        return made
     if sys.version_info >= _MADE_TWICE[name]:
         made.__dict__.update(_native(module.__spec__).__dict__)
         return made
@@ -346,7 +400,7 @@ def _original(name: str, module: Any) -> Any:
     missing = [each for each in replaced if not _is_own(name, made.__dict__[each])]
     if missing:
         text = "the program has replaced %s.%s, and the original cannot be found (gc.freeze, or too many objects)"
-        raise RuntimeError(text % (name, missing[0]))
+        raise ImportError(text % (name, missing[0]))
     return made
 
 
@@ -355,7 +409,9 @@ def _is_own(name: str, function: Any) -> bool:
 
 
 def _referring(module: Any) -> list[Any]:
-    """The functions of a module in C that still exist, whether or not it has them itself; of many objects, not all."""
+    """The functions of a C module that still exist, whether or not the module has them itself; may be incomplete if
+    there are many objects.
+    """
     saved = getattr(modules.get("gevent.monkey"), "saved", None) or {}
     original = modules.get("__original_module_" + module.__name__)  # eventlet's
     kept = [*saved.get(module.__name__, {}).values(), *getattr(original, "__dict__", {}).values()]
@@ -369,7 +425,7 @@ def _referring(module: Any) -> list[Any]:
 
 
 class _Hint:
-    """A type hint, equal to any that is written the same way."""
+    """A type hint, equal to any hint written the same way."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -387,7 +443,7 @@ class _Hint:
         return hash(self._text)
 
 
-# What typing.NamedTuple does not take over from the class's body either.
+# Names that typing.NamedTuple does not copy from the class's body either.
 _NOT_TAKEN = ("__module__", "__annotations__", "__annotate__", "__annotate_func__")
 
 

@@ -1,6 +1,6 @@
 """Imported by the .pth hook when KINETO_AGENT is set: starts the agent with the interpreter.
 
-Errors stay in here: every start of an interpreter would print an exception from a .pth line.
+Errors must not escape: every start of an interpreter would print an exception from a .pth line.
 """
 
 try:

@@ -1,13 +1,13 @@
-"""What a capture request asks for and whether it can be served: pure functions. Times are Unix ns."""
+"""Checks capture requests and derives their limits: pure functions. Times are Unix ns."""
 
 from typing import Optional
 
 from kineto_agent.control.events import Refusal, StartRequested
 from kineto_agent.protocol import wire
 
-MAX_LATE_START_NS = 10_000_000_000  # as Kineto: a start time further in the past is an error
+MAX_LATE_START_NS = 10_000_000_000  # as in Kineto: a start time further in the past is an error
 WARMUP_SLACK_NS = 1_000_000_000  # a warm-up may lose this much: delivery takes milliseconds, not seconds
-NO_STEP_NS = 60_000_000_000  # a loop that begins no iteration for this long is evaluating, saving or hanging
+NO_STEP_NS = 60_000_000_000  # a loop without a new iteration for this long is evaluating, saving or hanging
 NO_STEP_ITERATIONS = 20  # this many median iterations are added to NO_STEP_NS
 OR_DURATION_ITERATIONS = 3  # iterations longer than --or-duration are no reason to give up on iterations
 NEVER_STEPPED = (
@@ -18,7 +18,7 @@ _S = 1_000_000_000
 
 
 def problem_of(event: StartRequested) -> Optional[Refusal]:
-    """Why this request can never be done as it stands, or None."""
+    """Why this request can never be served as it stands, or None."""
     request = event.request
     if (request.duration_ns is None) == (request.iterations is None):
         return Refusal("INVALID_REQUEST", "a capture needs either a duration or a number of iterations")

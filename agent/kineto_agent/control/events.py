@@ -21,7 +21,7 @@ class SessionState(enum.Enum):
 
 
 class Refusal(NamedTuple):
-    """Why a request cannot be served, for machines and for people."""
+    """Why a request cannot be served, for programs and for people."""
 
     reason_code: str
     reason: str
@@ -34,7 +34,7 @@ class StartRequested(NamedTuple):
     now_ns: int
     iteration: int  # -1: never stepped
     refusal: Optional[Refusal] = None
-    profiler: Optional[Refusal] = None  # why the program's own profiler is in the way right now
+    profiler: Optional[Refusal] = None  # why the program's own profiler prevents it right now
     hooked_ns: int = 0  # since when torch's optimizers have been counted; 0: they are not
     step_ns: int = 0  # median of the latest iterations; 0: unknown
 
@@ -90,7 +90,7 @@ class Stepped(NamedTuple):
 
 
 class CancelRequested(NamedTuple):
-    """The daemon wants the end of this capture."""
+    """The daemon wants to end this capture."""
 
     capture_id: str
     keep_partial: bool
@@ -175,7 +175,7 @@ class WatchStep(NamedTuple):
 
 
 class ReportState(NamedTuple):
-    """Tell the daemon about a transition."""
+    """Reports a transition to the daemon."""
 
     capture_id: str
     state: SessionState
@@ -183,7 +183,7 @@ class ReportState(NamedTuple):
 
 
 class Reject(NamedTuple):
-    """Tell the daemon that this capture will not be done."""
+    """Tells the daemon that this capture will not be made."""
 
     capture_id: str
     reason_code: str
@@ -192,7 +192,7 @@ class Reject(NamedTuple):
 
 
 class Conclude(NamedTuple):
-    """Tell the daemon how the capture ended. Times are Unix ns; 0: never reached."""
+    """Tells the daemon how the capture ended. Times are Unix ns; 0: never reached."""
 
     capture_id: str
     outcome: str  # done, partial, failed, cancelled

@@ -3,23 +3,23 @@
 Theory of operation
     The runner owns the poll loop; the link says what to wait for (`fileno`, `wants_write`, `retry_at_ns`)
     and never blocks, except in connect(2), for at most `_CONNECT_TIMEOUT_S`, when the daemon's backlog is full.
-    A frame that the kernel does not take at once waits in a bounded queue. Every failure ends in the same way: the
+    A frame that the kernel does not accept at once waits in a bounded queue. Every failure ends in the same way: the
     connection is closed, `retry_at_ns` says when to try again, and LinkClosed tells the runner.
 
     `_socket` is what the socket module wraps. It takes 2 ms less to import, and it stays the real one when a
     program patches the socket module (gevent).
 
-    A frame may bring one sealed memfd (wire.WITH_DESCRIPTOR), which is the caller's once `descriptor` was asked for,
-    and is closed with the next frame otherwise. A number that names anything else is the program's by now.
+    A frame may carry one sealed memfd (wire.WITH_DESCRIPTOR), which the caller owns once it has called `descriptor`;
+    otherwise it is closed with the next frame. A number that refers to anything else belongs to the program by then.
 
     After a live attach the link is the channel that the daemon has taken out of this process (`adopted`). There is
     nothing else to connect to, so the link ends with it.
 
     The link talks only to a daemon that runs as root, as the process's own user, or as the user to whom root has given
-    the socket's folder in /run (the system's daemon has a user of its own): anybody can make a socket in /tmp.
+    the socket's folder in /run (the system's daemon has a user of its own): anybody can create a socket in /tmp.
 
-    A program may close descriptors that it did not open (daemonizing does). Before each use the link looks
-    whether its number still names its socket, and lets go of the number if not.
+    A program may close descriptors that it did not open (daemonizing does). Before each use the link checks that its
+    number still refers to its socket, and abandons the number if not.
 """
 
 import os
@@ -48,16 +48,16 @@ from kineto_agent.system.descriptors import NOBODY, Identity, close_ours, identi
 
 FIRST_BACKOFF_NS = 1_000_000_000
 MAX_BACKOFF_NS = 60_000_000_000
-REFUSED_BACKOFF_NS = 600_000_000_000  # a refusal does not change until somebody upgrades something
+REFUSED_BACKOFF_NS = 600_000_000_000  # a refusal does not change until something is upgraded
 MAX_QUEUED_FRAMES = 256
 _CONNECT_TIMEOUT_S = 1.0
 _UCRED = struct.Struct("iII")  # pid, uid, gid
 _INT = struct.Struct("i")
-_ROOM = CMSG_SPACE(2 * _INT.size)  # one more than there may be, so that it is noticed
+_ROOM = CMSG_SPACE(2 * _INT.size)  # one more than allowed, so that an excess is noticed
 
 
 def vouched_for(path: str, uid: int, run: str = "/run") -> bool:
-    """Whether the socket lies in a folder of that user directly in /run, where only root makes folders.
+    """Whether the socket is in a folder of that user directly in /run, where only root creates folders.
 
     The same rule as `kineto_protos.endpoints`, which the agent cannot import.
     """
@@ -78,10 +78,10 @@ class LinkClosed(Exception):
 class _Queued(NamedTuple):
     frame: bytes
     descriptors: Tuple[int, ...]  # our own duplicates
-    identities: Tuple[Identity, ...]  # of what they name
+    identities: Tuple[Identity, ...]  # of the files they refer to
 
     def are_ours(self) -> bool:
-        """Whether the numbers still name what they named for us."""
+        """Whether the numbers still refer to our files."""
         return all(identity(number) == ours for number, ours in zip(self.descriptors, self.identities))
 
     def close(self) -> None:
@@ -92,6 +92,39 @@ class _Queued(NamedTuple):
 class _Brought(NamedTuple):
     descriptor: int
     identity: Identity
+
+
+class StandingCall:
+    """A blocked call into a vendor's library, as last reported to the daemon."""
+
+    def __init__(self, session: Callable[[], Tuple[str, str]], send: Callable[[wire.Message], object]) -> None:
+        """session: returns id and state of the running capture."""
+        self._session, self._send = session, send
+        self._told: Optional[wire.State] = None
+        self._since_ns: Callable[[], int] = lambda: 0
+
+    @property
+    def stands(self) -> bool:
+        """Whether the call is blocked, as far as the daemon knows."""
+        return self._told is not None
+
+    def tell(self, call: str, since_ns: Callable[[], int]) -> None:
+        """Implements `interface.TellCall`."""
+        told = wire.State(*self._session(), time.time_ns(), {}, call, since_ns())
+        self._told, self._since_ns = (told if told.call_since_ns else None), since_ns
+        self._send(told)
+
+    def look(self) -> None:
+        """Report the call's return, if it has returned."""
+        told = self._told
+        if told is not None and not self._since_ns():
+            self._told = None
+            self._send(told._replace(time_ns=time.time_ns(), call_since_ns=0))
+
+    def tell_again(self) -> None:
+        """Report a blocked call to a daemon that does not know of it."""
+        if self._told is not None:
+            self._send(self._told)
 
 
 class Link:
@@ -116,7 +149,7 @@ class Link:
 
     @classmethod
     def adopted(cls, connection: socket) -> "Link":
-        """A link over a connected SOCK_SEQPACKET socket, which becomes the link's."""
+        """A link over a connected SOCK_SEQPACKET socket, which the link then owns."""
         link = cls(tuple)
         connection.setblocking(False)
         link._identity = identity(connection.fileno())
@@ -126,7 +159,7 @@ class Link:
 
     @property
     def ended(self) -> bool:
-        """Whether there will never be a connection again."""
+        """Whether there will never be another connection."""
         return self._adopted and self._socket is None
 
     @property
@@ -136,7 +169,7 @@ class Link:
 
     @property
     def wants_write(self) -> bool:
-        """Whether frames wait for the socket to take them."""
+        """Whether frames wait for room in the socket."""
         return bool(self._queue)
 
     def fileno(self) -> int:
@@ -176,14 +209,14 @@ class Link:
         return connection
 
     def welcomed(self) -> None:
-        """The daemon has accepted us: the next loss starts with the shortest back-off again."""
+        """Reset the back-off, because the daemon has accepted us."""
         self._backoff_ns = FIRST_BACKOFF_NS
         self._refused_until_ns = 0
 
     def refuse(self, reason: str) -> None:
-        """The daemon will not work with us: send nothing more, and retry much later.
+        """Send nothing more, and retry much later, because the daemon refuses us.
 
-        The connection stays open, if the daemon wants that, so that it can show us as incompatible.
+        The connection stays open, if the daemon keeps it, so that it can show us as incompatible.
         """
         log("refused by the daemon: %s", reason)
         self.refused = True
@@ -191,7 +224,7 @@ class Link:
         self._refused_until_ns = self._monotonic_ns() + REFUSED_BACKOFF_NS
 
     def _schedule_retry(self) -> None:
-        jitter = 0.5 + os.urandom(1)[0] / 256  # 64 agents of one host must not reconnect at the same moment
+        jitter = 0.5 + os.urandom(1)[0] / 256  # 64 agents on one host must not reconnect at the same moment
         soonest = self._monotonic_ns() + int(self._backoff_ns * jitter)
         self._backoff_ns = min(self._backoff_ns * 2, MAX_BACKOFF_NS)
         self.retry_at_ns = max(soonest, self._refused_until_ns)
@@ -205,18 +238,18 @@ class Link:
         self._schedule_retry()
 
     def _let_go(self) -> None:
-        if self._socket is None:
+        connection = self._socket
+        if connection is None:
             return
-        if self._is_ours():
-            self._socket.close()
-        else:
-            self._socket.detach()
+        # socket.close() forgets the number, then releases the GIL, then closes: a child forked then would keep it.
+        close_ours(connection.fileno(), self._identity)
+        connection.detach()
         self._socket = None
         self._drop_queue()
         self._close_brought()
 
     def abandon(self) -> None:
-        """In a forked child: give the descriptors back, so that the daemon sees the parent's end."""
+        """Close the descriptors in a forked child, so that the daemon sees the parent's end."""
         self._let_go()
 
     def _is_ours(self) -> bool:
@@ -241,7 +274,7 @@ class Link:
         self._queue.append(_Queued(frame, copies, tuple(identity(copy) for copy in copies)))
 
     def flush(self) -> None:
-        """Send what is queued, as far as the socket takes it. Raises LinkClosed."""
+        """Send queued frames while the socket accepts them. Raises LinkClosed."""
         while self._queue:
             first = self._queue[0]
             if not first.are_ours():
@@ -251,7 +284,7 @@ class Link:
             self._queue.popleft().close()
 
     def _transmit(self, frame: bytes, descriptors: Sequence[int]) -> bool:
-        """True if the kernel took the frame, False if it must wait."""
+        """True if the kernel accepted the frame, False if it must wait."""
         connection = self._checked()
         ancillary = []
         if descriptors:
@@ -282,14 +315,15 @@ class Link:
         return message
 
     def descriptor(self) -> int:
-        """The descriptor that came with the message received last, which becomes the caller's; -1 if none did."""
+        """The descriptor that came with the latest message, which the caller then owns; -1 if none did."""
         brought, self._brought = self._brought, None
         return -1 if brought is None else brought.descriptor
 
     def _close_brought(self) -> None:
-        brought, self._brought = self._brought, None
-        if brought is not None:
+        brought = self._brought
+        if brought is not None:  # a child forked in between also closes it, while it is known
             close_ours(brought.descriptor, brought.identity)
+        self._brought = None
 
     def _read(self) -> Optional[bytes]:
         connection = self._checked()

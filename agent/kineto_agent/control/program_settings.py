@@ -1,21 +1,21 @@
-"""The settings of the program that decide how fast it is: torch's, the interpreter's and environment variables.
+"""Reads the program's settings that affect its speed: torch's, the interpreter's and environment variables.
 
 Theory of operation
     They are read once per capture, before the sources start. Nothing is imported and nothing is changed: a module that
     the program has not imported has no settings. Each value is a getter in C that neither computes nor allocates (so
-    not gc.get_freeze_count(), which goes over all frozen objects with the GIL); what fails is left out. Nobody else's
-    Python code runs.
+    not gc.get_freeze_count(), which traverses all frozen objects with the GIL); failing ones are left out. No Python
+    code of the program runs.
 
-    torch tells the number of threads to each thread separately: one that has asked before keeps its answer whatever
-    torch.set_num_threads says later. So a new thread asks. Settings that torch keeps per thread (autocast, grad mode,
-    inference mode) cannot be asked for from outside of that thread, and are not here.
+    torch keeps the number of threads per thread: once a thread has read it, later calls of torch.set_num_threads do not
+    change its value. So a new thread reads it. Settings that torch keeps per thread (autocast, grad mode, inference
+    mode) cannot be read from another thread, and are not included.
 
-    The deprecated getters of TF32 may print a warning into the program. They are called only where torch has no others.
+    The deprecated getters of TF32 may print a warning into the program. They are called only if torch has no others.
 
-    Optimizers are those that the counter of iterations has seen. Parameters that have gradients and are in no optimizer
-    are not looked for: a walk over all objects of the program holds the GIL for some 40 ms per million of them.
+    Optimizers are those that the iteration counter has seen. Parameters with gradients outside of optimizers are not
+    searched for: a walk over all objects of the program holds the GIL for about 40 ms per million objects.
 
-    Of the environment only variables of an allow list are read, so that no secret is.
+    Only environment variables on an allow list are read, so that no secrets are.
 """
 
 import gc
@@ -45,11 +45,11 @@ MAX_SETTINGS = 128
 MAX_CHARS = 200
 MAX_NAME = 60
 MAX_OPTIMIZERS = 8
-MAX_ALL_CHARS = 8000  # in JSON a character may become six bytes: far below the frame limit
+MAX_ALL_CHARS = 8000  # in JSON a character may take six bytes: far below the frame limit
 _TIMEOUT_S = 0.5
 _SAFE_TYPES = (bool, int, float, str)
 
-# Settings that torch._C tells without arguments.
+# Getters of torch._C without arguments.
 _TORCH = (
     ("num_threads", "get_num_threads"),
     ("num_interop_threads", "get_num_interop_threads"),
@@ -125,7 +125,7 @@ def _torch() -> _Getters:
 
 
 def _dynamo() -> _Getters:
-    """What torch.compile has done so far, if the program has loaded it."""
+    """State of torch.compile, if the program has loaded it."""
     utils = _names_in("torch._dynamo.utils")
     counters = utils.get("counters")
     if isinstance(counters, dict):
@@ -138,7 +138,7 @@ def _dynamo() -> _Getters:
 
 
 def _names_in(module: str) -> Dict[str, Any]:
-    """What a module has; nothing if it is not loaded, or another object is in its place (None blocks an import)."""
+    """The names in a module; empty if it is not loaded, or another object is in its place (None blocks an import)."""
     found = sys.modules.get(module)
     return vars(found) if isinstance(found, type(sys)) else {}
 
@@ -155,11 +155,11 @@ def _count(counts: Any, name: str) -> int:
 
 
 def _optimizers(steppers: Sequence[Any]) -> Iterator[Tuple[str, Value]]:
-    """Of each optimizer that has stepped: how many parameters it has, and how it updates them."""
+    """For each optimizer that has stepped: the number of its parameters, and how it updates them."""
     seen: Dict[str, int] = {}
     for reference in steppers[:MAX_OPTIMIZERS]:
-        # Releases the GIL: the interpreter gives us 5 ms of it now, so that the program cannot end an optimizer that
-        # we hold, which would then be freed on this thread.
+        # Releases the GIL: the interpreter then gives us 5 ms, in which the program cannot end an optimizer that we
+        # hold, which would then be freed on this thread.
         os.stat("/")
         name, parameters, implementation = _optimizer(reference())
         if name:
@@ -171,7 +171,7 @@ def _optimizers(steppers: Sequence[Any]) -> Iterator[Tuple[str, Value]]:
 
 
 def _optimizer(optimizer: Any) -> Tuple[str, int, str]:
-    """Class, parameters and implementation; no class if it is no optimizer of torch. Runs no code of the program."""
+    """Class, parameters and implementation; no class if it is not a torch optimizer. Runs no code of the program."""
     try:
         groups = vars(optimizer).get("param_groups")
     except TypeError:

@@ -1,16 +1,15 @@
 """The activity sources of one capture: prepare, announce, start, stop, count, close.
 
-The failure of one source does not affect the others: as long as one records, the capture goes on, and `problems` says
-what is missing. Here whatever a source raises becomes a SourceError.
+The failure of one source does not affect the others: as long as one records, the capture continues, and `problems` says
+what is missing. Any exception of a source becomes a SourceError here.
 
 If one of the sources cannot run beside the program's own torch.profiler, the guard (sources/torch/profiler_guard.py)
-is installed from before the start until the sources have stopped. From the moment at which that profiler has been
-looked at, its beginning calls `give_way`, and a session that has given way before its start refuses to start: no lock
-is held while a source starts. But for the exit, `give_way` is the only method that the program's threads call.
+is installed from before the start until the sources have stopped. Once that profiler's state has been checked, its
+start calls `give_way`, and a session that has given way before its start refuses to start: no lock is held while a
+source starts. Except at exit, `give_way` is the only method that the program's threads call.
 
-Iterations are recorded beside whatever the sources record, from the first one on: a process without any has no arena
-for them. What is known of CUDA graphs that the program has captured, and of modules that XLA has compiled for it, is
-handed over at the end, if GPU activities were recorded.
+Iterations are recorded in addition to the sources, from the first one on: a process without iterations has no arena for
+them. Data about the program's captured CUDA graphs and XLA modules is sent at the end, if GPU activities were recorded.
 """
 
 import _thread
@@ -21,7 +20,14 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
 from kineto_agent.control.events import TORCH_PROFILER, Refusal
 from kineto_agent.protocol import wire
 from kineto_agent.protocol.records import CUPTI_FORMAT, TORCH_PROFILER_FORMAT
-from kineto_agent.sources.interface import SourceError, SourceOutcome, SourceRequest, SourceSession, Takeover
+from kineto_agent.sources.interface import (
+    SourceError,
+    SourceOutcome,
+    SourceRequest,
+    SourceSession,
+    Takeover,
+    TellCall,
+)
 from kineto_agent.sources.registry import RecordingPlan, SourceChoice
 from kineto_agent.sources.torch import graph_session
 from kineto_agent.sources.torch.profiler_guard import ProfilerGuard, UserProfiler
@@ -39,7 +45,7 @@ class _Part(NamedTuple):
 
 
 class IterationCounts(NamedTuple):
-    """Where the iterations of the program are counted. wake: has Recording.mark_iterations called soon."""
+    """Counter of the program's iterations. wake: makes the agent call Recording.mark_iterations soon."""
 
     counter: StepCounter
     wake: Callable[[], None]
@@ -59,7 +65,11 @@ class ProfilerInTheWay(Exception):
 def source_request(choice: SourceChoice, wanted: wire.Start) -> SourceRequest:
     """The part of a request that concerns one source."""
     return SourceRequest(
-        choice.activity_types, wanted.buffer_limit_bytes, wanted.options, named=bool(wanted.activity_types)
+        choice.activity_types,
+        wanted.buffer_limit_bytes,
+        wanted.options,
+        named=bool(wanted.activity_types),
+        gpu_drain_ms=wanted.gpu_drain_ms,
     )
 
 
@@ -92,7 +102,7 @@ def _taken(session: SourceSession) -> Optional[Takeover]:
 
 
 class Recording:
-    """What the sources do for one capture. Used by the agent's thread."""
+    """Runs the sources of one capture. Used by the agent's thread."""
 
     def __init__(
         self,
@@ -100,7 +110,9 @@ class Recording:
         request: wire.Start,
         guard: Optional[ProfilerGuard] = None,
         iterations: Optional[IterationCounts] = None,
+        tell_call: TellCall = lambda _call, _since_ns: None,
     ) -> None:
+        self._tell_call = tell_call
         self._plan = plan
         self._iterations = iterations  # None: not recorded, or no longer
         self._first_iteration = 1
@@ -108,23 +120,23 @@ class Recording:
         self._announcer: Announce = lambda _message, _descriptor: None
         self._request = request
         self._guard = ProfilerGuard(self.give_way) if guard is None else guard
-        self._yielding: Tuple[_Part, ...] = ()  # those that have to give way
+        self._yielding: Tuple[_Part, ...] = ()  # parts that have to give way
         self.gave_way_ns = 0  # Unix ns; 0: has not
         self.gave_way_to = TORCH_PROFILER
         self._prepared: List[_Part] = []
         self._running: List[_Part] = []
         self._outcomes: Dict[str, SourceOutcome] = {}
-        self._covered_ns: Dict[str, List[int]] = {}  # by source: from when on, and until when it recorded (Unix ns)
-        self._failed: Dict[str, str] = {}  # by source that could not begin: why
+        self._covered_ns: Dict[str, List[int]] = {}  # by source: start and end of its recording (Unix ns)
+        self._failed: Dict[str, str] = {}  # by source that could not start: the reason
         self._hurried = False
-        self._ended = _thread.allocate_lock()  # released once nothing records any more
+        self._ended = _thread.allocate_lock()  # released once nothing is recording any more
         self._ended.acquire()
         self.problems = [Refusal(problem.reason_code, problem.reason) for problem in plan.problems]
         if plan.missing:
             self.problems.append(Refusal("ACTIVITY_TYPE_UNAVAILABLE", plan.cannot()))
 
     def start(self, announce: Announce) -> None:
-        """Prepare all, announce all, start all. Raises SourceError if none records, and ProfilerInTheWay."""
+        """Prepare, announce and start all sources. Raises SourceError if none records, and ProfilerInTheWay."""
         reason = profiler_in_the_way(self._plan, self._request, self._guard)
         if reason:
             raise ProfilerInTheWay(reason)
@@ -169,14 +181,14 @@ class Recording:
             counter, wake = self._iterations.counter, self._iterations.wake
             limit = self._request.buffer_limit_bytes
             self._marks = step_marks.StepMarkSession(counter, self._first_iteration, wake, limit)
-            if not self._join(_Part(step_marks.NAME, self._marks)):  # announcing it has failed, which is noted
+            if not self._join(_Part(step_marks.NAME, self._marks)):  # announcing it failed, which is noted
                 self._iterations = None
         except Exception as exc:  # noqa: BLE001 - translated
             self._note(_as_source_error(step_marks.NAME, exc))
             self._iterations = None
 
     def _hand_over(self, name: str, make: Callable[[int], Optional[SourceSession]]) -> None:
-        """Add what explains the kernels that were recorded. Never raises."""
+        """Add a session that explains the recorded kernels. Never raises."""
         try:
             session = make(self._request.buffer_limit_bytes)
             if session is not None:
@@ -185,7 +197,7 @@ class Recording:
             self._note(_as_source_error(name, exc))
 
     def _join(self, part: _Part) -> bool:
-        """Announce and start a session that the plan does not have. Returns whether it could be announced."""
+        """Announce and start a session outside the plan. Returns whether it could be announced."""
         self._prepared.append(part)
         self._announce(part, self._announcer)
         announced = part in self._prepared
@@ -202,7 +214,8 @@ class Recording:
     def _prepare(self, choice: SourceChoice) -> None:
         name = choice.source.name
         try:
-            self._prepared.append(_Part(name, choice.source.prepare(source_request(choice, self._request))))
+            request = source_request(choice, self._request)._replace(tell_call=self._tell_call)
+            self._prepared.append(_Part(name, choice.source.prepare(request)))
         except Exception as exc:  # noqa: BLE001 - translated
             self._note_failure(name, exc)
 
@@ -226,7 +239,9 @@ class Recording:
             self._note_failure(part.name, exc)
 
     def give_way(self) -> None:
-        """The program's own profiler is about to begin, on this thread, and the guard's lock is held. Never raises."""
+        """Yield to the program's own profiler, which is about to begin on this thread with the guard's lock held. Never
+        raises.
+        """
         parts, self._yielding = self._yielding, ()
         if not parts:
             return
@@ -239,12 +254,12 @@ class Recording:
                 log_exception("source %s cannot give way" % part.name)
 
     @property
-    def may_be_taken(self) -> bool:
+    def needs_look(self) -> bool:
         """Whether look() should be called again."""
         return not self.gave_way_ns and any(hasattr(part.session, "taken") for part in self._running)
 
     def look(self) -> None:
-        """Note that a session has ended by itself, for another user of its vendor's library. Never raises."""
+        """Note a session that has ended by itself, in favour of another user of its vendor's library. Never raises."""
         for part in self._running:
             self._look_at(part)
 
@@ -257,7 +272,7 @@ class Recording:
             self.gave_way_to = taken.profiler or "another profiler of the program (in %s)" % taken.who
 
     def hurry(self) -> None:
-        """The process exits: leave out what is not needed for that. Any thread; never raises."""
+        """Skip work that is not needed because the process exits. Any thread; never raises."""
         self._hurried = True
         for part in list(self._running):
             hurry: Optional[Callable[[], None]] = getattr(part.session, "hurry", None)
@@ -276,7 +291,7 @@ class Recording:
         self._note(error)
 
     def stop(self) -> None:
-        """Stop every source that runs. Never raises."""
+        """Stop every running source. Never raises."""
         self._note_unannounced()
         self.mark_iterations()
         if self._iterations is not None:
@@ -297,7 +312,7 @@ class Recording:
             self._ended.release()
 
     def await_end(self, limit_s: float) -> bool:
-        """Wait until nothing records any more. False: something still does after that time."""
+        """Wait until nothing is recording any more. Returns False on timeout."""
         return self._ended.acquire(timeout=limit_s)
 
     def _stop_running(self) -> None:

@@ -1,18 +1,17 @@
-"""The agent: one thread that joins the link, the session and the sources.
+"""The agent: one thread that connects the link, the session and the sources.
 
 Theory of operation
-    The thread "kineto-agent" blocks in poll(2) on the daemon's socket and on a pipe, without a timeout unless a
-    capture has a deadline or no daemon is there. The pipe is written by the training thread (an awaited iteration
-    has begun) and by `stop`. Whatever happens becomes an event for the pure session; the commands that it returns
-    are carried out here, in order, and may produce further events.
+    The thread "kineto-agent" blocks in poll(2) on the daemon's socket and on a pipe, without a timeout unless a capture
+    has a deadline or no daemon is connected. The pipe is written by the training thread (an awaited iteration has
+    begun) and by `stop`. Everything that happens becomes an event for the pure session; its commands are carried out
+    here, in order, and may produce further events.
 
 Rules
     Nothing escapes into the program: an exception ends the capture with a Result "failed", goes to the debug
-    log, and the agent carries on without a link until the next connection attempt.
-    A forked child has no agent: it closes the descriptors it inherited (else the daemon would not see the
-    parent's end) and may call start() itself.
-    An agent that a live attach has brought ends with its link. `on_end` is the last thing that its thread does.
-    At exit a running capture is stopped and its Result sent; the exit waits for little of that (`exit`).
+    log, and the agent continues without a link until the next connection attempt. A forked child has no agent: it
+    closes the inherited descriptors (otherwise the daemon would not see the parent's end) and may call start() itself.
+    An attached agent ends with its link; its thread calls `on_end` last. At exit a running capture is stopped and its
+    Result sent; the exit waits only briefly (`exit`).
 """
 
 import contextlib
@@ -23,7 +22,7 @@ from collections import deque
 from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple
 
 from kineto_agent.control import events, program_settings, self_description
-from kineto_agent.control.link import Link, LinkClosed
+from kineto_agent.control.link import Link, LinkClosed, StandingCall
 from kineto_agent.control.recording import IterationCounts, ProfilerInTheWay, Recording, profiler_in_the_way
 from kineto_agent.control.session import Session
 from kineto_agent.protocol import wire
@@ -39,18 +38,20 @@ from kineto_agent.system.descriptors import close_ours, identity
 from kineto_agent.system.gil_turns import Turns
 from kineto_agent.system.threads import Thread, start_thread, thread_names
 
-EXIT_TIMEOUT_S = 2.0  # for an agent that is stopped
-EXIT_WAIT_S, EXIT_SOURCES_S = 0.01, 0.5  # for the thread, and for sources that still record: 1 to 10 ms are usual
+EXIT_TIMEOUT_S = 2.0  # for a stopped agent
+EXIT_WAIT_S, EXIT_SOURCES_S = 0.01, 0.5  # for the thread, and for sources still recording: usually 1 to 10 ms
 _LOOK_PERIOD_NS = 100_000_000  # how often the program's profiler is polled, while a capture waits for it or for torch
 _MAX_POLL_MS = 3_600_000  # poll takes an int
-_MAX_THREADS = 400  # names in a Result: 64 characters each stay far below the frame limit
+_MAX_THREADS = 400  # thread names in a Result: 64 characters each stay far below the frame limit
 _MAX_WARNINGS = 32
 _MAX_WARNING_CHARS = 300
 _MAX_FAILURES_IN_A_ROW = 10
 
 
 def _clock_ahead_ns() -> int:
-    """How far Unix time is ahead of the monotonic clock, by the quickest of some looks: the thread may be put aside."""
+    """Offset of Unix time from the monotonic clock, from the fastest of several readings: the thread may be
+    descheduled.
+    """
     found = []
     for _ in range(5):
         before_ns, unix_ns, after_ns = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
@@ -74,7 +75,7 @@ class Agent:
         self._counter = counter
         self._sources = sources
         self._link = Link(candidates) if link is None else link
-        self._adopted = link is not None  # connected already, the daemon waits for a Hello
+        self._adopted = link is not None  # already connected: the daemon waits for a Hello
         self._on_end = on_end
         self._session = Session()
         self._recording: Optional[Recording] = None
@@ -88,11 +89,12 @@ class Agent:
         self._wake_reader, self._wake_writer = descriptors.pipe()
         self._pipe_identity = identity(self._wake_reader)  # both ends have the same
         self._thread: Optional[Thread] = None
-        self._stop: Optional[events.Refusal] = None  # how it was asked to end
+        self._stop: Optional[events.Refusal] = None  # reason for the requested end
         self._cpu_base_ns = 0
-        self._steps_before_ns: List[int] = []  # the lengths of iterations
+        self._steps_before_ns: List[int] = []  # durations of earlier iterations
         self._settings: Dict[str, program_settings.Value] = {}  # of the program, at the start of the capture
         self._ahead_ns = _clock_ahead_ns()
+        self._call = StandingCall(lambda: (self._session.capture_id, self._session.state.value), self._send)
 
     # ------------------------------------------------------------ the program's threads
 
@@ -106,13 +108,13 @@ class Agent:
             raise
 
     def work(self) -> Callable[[], None]:
-        """Instead of `start`: the function that an existing thread of ours runs until the agent has ended."""
+        """Return, instead of `start`, the function that an existing thread of ours runs until the agent has ended."""
         thread = self._thread = Thread("kineto-agent")
         return lambda: thread.run(self._main)
 
     @property
     def alive(self) -> bool:
-        """Whether the thread runs."""
+        """Whether the thread is running."""
         return self._thread is not None and self._thread.is_alive()
 
     @property
@@ -121,7 +123,7 @@ class Agent:
         return self._thread is not None and self._thread.ident != 0 and self._thread.is_alive()
 
     def stop(self, reason_code: str, reason: str, timeout_s: float = EXIT_TIMEOUT_S) -> None:
-        """End the agent; a running capture ends with what it has. Waits for the thread, but not for long."""
+        """End the agent; a running capture ends with the data it has. Waits briefly for the thread."""
         if self._thread is None:
             return
         self._stop = events.Refusal(reason_code, reason)
@@ -129,7 +131,7 @@ class Agent:
         self._thread.join(timeout_s)
 
     def exit(self) -> None:
-        """The process exits, on this thread. What was recorded is safe in shared memory."""
+        """End the agent because the process exits on this thread. Recorded data is safe in shared memory."""
         recording = self._recording
         self.turns.end()
         if recording is not None:
@@ -139,7 +141,7 @@ class Agent:
             self._thread.join(EXIT_WAIT_S)
 
     def abandon(self) -> None:
-        """In a forked child: let go of the link. The agent is of no further use; the sources clean up by themselves."""
+        """Close the link in a forked child. The agent is of no further use; the sources clean up by themselves."""
         self._thread = None
         self._counter.watch(None)
         self._counter.copy_after(None)
@@ -147,7 +149,7 @@ class Agent:
         self._close_pipe()
 
     def wake(self) -> None:
-        """Have the agent's thread look at everything soon. Any thread."""
+        """Make the agent's thread check everything soon. Any thread."""
         with contextlib.suppress(OSError):  # full: the thread will wake anyway
             if identity(self._wake_writer) == self._pipe_identity:
                 os.write(self._wake_writer, b"\0")
@@ -188,6 +190,7 @@ class Agent:
         self._check_profiler()
         if self._recording is not None:
             self._recording.mark_iterations()
+        self._call.look()
         self._check_timer()
         self._check_step()
 
@@ -203,7 +206,7 @@ class Agent:
             waits_ns.append(self._link.retry_at_ns - time.monotonic_ns())
         if self._deadline_ns is not None:
             waits_ns.append(self._deadline_ns - self._now_ns())
-        looks = looks or (self._recording is not None and self._recording.may_be_taken)
+        looks = looks or self._call.stands or (self._recording is not None and self._recording.needs_look)
         if self._awaits_profiler or self._guard.waits_for_torch or looks:
             waits_ns.append(_LOOK_PERIOD_NS)
         if not waits_ns:
@@ -246,7 +249,7 @@ class Agent:
             self._handle(events.AgentEnding(self._now_ns(), self._stop.reason_code, self._stop.reason))
         self._flush(time.monotonic() + EXIT_TIMEOUT_S / 2)
         self._link.close("the agent ends")
-        if self._watched is not None:  # else the watch may be that of another agent, after this one ended late
+        if self._watched is not None:  # otherwise the watch may belong to another agent, after this one ended late
             self._counter.watch(None)
         self._free()
         self._close_pipe()
@@ -259,7 +262,7 @@ class Agent:
             self._guarded(self._link.flush)
 
     def _recover(self, exc: Exception) -> None:
-        """After an error of our own: tell the daemon, then start over."""
+        """Report an error of our own to the daemon, then start over."""
         text = "error in the agent: %s: %s" % (type(exc).__name__, exc)
         self._events.clear()
         self._handling = False
@@ -281,6 +284,7 @@ class Agent:
     def _connect(self) -> None:
         if self._link.connect():
             self._send(self._hello())
+            self._call.tell_again()
 
     def _hello(self) -> wire.Hello:
         offers = registry.offers(self._sources())
@@ -310,7 +314,7 @@ class Agent:
         self._guarded(lambda: self._link.send(message, descriptors))
 
     def _now_ns(self) -> int:
-        """Unix ns that advance steadily once the sources have started, so that setting the clock changes no window."""
+        """Unix ns that advance steadily once the sources have started: setting the clock does not change a window."""
         return self._ahead_ns + time.monotonic_ns()
 
     def _dispatch(self, message: wire.Message) -> None:
@@ -376,7 +380,7 @@ class Agent:
         self._told_of_profiler = False
         self._ahead_ns = _clock_ahead_ns()
         iterations = IterationCounts(self._counter, self.wake)
-        recording = self._recording = Recording(self._plan, command.request, self._guard, iterations)
+        recording = self._recording = Recording(self._plan, command.request, self._guard, iterations, self._call.tell)
         try:
             recording.start(self._announce)
         except ProfilerInTheWay as exc:
@@ -404,11 +408,11 @@ class Agent:
         self._handle(stopped)
 
     def _await_profiler(self, command: events.AwaitProfiler) -> None:
-        self._guard.install()  # its end is told, which is sooner than the next look
+        self._guard.install()  # it reports the end sooner than polling does
         self._awaits_profiler = True
 
     def _profiler_begins(self) -> None:
-        """On the program's thread, under the guard's lock."""
+        """Yield on the program's thread, under the guard's lock."""
         recording = self._recording
         if recording is not None:
             recording.give_way()

@@ -1,4 +1,4 @@
-"""What the agent tells about its process: the Hello, within the limits of a frame."""
+"""Describes the agent's process: the Hello, within the limits of a frame."""
 
 import os
 import sys
@@ -8,7 +8,7 @@ from kineto_agent.protocol import wire
 from kineto_agent.system.descriptors import read_file
 from kineto_agent.version import __version__
 
-_MAX_ARGV_BYTES = 8 * 1024  # in JSON a byte may become six
+_MAX_ARGV_BYTES = 8 * 1024  # in JSON a byte may take six
 _MAX_ARGUMENT_BYTES = 2 * 1024
 _MAX_TEXT_CHARS = 256
 _RANK = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")

@@ -1,4 +1,4 @@
-"""The life of a capture inside a process: Kineto's states as a pure transition table.
+"""Lifecycle of a capture inside a process: Kineto's states as a pure transition table.
 
 Theory of operation
     `Session.handle(event)` changes the state and returns the commands that the runner must carry out, in
@@ -6,26 +6,26 @@ Theory of operation
 
         WAIT_FOR_REQUEST --> WARMUP --> COLLECT --> PROCESS --> WAIT_FOR_REQUEST
 
-    WAIT_FOR_REQUEST  nothing to do, or a capture was accepted and waits for its start time or iteration, or (if it
-                      was asked to) for the end of the program's own profiler
+    WAIT_FOR_REQUEST  nothing to do, or an accepted capture waits for its start time or iteration, or (if requested) for
+                      the end of the program's own profiler
     WARMUP            the sources record, the window has not begun
     COLLECT           the sources record, the window is open
     PROCESS           the sources stop; then the daemon copies, until it releases the arenas
 
-    The sources record from WARMUP on and the window is only a pair of times, so it is exact however late the
-    agent's thread gets to run. An iteration window always has at least one iteration of warm-up: the sources
-    must run before the first recorded iteration begins.
+    The sources record from WARMUP on and the window is only a pair of times, so it is exact however late the agent's
+    thread runs. An iteration window always has at least one iteration of warm-up: the sources must run before the first
+    recorded iteration begins.
 
-    No capture waits for ever: if no iteration begins for a time (`capture_requests.patience_ns`), the capture ends, or
-    records by duration where that was asked for. The same holds in a process that has never stepped.
+    No capture waits forever: if no iteration begins for `capture_requests.patience_ns`, the capture ends, or records by
+    duration if requested. The same holds in a process that has never stepped.
 
-    The program's own torch.profiler goes first. A capture that conflicts with it does not begin while it is active; a
-    profiler that begins later ends the window, because the conflicting sources stop at that moment.
+    The program's own torch.profiler takes precedence. A capture that conflicts with it does not begin while it is
+    active; a profiler that begins later ends the window, because the conflicting sources stop at that moment.
 
 Rules
     A start request that does not repeat the id of the running capture is answered by exactly one Reject or
-    Conclude, unless the link is lost (there is nobody left to tell). One capture at a time.
-    A pair of state and event that is not in the table is ignored.
+    Conclude, unless the link is lost. One capture at a time. A pair of state and event that is not in the table is
+    ignored.
 """
 
 from typing import Callable, Dict, List, Optional, Tuple, Type
@@ -68,23 +68,23 @@ from kineto_agent.control.events import (
 from kineto_agent.protocol import wire
 
 PROFILER_WAIT_NS = 3600_000_000_000  # for the program's own profiler; the daemon's limit is shorter by default
-RELEASE_DEADLINE_NS = 60_000_000_000  # limits how long a capture that the daemon forgets keeps its memory
+RELEASE_DEADLINE_NS = 60_000_000_000  # limits how long a capture that the daemon has forgotten keeps its memory
 _S = 1_000_000_000
 
 
 class _Capture:
-    """What the session remembers of the one capture."""
+    """State of the one capture."""
 
     def __init__(self, request: wire.Start, now_ns: int, step_ns: int) -> None:
         self.request = request
         self.requested_ns = now_ns
-        self.patience_ns = patience_ns(request, step_ns)  # for an iteration to begin
+        self.patience_ns = patience_ns(request, step_ns)  # maximum wait for an iteration to begin
         self.patient_since_ns = now_ns
-        self.awaits_step = False  # accepted, the iteration of its warm-up has not come
+        self.awaits_step = False  # accepted, but the iteration of its warm-up has not begun
         self.begin_ns = now_ns  # timed: when the warm-up begins
         self.start_iteration = 0  # the first recorded one
         self.lead_iterations = max(request.warmup_iterations, 1)
-        self.wait_end_ns = 0  # it waits, or has waited, for the program's own profiler; at most until then
+        self.wait_end_ns = 0  # latest end of its wait for the program's own profiler; 0: it never waited
         self.recording = False  # the sources run
         self.collecting_ns = 0
         self.window_start_ns = 0
@@ -132,7 +132,7 @@ class Session:
         return self._capture.request.capture_id if self._capture else ""
 
     def handle(self, event: Event) -> List[Command]:
-        """Take one event; returns the commands to carry out now, in order."""
+        """Process one event and return the commands to carry out now, in order."""
         if isinstance(event, StartRequested):
             return self._start(event)
         if self._capture is None:
@@ -192,7 +192,7 @@ class Session:
     # ------------------------------------------------------------ iterations that do not come
 
     def _check_progress(self, capture: _Capture, event: Tick) -> List[Command]:
-        """If the next iteration is overdue, record by duration, if that was asked for, or end the capture."""
+        """If the next iteration is overdue, record by duration, if requested, or end the capture."""
         deadline_ns = max(capture.patient_since_ns, event.stepped_ns) + capture.patience_ns
         if event.now_ns < deadline_ns:
             return [SetTimer(deadline_ns)]
@@ -418,7 +418,7 @@ _WAIT, _WARMUP = SessionState.WAIT_FOR_REQUEST, SessionState.WARMUP
 _COLLECT, _PROCESS = SessionState.COLLECT, SessionState.PROCESS
 
 TABLE: Dict[Tuple[SessionState, Type[object]], Callable[..., List[Command]]] = {
-    # StartRequested is the one event that also counts without a capture: see Session.handle.
+    # StartRequested is the one event that is also valid without a capture: see Session.handle.
     (_WAIT, Tick): Session._waited,
     (_WAIT, Stepped): Session._stepped_to_warm_up,
     (_WAIT, CancelRequested): Session._cancel,

@@ -1,10 +1,10 @@
-"""The memory that a source writes and the daemon reads: layout of an arena. No I/O.
+"""Layout of an arena, the memory that a source writes and the daemon reads. No I/O.
 
 Theory of operation
-    An arena is one memfd, sealed against shrinking and growing (the daemon maps it and checks the
-    seals first, so that a target can never make it fault). The agent's side writes everything but one
-    transition: the daemon sets a READY buffer back to FREE once it has copied it. What is READY
-    survives the target's death.
+    An arena is one memfd of ordinary pages, sealed against shrinking and growing. The daemon checks that and maps none
+    of it: it reads with pread(2), so a target can never make it fault. The agent's side writes everything except one
+    transition: the daemon sets a READY buffer back to FREE once it has copied it. READY buffers survive the target's
+    death.
 
     header (4096 bytes) | descriptors (64 bytes each) | string table | buffers (page aligned)
 
@@ -15,7 +15,7 @@ Theory of operation
 
     String table entry: u64 key, u32 space, u32 length, bytes padded to a multiple of 8.
 
-    records.py says what the buffers and the string table hold. agent/native/common/arena.h says the same in C;
+    records.py defines the content of the buffers and the string table. agent/native/common/arena.h is the same in C;
     tests/unit/agent/protocol/test_arena.py compares the two.
 """
 
@@ -40,11 +40,11 @@ DROPPED = 80  # records lost, cumulative
 VALID_BYTES = 88  # in READY buffers, cumulative
 SEQUENCE = 96  # READY buffers so far; the next one gets this number
 CLOSED = 112  # 1: the source has stopped and every buffer with records is READY
-RECORD_BYTES = 512  # u32[128]: observed size of one record by CUPTI activity kind, 0: none seen
+RECORD_BYTES = 512  # u32[128]: observed size of a record by CUPTI activity kind, 0: none seen
 RECORD_KINDS = 128
-# CUPTI's records only: when recording began and at its latest flush, u64 each: Unix ns, the processor's time stamp
-# counter (0: it has none), CLOCK_MONOTONIC ns. Times of records may be of any of these clocks
-# (agent/native/cupti/clock_samples.c).
+# CUPTI's records only: at the start of the recording and at its latest flush, u64 each: Unix ns, the CPU's time-stamp
+# counter (0: none), CLOCK_MONOTONIC ns. Times of records may come from any of these clocks
+# (agent/native/kit/clock_samples.c).
 CLOCKS_FIRST = 1024
 CLOCKS_LAST = 1048
 

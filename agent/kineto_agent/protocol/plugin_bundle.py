@@ -1,13 +1,13 @@
-"""What the daemon hands to an agent about its plug-ins: one sealed memfd, read as a whole. No I/O.
+"""The plug-ins that the daemon sends to an agent: one sealed memfd, read as a whole. No I/O.
 
 Theory of operation
     kinetod loads the plug-ins that its configuration allows (kinetod.plugins), in processes of its own, and sends every
-    agent that takes them a `wire.Plugins` with one memfd. Its content is made by `pack` and read by `unpack`:
+    agent that accepts them a `wire.Plugins` with one memfd. `pack` creates its content, `unpack` reads it:
 
         magic, u64 length of the head, head (JSON), the shared libraries one after the other
 
     The Python files come as pieces of some lines, so that an agent compiles them without keeping the GIL for long. The
-    schema is data that an agent passes on with the arenas; only decoders read it.
+    agent passes the schema on with the arenas as data; only decoders read it.
 """
 
 import json
@@ -20,7 +20,7 @@ SOURCE_FILE = "source.py"  # the file that has SOURCE
 MAX_BUNDLE_BYTES = 16 << 20  # an agent keeps it in memory
 DETACH_FULL, DETACH_IDLE, DETACH_NEVER = "full", "idle", "never"
 DETACHES = (DETACH_FULL, DETACH_IDLE, DETACH_NEVER)
-# What a plug-in's Python files may import beside the standard library and each other.
+# Modules that a plug-in's Python files may import besides the standard library and each other.
 PLUGIN_API = ("kineto_agent.sources.plugins.api", "kineto_agent.sources.interface")
 
 _MAGIC = b"KPLUGIN1"
@@ -28,9 +28,9 @@ _HEAD = struct.Struct("<8sQ")
 
 
 class Signs(NamedTuple):
-    """What shows that a process uses the accelerator. Cheap: nothing is loaded or opened.
+    """Signs that a process uses the accelerator. Cheap: nothing is loaded or opened.
 
-    Each member that is not empty must have at least one match. Patterns are those of fnmatch, with case.
+    Each non-empty member must have at least one match. Patterns are those of fnmatch, case-sensitive.
     """
 
     libraries: Tuple[str, ...] = ()  # names of mapped files: "libnpu.so*"
@@ -47,11 +47,11 @@ class PluginFile(NamedTuple):
 
 
 class Plugin(NamedTuple):
-    """One plug-in as an agent gets it; kinetod.plugins.accelerator explains the members."""
+    """One plug-in as sent to an agent; kinetod.plugins.accelerator explains the members."""
 
     name: str
     signs: Signs
-    schema: Mapping[str, Any]  # as schema.to_json has it
+    schema: Mapping[str, Any]  # in the form of schema.to_json
     files: Mapping[str, PluginFile]  # by name, such as "source.py"
     libraries: Mapping[str, bytes]  # by name, such as "libnpu_collector.so"
     conflicts: FrozenSet[str] = frozenset()
@@ -83,7 +83,7 @@ def pack(plugins: List[Plugin]) -> bytes:
 
 
 def unpack(data: bytes) -> List[Plugin]:
-    """The plug-ins of a content, without those of another interface version. Raises ValueError."""
+    """Reads the plug-ins in a content, without those of another interface version. Raises ValueError."""
     if len(data) < _HEAD.size or len(data) > MAX_BUNDLE_BYTES:
         raise ValueError("plug-ins come in %d to %d bytes, not in %d" % (_HEAD.size, MAX_BUNDLE_BYTES, len(data)))
     magic, length = _HEAD.unpack_from(data)

@@ -1,7 +1,7 @@
-"""What sources write into arenas: the one table of record formats, which sources and decoders share. No I/O.
+"""Record formats of arenas: the one table, shared by sources and decoders. No I/O.
 
-A record is little-endian and packed. A dictionary gives its fields in order, each with its `struct` code; the decoders
-make columns of the same dictionary. agent/native/common/arena.h says the numbers in C;
+A record is little-endian and packed. A dictionary lists its fields in order, each with its `struct` code; the decoders
+build columns from the same dictionary. agent/native/common/arena.h has the numbers in C;
 tests/unit/agent/protocol/test_arena.py compares them.
 
 Formats
@@ -10,15 +10,15 @@ Formats
     PTI                Raw records of Intel's PTI, as PTI wrote them: layout by the version in the metadata. Names of
                        kernels are keys of the string table instead of pointers.
     ROCPROFILER        Records of rocprofiler-sdk, each behind a kit_header, and HIP calls beside them: layouts are in
-                       daemon/kineto_trace/decode/rocprofiler/rocm_schema.py, rocprofiler_version in the metadata.
+                       daemon/kineto_trace/decode/rocprofiler_records.py, rocprofiler_version in the metadata.
     PYTHON_STACKS      STACK_SAMPLE records: a thread at one time. Its stack is a node of a tree in the string table.
     PYTHON_CALLS       PYTHON_CALL records: every call of Python and every return, in the order of time.
-    TORCH_OPS          OP, OP_TENSORS and OP_COMMS records of 64 bytes, which the byte at OP_KIND tells apart. Thread
-                       and number say to which OP the other two belong.
+    TORCH_OPS          OP, OP_TENSORS and OP_COMMS records of 64 bytes, distinguished by the byte at OP_KIND. Thread and
+                       number link the other two to their OP.
     TORCH_PROFILER     The bytes of one Chrome trace as Kineto writes it, in the order of the buffers' sequence.
-    FILE               Likewise the bytes of one file that is kept as it is; metadata["file"] names its kind.
-    MEMORY_EVENTS      MEMORY_EVENT records: what torch's caching allocator for CUDA did, from torch's own history.
-    STEP_MARKS         STEP_MARK records: when each training iteration began, and before all others the running one.
+    FILE               Likewise the bytes of one file that is kept unchanged; metadata["file"] names its kind.
+    MEMORY_EVENTS      MEMORY_EVENT records: actions of torch's caching allocator for CUDA, from torch's own history.
+    STEP_MARKS         STEP_MARK records: the start of each training iteration, first of all the running one.
     GRAPH_NODES        The bytes of captured CUDA graphs, one after the other, in the order of the buffers' sequence.
     DECLARED           Records whose schema (schema.py) is in metadata["schema"].
     XPLANE             The bytes of XLA's profiles (tensorflow.profiler.XSpace, serialised), in the order of the
@@ -54,13 +54,13 @@ Inputs (SPACE_OP_INPUTS)
 
 Captured graphs (GRAPH_NODES)
     A graph is a GRAPH_HEAD, its nodes (GRAPH_NODE) in the order of their creation, the operators in which they were
-    added (GRAPH_OP), and texts: u32 length, bytes. Nodes and operators name texts by where those begin, and operators
-    by their number; GRAPH_NONE: none. The inputs of an operator are a SPACE_OP_INPUTS entry. metadata["dtypes"] as in
-    TORCH_OPS; metadata["left_out"]: graphs of which nothing could be kept, by reason.
+    added (GRAPH_OP), and texts: u32 length, bytes. Nodes and operators refer to texts by offset, and to operators by
+    number; GRAPH_NONE: none. The inputs of an operator are a SPACE_OP_INPUTS entry. metadata["dtypes"] as in TORCH_OPS;
+    metadata["left_out"]: number of graphs that could not be kept, by reason.
 
 Collectives (SPACE_OP_COMMS)
     One entry describes the collective for which an op "record_param_comms" stands, from torch::ParamCommsDebugInfo. An
-    OP_COMMS record, which is written before that of the op, has its number.
+    OP_COMMS record, written before that of the op, has its number.
 
         entry        COMMS_NUMBERS, then text name, text process group, text description of the group, and
                      numbers split sizes in, numbers split sizes out, numbers global ranks
@@ -74,7 +74,7 @@ from typing import Dict
 CUPTI_FORMAT = "cupti/1"
 PTI_FORMAT = "pti/1"
 PYTHON_STACKS_FORMAT = "python_stacks/2"
-PYTHON_STACKS_1_FORMAT = "python_stacks/1"  # of earlier agents: only read
+PYTHON_STACKS_1_FORMAT = "python_stacks/1"  # of earlier agents; only read
 PYTHON_CALLS_FORMAT = "python_calls/1"
 TORCH_OPS_FORMAT = "torch_ops/1"
 TORCH_PROFILER_FORMAT = "kineto_json/1"
@@ -108,14 +108,14 @@ SPACE_OP_COMMS = 9  # hash of the entry, as in OP_COMMS
 SPACE_PYTHON_CALL = 10  # number, as in PYTHON_CALL
 SPACE_PYTHON_BYTECODE = 11  # number of SPACE_PYTHON_CODE; PYTHON_BYTECODE, bytecode, co_names, names of variables
 SPACE_CLOCK_PAIR = 12  # Unix ns; CLOCK_PAIR: what the clock of the records showed at that time
-FIRST_VENDOR_SPACE = 16  # from here on a format has spaces of its own
+FIRST_VENDOR_SPACE = 16  # from here on each format has its own spaces
 
 # ------------------------------------------------------------ records of the collector kit (agent/native/kit/vendor.h)
 
 CLOCK_PAIR = struct.Struct("<Q")
 HEADED_RECORD = struct.Struct("<II")  # before each record that a vendor pushes: kind, bytes to the next header
 HEADED_ALIGNMENT = 8  # bytes: what a record is padded to
-KIND_TEXT = 0xFFFFFFFF  # no record: a text on its way to the string table, to be skipped
+KIND_TEXT = 0xFFFFFFFF  # not a record: a text for the string table, to be skipped
 
 # ------------------------------------------------------------ Python's stacks and calls
 
@@ -129,8 +129,8 @@ STACK_SAMPLE_FIELDS = {
 STACK_SAMPLE = packed(STACK_SAMPLE_FIELDS)
 STACK_UNKNOWN, STACK_RUNNING, STACK_WAITS_FOR_GIL, STACK_IDLE = range(4)  # states, at the moment of the sample
 STACK_STATE_MASK, STACK_HOLDS_GIL, STACK_WAIT_SHIFT, STACK_WAIT_MASK = 0xFF, 0x100, 16, 0xFF
-# What an idle thread waits for, by the system call that it is in. Of running ones, WAIT_CPU: it has no processor now;
-# WAIT_COLLECTOR: it runs the garbage collector, and the function that it is in waits for that.
+# What an idle thread waits for, from its system call. For running ones, WAIT_CPU: it has no CPU now; WAIT_COLLECTOR: it
+# runs the garbage collector, and its function waits for that.
 (
     WAIT_UNKNOWN, WAIT_SLEEP, WAIT_LOCK, WAIT_POLL, WAIT_IO, WAIT_CHILD, WAIT_DRIVER, WAIT_MEMORY, WAIT_CPU,
     WAIT_COLLECTOR,
@@ -140,7 +140,8 @@ PYTHON_BYTECODE = struct.Struct("<II")  # bytes of bytecode as it runs, bytes of
 LINES_NONE, LINES_LNOTAB, LINES_310, LINES_311 = 0, 9, 10, 11  # co_lnotab of 3.9, co_linetable of 3.10, and of later
 STACK_NODE = struct.Struct("<IIi")  # parent node (0: root), code number, offset in the bytecode (-1: unknown)
 
-# PYTHON_STACKS_1: the line of the innermost frame is in the sample. Code is file, first line and name, NUL between.
+# PYTHON_STACKS_1: the line of the innermost frame is in the sample. Code is file, first line and name, separated by
+# NUL.
 STACK_SAMPLE_1_FIELDS = {"time": "q", "thread": "I", "node": "I", "line": "I", "reserved": "I"}
 STACK_NODE_1 = struct.Struct("<II")  # parent node, code number
 
@@ -151,11 +152,11 @@ PYTHON_CALL_FIELDS = {
 }
 PYTHON_CALL = packed(PYTHON_CALL_FIELDS)
 PYTHON_CALL_BYTES = PYTHON_CALL.size
-CALL_RETURN = 0  # of the innermost Python function of the thread
-CALL_C_RETURN = 1  # of what that one has called
+CALL_RETURN = 0  # from the innermost Python function of the thread
+CALL_C_RETURN = 1  # from a C function called by that one
 CALL_CUT = 2  # the thread is no longer recorded: all its calls end here
-CALL_UNKNOWN = 4  # a call whose name found no room; 5: in C
-CALL_FIRST = 16  # of the numbers; odd ones are of functions in C
+CALL_UNKNOWN = 4  # a call whose name did not fit; 5: in C
+CALL_FIRST = 16  # of the numbers; odd ones are functions in C
 
 # ------------------------------------------------------------ torch
 
@@ -177,7 +178,7 @@ OP_FIELDS = {
 OP = packed(OP_FIELDS)
 TENSORS_PER_RECORD = 3
 OP_TENSORS_FIELDS = {
-    "tensors": "6Q",  # of each: address of the TensorImpl, address of the storage's data
+    "tensors": "6Q",  # for each: address of the TensorImpl, address of the storage's data
     "thread": "I",
     "number": "I",
     "kind": "B",
@@ -199,7 +200,7 @@ OP_COMMS_FIELDS = {
     "reserved_3": "I",
 }
 OP_COMMS = packed(OP_COMMS_FIELDS)
-OP_KIND = 56  # byte offset in all
+OP_KIND = 56  # byte offset in all three
 KIND_OP, KIND_OP_TENSORS, KIND_OP_COMMS = 0, 1, 2
 SCOPE_FUNCTION, SCOPE_BACKWARD_FUNCTION, SCOPE_USER = 0, 1, 7  # at::RecordScope
 OP_UNFINISHED, OP_ENDED_ELSEWHERE = 1, 2  # flags: still running when recording ended; ended on another thread
@@ -222,7 +223,7 @@ MEMORY_ALLOCATED, MEMORY_FREED, MEMORY_RESERVED, MEMORY_RELEASED, MEMORY_OUT_OF_
 STEP_MARK_FIELDS = {
     "time": "q",  # Unix ns at which it began
     "number": "q",
-    "thread": "I",  # system thread id that steps
+    "thread": "I",  # system id of the thread that steps
     "reserved": "I",
 }
 STEP_MARK = packed(STEP_MARK_FIELDS)
@@ -242,7 +243,7 @@ GRAPH_NODE_FIELDS = {
 }
 GRAPH_NODE = packed(GRAPH_NODE_FIELDS)
 GRAPH_OP_FIELDS = {
-    "parent": "I",  # the operator around it, whose number is smaller
+    "parent": "I",  # the enclosing operator, whose number is smaller
     "name": "I",
     "inputs": "I",
     "scope": "I",  # SCOPE_…

@@ -1,32 +1,32 @@
-"""The declared schema of a source's records: what a vendor or a plug-in states once about them. No I/O.
+"""The declared schema of a source's records, stated once by a vendor or a plug-in. No I/O.
 
 Theory of operation
     A source that writes records in the format "declared/1" puts `to_json(schema)` into the metadata of its
     arena, as metadata["schema"]. The schema travels with the records and is stored beside them, so that a recording can
-    be decoded where the plug-in is not installed, or no longer. It gives everything that follows: decoding, columns,
-    Parquet, tables of SQL, rows in Chrome and Perfetto traces, and documentation.
+    be decoded without the plug-in. Everything else is derived from it: decoding, columns, Parquet, SQL tables, rows in
+    Chrome and Perfetto traces, and documentation.
 
-    types       activity types: what people ask for and see. A type of Kineto's ("kernel") reuses Kineto's table, with
-                all analyses of it; "<name>_runtime", "<name>_driver" and "<name>_sync", with the schema's own name, are
+    types       activity types, as people request and see them. A type of Kineto ("kernel") reuses Kineto's table, with
+                all its analyses; "<name>_runtime", "<name>_driver" and "<name>_sync", with the schema's own name, are
                 Kineto's tables of calls and synchronizations under the vendor's name. Any other type must be called
                 "<name>_<something>" and has a table of its own, whose columns are those of its track and its Cols.
     records     record layouts by kind number. A record belongs to one activity type, or to none ("": it is skipped, or
-                has the clock readings of `sync`). Offsets count from the first byte of the record as the vendor
-                defines it: with the framing HEADED behind the two words, otherwise from its beginning.
-    framing     how records lie in a buffer, one after the other:
-                KIND_U32    a record begins with its kind as u32, and its size is that of the schema
-                HEADED      before each record stand u32 kind and u32 bytes to the next header, a multiple of 8, as
+                has the clock readings of `sync`). Offsets count from the first byte of the record as the vendor defines
+                it: with the framing HEADED after the two words, otherwise from its beginning.
+    framing     how records follow each other in a buffer: KIND_U32    a record begins with its kind as u32, and its
+                size is that of the schema HEADED each record is preceded by u32 kind and u32 bytes to the next header,
+                a multiple of 8, as
                             `push` of the collector kit writes them (agent/native/kit/vendor.h)
                 SIZE_FIELD  a record begins with its own size as u64 and its kind as u32, padded to a multiple of 8
                 With the last two, a record may be longer than the schema says.
-    clock       which clock the times are of: REALTIME (Unix ns), MONOTONIC, BOOTTIME, TSC, or DEVICE, a counter of
-                the device. All but REALTIME need samples: entries of SPACE_CLOCK_PAIR in the string table, or
+    clock       the clock of the times: REALTIME (Unix ns), MONOTONIC, BOOTTIME, TSC, or DEVICE, a counter of the
+                device. All but REALTIME need samples: entries of SPACE_CLOCK_PAIR in the string table, or
                 metadata["clocks"], a list of [Unix ns, reading], or records with `sync`.
 
     Fields have the codes of `struct` (b B h H i I q Q f d, little-endian) or are bytes ("16s"). Texts are keys of the
     arena's string table (a space), values of an enumeration, or bytes in the record itself, up to a NUL.
 
-    A schema from a target is untrusted. from_json and check bound all sizes and raise ValueError, naming the place.
+    A schema from a target is untrusted. from_json and check limit all sizes and raise ValueError, naming the place.
 """
 
 import json
@@ -44,13 +44,13 @@ REALTIME, MONOTONIC, BOOTTIME, TSC, DEVICE = "realtime", "monotonic", "boottime"
 CLOCKS = (REALTIME, MONOTONIC, BOOTTIME, TSC, DEVICE)
 NO_SPACE = -1
 
-# Where a viewer shows the activities of an own type, and the columns that a track gives to each of its tables.
+# Where a viewer shows the activities of a custom type, and the columns that a track adds to each of its tables.
 DEVICE_TRACK, THREAD_TRACK = "device", "thread"
 TRACKS: Mapping[str, Tuple[str, ...]] = {
     DEVICE_TRACK: ("start", "duration", "name", "device", "context", "stream", "correlation", "external_id"),
     THREAD_TRACK: ("start", "duration", "name", "thread", "correlation", "external_id"),
 }
-# Names that no column of an own type may have: those of any track's columns, and those that queries add to each table.
+# Names that columns of a custom type may not have: columns of any track, and those that queries add to each table.
 RESERVED_COLUMNS = frozenset(
     (
         *TRACKS[DEVICE_TRACK],
@@ -64,7 +64,7 @@ RESERVED_COLUMNS = frozenset(
         "trace",
     )
 )
-# What a record can say about its activity beside time and name. Each role fills the column of the same name.
+# Facts that a record can have about its activity besides time and name. Each role fills the column of the same name.
 ROLES = ("correlation", "thread", "device", "context", "stream")
 
 _GRAPH = {"graph_id": "u32", "graph_node_id": "u64", "channel": "u32", "channel_type": "u32"}
@@ -73,8 +73,8 @@ _SHARED = {"registers": "u16", "static_shared_memory": "i32", "dynamic_shared_me
 _PEERS = {"%s_%s" % (end, what): "u32" for end in ("src", "dst") for what in ("device", "context")}
 _COPY_KINDS = {"copy_kind": "u8", "src_kind": "u8", "dst_kind": "u8", "peer": "u8"}
 _WAIT = {"event": "u32", "wait_on_stream": "i64", "wait_on_correlation": "i64"}
-# Kineto's types that records can be of: the roles of their tables, and the columns that Cols can fill.
-# tests/unit/trace/decode/declared/test_kineto_types.py compares them with the tables.
+# Types of Kineto that records can have: the roles of their tables, and the columns that Cols can fill.
+# tests/unit/trace/decode/test_kineto_types.py compares them with the tables.
 TYPES_OF_KINETO: Mapping[str, Tuple[Tuple[str, ...], Mapping[str, str]]] = {
     "kernel": (
         ("correlation", "device", "context", "stream"),
@@ -87,9 +87,9 @@ TYPES_OF_KINETO: Mapping[str, Tuple[Tuple[str, ...], Mapping[str, str]]] = {
     "cuda_sync": (("correlation", "device", "context", "stream"), {"type": "u32", **_WAIT}),
     "overhead": ((), {"kind": "u32"}),
 }
-# The endings of a vendor's names for Kineto's tables.
+# Suffixes of a vendor's names for Kineto's tables.
 VENDOR_TYPES = {"runtime": "cuda_runtime", "driver": "cuda_driver", "sync": "cuda_sync"}
-# Names of schemas with which a type could be called like a table, a view or a database object that exists already.
+# Schema names that would make a type's name equal to that of an existing table, view or database object.
 RESERVED_NAMES = frozenset(
     (
         "annotation", "blocked", "call", "child", "collective", "comm", "counter", "counters", "cpu", "critical",
@@ -103,7 +103,7 @@ RESERVED_NAMES = frozenset(
 MAX_TYPES, MAX_RECORDS, MAX_FIELDS, MAX_COLUMNS = 32, 64, 128, 48
 MAX_RECORD_BYTES, MAX_BYTES_FIELD = 16384, 256
 MAX_VALUES, MAX_TEXT = MAX_MEMBERS, 200  # entries of one enumeration; characters of a text
-MAX_KIND = (1 << 32) - 2  # the greatest number is that of texts which travel with pushed records
+MAX_KIND = (1 << 32) - 2  # the largest number marks texts among pushed records
 MAX_JSON_BYTES = 48 * 1024  # the frame of an arena also has the source's other metadata
 _MAX_SPACE = (1 << 32) - 1
 _VALUE_LIMIT = 1 << 63
@@ -117,11 +117,11 @@ DTYPES = ("i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64", "f64", "text")
 
 
 class Texts(NamedTuple):
-    """The texts that an integer field stands for.
+    """The texts that an integer field represents.
 
     space: its value is a key in this space of the string table; NO_SPACE: none. values: an enumeration.
     otherwise: the text for values without one; "{}" in it stands for the value. "": `<field> <value>`.
-    demangle: texts of the space are C++ names as the linker has them.
+    demangle: texts of the space are mangled C++ names.
     """
 
     space: int = NO_SPACE
@@ -134,7 +134,7 @@ class Col(NamedTuple):
     """A column of an activity type.
 
     name: of the column. dtype: one of DTYPES; "" for columns of Kineto's tables. meaning: for people, with the unit;
-    "" for columns of Kineto's tables. field: of the records; "": as the column. A record without that field leaves 0,
+    "" for columns of Kineto's tables. field: of the records; "": as the column. A record without that field yields 0,
     or no text. texts: of a column of the type "text", unless its field has bytes.
     """
 
@@ -154,17 +154,17 @@ class Activity(NamedTuple):
 
 
 class Record(NamedTuple):
-    """The layout of one kind of record, and what its fields say.
+    """The layout of one kind of record, and the meaning of its fields.
 
     size        bytes: exact with the framing KIND_U32, otherwise the least
     fields      name -> (code, byte offset)
     time        fields with the start and the end; ("start", "") for an activity without a length
     length      the second field of `time` has the duration, in the same unit, not the end
-    name        the integer field that says the name, or bytes; "": every activity has the name `texts.otherwise`
+    name        the integer field that identifies the name, or bytes; "": every activity has the name `texts.otherwise`
     texts       the texts that the field `name` stands for
     constants   columns that have the same value in all records of this kind
     sync        of records without a type: fields with a reading of the clock DEVICE, and Unix ns at that moment
-    clock       the clock of these times, where it is not the schema's
+    clock       the clock of these times, if it is not the schema's
     correlation, thread, device, context, stream
                 fields that fill the columns of the same names; "": none. Streams and contexts may be handles: where
                 their values have more than 19 bits, they are numbered in the order of their first records.
@@ -188,7 +188,7 @@ class Record(NamedTuple):
 
 
 class Schema(NamedTuple):
-    """All that a source declares. tick_ns: nominal length of one tick of the clock DEVICE."""
+    """Everything that a source declares. tick_ns: nominal length of one tick of the clock DEVICE."""
 
     name: str
     types: Mapping[str, Activity]
@@ -198,7 +198,7 @@ class Schema(NamedTuple):
     tick_ns: float = 1.0
 
     def check(self) -> None:
-        """Raises ValueError, which says what is wrong where, and what to do."""
+        """Raises ValueError, which says what is wrong, where, and what to do."""
         typed(self, Schema, "schema")
         size = len(json.dumps(plain(self)))
         if size > MAX_JSON_BYTES:
@@ -232,7 +232,7 @@ def width(code: str) -> int:
 
 
 def _problems(schema: Schema) -> Iterator[str]:
-    """All problems, those first on whose absence the checks behind them rely."""
+    """Yields all problems, ordered so that later checks can rely on the absence of earlier ones."""
     if not _NAME.fullmatch(schema.name):
         yield "its name must be 2 to 16 lower-case letters and digits, the first a letter; choose another"
     if schema.name in RESERVED_NAMES:
@@ -437,7 +437,7 @@ def to_json(schema: Schema) -> Dict[str, Any]:
 
 
 def from_json(value: Any) -> Schema:
-    """The schema that to_json gave, checked. Raises ValueError."""
+    """Decodes and checks the result of to_json. Raises ValueError."""
     if not isinstance(value, dict) or value.get("version") != VERSION:
         raise ValueError("the schema is not an object of version %d; update kinetod" % VERSION)
     members = {key: member for key, member in value.items() if key != "version"}

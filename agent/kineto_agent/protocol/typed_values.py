@@ -1,4 +1,4 @@
-"""Nested NamedTuples as JSON values and back, by their annotations; the values may come from anybody. No I/O."""
+"""Converts nested NamedTuples to JSON values and back, by their annotations; the values may be untrusted. No I/O."""
 
 import collections.abc
 import re
@@ -18,7 +18,7 @@ def shown(value: object) -> str:
 
 
 def plain(value: Any) -> Any:
-    """The value as json.dumps takes it; members that have their default are left out."""
+    """The value in a form for json.dumps, without members that have their default."""
     if hasattr(value, "_field_defaults"):
         members = value._asdict().items()
         defaults = value._field_defaults
@@ -29,9 +29,9 @@ def plain(value: Any) -> Any:
 
 
 def typed(value: Any, kind: Any, place: str) -> Any:
-    """The JSON value as the type of an annotation; what has that type already stays. Raises ValueError.
+    """The JSON value as the type of an annotation; a value of that type is returned unchanged. Raises ValueError.
 
-    kind: a NamedTuple, Mapping, Tuple, str, int, float or bool, of such in turn. place: for the error.
+    kind: a NamedTuple, Mapping, Tuple, str, int, float or bool, possibly nested. place: for the error.
     """
     if hasattr(kind, "_field_defaults"):
         return _named(value, kind, place)

@@ -8,9 +8,9 @@ Theory of operation
     agent -> daemon   Hello, State, Arena, Result, Rejected
     daemon -> agent   Welcome, Refuse, Plugins, Describe, Start, Cancel, Release
 
-    Both sides treat what arrives as untrusted: `decode` raises `WireError` on anything that is not
-    exactly a known message with the right types. Unknown keys are skipped and fields with a default may
-    be missing, so that a newer peer may add such fields; anything else changes `PROTOCOL_VERSION`.
+    Both sides treat input as untrusted: `decode` raises `WireError` on anything that is not exactly a known message
+    with the right types. Unknown keys are skipped and fields with a default may be missing, so that a newer peer may
+    add such fields; anything else changes `PROTOCOL_VERSION`.
 
 Times are Unix nanoseconds, durations nanoseconds. Runs on CPython 3.9 and later, standard library only.
 """
@@ -28,7 +28,7 @@ _MAGIC = b"KNTO"
 
 
 class WireError(Exception):
-    """A frame that the protocol does not allow. The connection is of no further use."""
+    """A frame that the protocol does not allow. The connection cannot be used any further."""
 
 
 class VersionMismatch(WireError):
@@ -40,9 +40,9 @@ class VersionMismatch(WireError):
 
 
 class Hello(NamedTuple):
-    """Who the agent is. Sent after connecting and as the answer to `Describe`.
+    """Describes the agent. Sent after connecting and as the answer to `Describe`.
 
-    The kernel's credentials are the identity; `pid` is only the number that the process sees itself.
+    The kernel's credentials are the identity; `pid` is only the number that the process itself sees.
     """
 
     agent_version: str
@@ -57,7 +57,7 @@ class Hello(NamedTuple):
     argv: List[str]
     busy_capture_id: str
     iteration_ns: int = 0  # median length of the latest iterations; 0: unknown, or the running one takes far longer
-    plugins: int = 0  # PLUGIN_INTERFACE of the agent; 0: it takes no plug-ins
+    plugins: int = 0  # PLUGIN_INTERFACE of the agent; 0: it accepts no plug-ins
 
 
 class Welcome(NamedTuple):
@@ -67,15 +67,15 @@ class Welcome(NamedTuple):
 
 
 class Refuse(NamedTuple):
-    """The daemon will not work with this agent; it must not reconnect at once."""
+    """The daemon refuses this agent, which must not reconnect at once."""
 
     reason: str
 
 
 class Plugins(NamedTuple):
-    """The daemon's plug-ins, in a sealed memfd (one descriptor with this frame) as plugin_bundle.py says.
+    """The daemon's plug-ins, in a sealed memfd (one descriptor with this frame); see plugin_bundle.py.
 
-    Sent after Welcome, only to agents whose Hello takes them. digest: of the memfd's content.
+    Sent after Welcome, only to agents whose Hello accepts them. digest: of the memfd's content.
     """
 
     digest: str
@@ -100,11 +100,12 @@ class Start(NamedTuple):
     start_time_ns: int  # 0: at once
     buffer_limit_bytes: int
     or_duration_ns: Optional[int]  # with iterations: what to record instead in a process that has never stepped
-    options: Dict[str, Any]  # as the public `Options` names them
+    options: Dict[str, Any]  # by the names of the public `Options`
+    gpu_drain_ms: int = 300  # queued GPU work that CUPTI's first and last call may wait for
 
 
 class Cancel(NamedTuple):
-    """Ends a capture early. keep_partial: what lies in the window so far is a trace, else it is thrown away."""
+    """Ends a capture early. keep_partial: data recorded in the window so far is a trace, otherwise it is discarded."""
 
     capture_id: str
     keep_partial: bool
@@ -119,14 +120,17 @@ class Release(NamedTuple):
 class State(NamedTuple):
     """A transition. state: WAIT_FOR_REQUEST, WARMUP, COLLECT or PROCESS.
 
-    WAIT_FOR_REQUEST with a capture's id says: accepted, waiting for its start time or iteration.
-    settings: with COLLECT, those of control/program_settings.py.
+    WAIT_FOR_REQUEST with a capture's id means: accepted, waiting for its start time or iteration. settings: with
+    COLLECT, those of control/program_settings.py. call: no transition, but a call into a vendor's library made for this
+    capture: it has been blocked since call_since_ns, or has returned (0).
     """
 
     capture_id: str
     state: str
     time_ns: int
     settings: Dict[str, Any] = {}  # noqa: RUF012 - a default of a NamedTuple, never changed
+    call: str = ""
+    call_since_ns: int = 0
 
 
 class Arena(NamedTuple):
@@ -144,12 +148,11 @@ class Arena(NamedTuple):
 class Result(NamedTuple):
     """The end of a capture. Sent when every source has stopped and all buffers are READY.
 
-    outcome: "done", "partial", "failed" or "cancelled". window_*: what was meant to be kept.
-    sources: per source {"records", "dropped", "bytes", "metadata"}; metadata["way"] says for people how it recorded,
-    metadata["covered_ns"] from when on and until when (Unix ns).
-    iterations: empty; of earlier agents {"thread": system thread id that steps, "starts": [[number, Unix ns], ...]}.
-    overhead: {"start_ns", "stop_ns", "detach_ns", "agent_cpu_ns", "step_ratio", "least_step_ratio"}.
-    not_recorded: activity types that were to be recorded and that no source could begin to record, and why.
+    outcome: "done", "partial", "failed" or "cancelled". window_*: the intended window. sources: per source {"records",
+    "dropped", "bytes", "metadata"}; metadata["way"] describes for people how it recorded, metadata["covered_ns"] is its
+    start and end (Unix ns). iterations: empty; of earlier agents {"thread": system thread id that steps, "starts":
+    [[number, Unix ns], ...]}. overhead: {"start_ns", "stop_ns", "detach_ns", "agent_cpu_ns", "step_ratio",
+    "least_step_ratio"}. not_recorded: requested activity types that no source could begin to record, and why.
     """
 
     capture_id: str
@@ -167,7 +170,7 @@ class Result(NamedTuple):
 
 
 class Rejected(NamedTuple):
-    """The agent will not do this capture (BUSY with busy_capture_id, NOTHING_TO_RECORD, ...)."""
+    """The agent will not make this capture (BUSY with busy_capture_id, NOTHING_TO_RECORD, ...)."""
 
     capture_id: str
     reason_code: str
@@ -256,7 +259,7 @@ def decode(frame: bytes) -> Message:
     for name, kind in cls.__annotations__.items():
         if name not in values:
             if name in cls._field_defaults:
-                continue  # an older peer does not know it
+                continue  # missing from an older peer
             raise WireError("%s.%s is missing" % (cls.__name__, name))
         if not _CHECKS[kind](values[name]):
             raise WireError("%s.%s has a wrong type: %.80r" % (cls.__name__, name, values[name]))

@@ -1,3 +1,1 @@
-"""Activity sources: the interface that every source implements, the registry that chooses among them, and what several
-of them share.
-"""
+"""Activity sources: their common interface, the registry that chooses among them, and shared parts."""

@@ -1,4 +1,4 @@
-"""Writing an arena in pure Python, for sources whose records are made in Python.
+"""Writes an arena in pure Python, for sources whose records are made in Python.
 
 Theory of operation
     `kineto_agent.protocol.arena` gives the layout and the states of a buffer. There is one writer thread. A record goes
@@ -6,9 +6,9 @@ Theory of operation
     daemon sets READY buffers to FREE when it has copied them; the lowest FREE one is taken next, so that few
     pages are touched while the daemon keeps up. Without a FREE buffer a record is dropped and counted.
 
-    Words that the daemon reads are stored through memoryviews of their own width: one store each. What a READY
-    state or `strings_used` covers must be visible before it; taking and giving back a lock is the barrier
-    (needed on ARM, free on x86).
+    Words that the daemon reads are stored through memoryviews of their own width: one store each. Data covered by a
+    READY state or `strings_used` must be visible before it; taking and releasing a lock is the barrier (needed on ARM,
+    free on x86).
 
     A forked child closes what it inherited; otherwise the memory would live as long as the child.
 
@@ -64,18 +64,19 @@ class ArenaWriter:
         try:
             self.fd = memfd("kineto-" + name, _MFD_CLOEXEC | _MFD_ALLOW_SEALING)
             self._identity = identity(self.fd)
+            _open.add(self)  # before anything that releases the GIL: a forked child then closes it
             os.ftruncate(self.fd, self.total_bytes)
             self._map = mmap.mmap(self.fd, self.total_bytes)
             self._write_fixed_header()
             fcntl.fcntl(self.fd, _F_ADD_SEALS, _SEALS)
         except Exception as exc:  # an audit hook of the program may raise anything
             close_ours(self.fd, self._identity)
+            _open.discard(self)
             reason = "cannot make %d bytes of shared memory for the records: %s" % (self.total_bytes, exc)
             raise SourceError("NO_SHARED_MEMORY", reason) from exc
         self._bytes = memoryview(self._map)
         self._words32 = self._bytes[: self._strings_offset].cast("I")
         self._words64 = self._bytes[: self._strings_offset].cast("Q")
-        _open.add(self)
         self._barrier = _thread.allocate_lock()
         self._current = -1  # the LOANED buffer
         self._fill = 0  # bytes in it
@@ -103,7 +104,7 @@ class ArenaWriter:
         return True
 
     def has_room(self, size: int) -> bool:
-        """Whether a record of so many bytes can be written now."""
+        """Whether a record of `size` bytes can be written now."""
         if self._current >= 0 and self._fill + size > self.buffer_bytes:
             self.publish()
         return self._current >= 0 or self._borrow()
@@ -120,7 +121,7 @@ class ArenaWriter:
     def write_through(self, data: memoryview) -> int:
         """Write as much of the data as fits into `room()`, without the GIL. The caller then calls `filled`.
 
-        With the GIL where the program has closed the descriptor: its number may be that of a file of the program's.
+        Keeps the GIL if the program has closed the descriptor: its number may now belong to a file of the program.
         """
         offset = self._buffers_offset + self._current * self.buffer_bytes + self._fill
         with data[: self.buffer_bytes - self._fill] as part:
@@ -130,7 +131,7 @@ class ArenaWriter:
             return len(part)
 
     def filled(self, size: int, records: int = 0) -> None:
-        """Say that `size` bytes of `room()` are written. records: in them; 0: such a buffer counts as one record."""
+        """Note that `size` bytes of `room()` are written. records: in them; 0: the buffer counts as one record."""
         self._fill += size
         self._fill_records = self._fill_records + records if records else 1
 
@@ -178,15 +179,15 @@ class ArenaWriter:
         self._words64[arena.CLOSED // 8] = 1
 
     def counts(self) -> SourceCounts:
-        """What lies in READY buffers, and what was dropped."""
+        """Records and bytes in READY buffers, and records dropped."""
         return SourceCounts(self._ready_records, self._ready_bytes, self._dropped)
 
     def close(self) -> None:
-        """Release the memory. The daemon keeps its own mapping."""
+        """Release the memory. The daemon has its own descriptor."""
         if self.fd < 0:
             return
+        close_ours(self.fd, self._identity)  # a child forked in between has it open
         _open.discard(self)
-        close_ours(self.fd, self._identity)
         self.fd = -1
         for view in (self._words32, self._words64, self._bytes):
             view.release()
@@ -215,14 +216,15 @@ class ArenaWriter:
 
 
 def close_left(descriptor: int) -> None:
-    """Close the arena with this descriptor, if its owner has not and nobody writes into it any more."""
+    """Close the arena with this descriptor, if its owner has not and no thread writes into it any more."""
     for writer in [writer for writer in _open if writer.fd == descriptor]:
         writer.close()
 
 
 def _close_all_in_child() -> None:
     for writer in list(_open):
-        with contextlib.suppress(BufferError, OSError):  # a thread that no longer exists was in the middle of a write
+        # A thread that no longer exists was creating it, or was in the middle of a write.
+        with contextlib.suppress(AttributeError, BufferError, OSError):
             writer.close()
 
 

@@ -1,15 +1,15 @@
-"""One file through an arena (FILE_FORMAT, TORCH_PROFILER_FORMAT): its bytes, in order, in buffers of 1 MiB.
+"""Sends one file through an arena (FILE_FORMAT, TORCH_PROFILER_FORMAT): its bytes, in order, in buffers of 1 MiB.
 
 Theory of operation
-    A file comes all at once, when a session stops, and may be larger than the arena. The writer therefore waits for
-    the daemon to set buffers FREE, at most PATIENCE_S from one to the next: it waits for a daemon that copies for as
-    long as that takes, and once for a daemon that is gone or stuck. Then nothing more of the file is written, since a
-    hole in the middle would be worth no more than a truncated file. What is missing is counted: `lost_bytes`, and one
-    dropped record for the file, which tells the daemon that it is truncated.
+    A file arrives at once, when a session stops, and may be larger than the arena. The writer therefore waits for the
+    daemon to set buffers FREE, at most PATIENCE_S for each: for a daemon that copies it waits as long as necessary, for
+    one that is gone or stuck only once. Then the rest of the file is not written, since a file with a hole is worth no
+    more than a truncated one. The missing part is counted: `lost_bytes`, and one dropped record, which marks the file
+    as truncated.
 
     A record is a buffer. Descriptors are read into the mapping by os.readv and bytes are written into the memfd by
-    os.pwrite: both leave the GIL to the program. `write` makes it a file object: a pickler writes its frames of
-    64 KiB through it, and the program gets the GIL in between.
+    os.pwrite: both release the GIL. `write` makes it a file object: a pickler writes its frames of 64 KiB through it,
+    and the program gets the GIL in between.
 """
 
 import os
@@ -28,7 +28,7 @@ class FileArena:
     """The arena of one file. Every method but `counts` belongs to one thread at a time."""
 
     def __init__(self, name: str, buffer_limit_bytes: int, patience_s: float = PATIENCE_S) -> None:
-        """Make the arena. Raises SourceError."""
+        """Create the arena. Raises SourceError."""
         self._writer = ArenaWriter(name, buffer_limit_bytes, 0, BUFFER_BYTES)
         self._patience_s = patience_s
         self._dropped = False
@@ -53,7 +53,7 @@ class FileArena:
         return self._writer.counts()
 
     def finish(self) -> None:
-        """Publish the rest and mark the arena as closed."""
+        """Counts of READY buffers; dropped is 1 if the file is truncated."""
         self._writer.finish()
 
     def close(self) -> None:
@@ -62,7 +62,7 @@ class FileArena:
         self.fd = -1
 
     def mark_cut(self) -> None:
-        """Say that the file is truncated: nothing more of it follows."""
+        """Mark the file as truncated: nothing more of it follows."""
         if not self._dropped:
             self._dropped = True
             self._writer.drop()

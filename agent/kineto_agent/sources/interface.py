@@ -1,4 +1,4 @@
-"""What an activity source is: the values, errors and protocols that every source implements.
+"""The interface of activity sources: the values, errors and protocols that every source implements.
 
 A source is one vendor's or language's way to record activities. The runner (the agent's one thread) calls
 
@@ -12,25 +12,25 @@ One call comes from another thread: session.give_way(), on the thread of the pro
 torch.profiler, at any time from start() on, even while stop() or close() runs. A session that cannot run beside that
 profiler (`yields`) stops for good there; the others do nothing. control/recording.py calls it.
 
-A session whose vendor library another user may take over has one more method, taken(), for the agent's thread: who has
-taken it over, or None. If somebody has, the recording has already ended, and stop() returns what was recorded.
+A session whose vendor library another user may take over has one more method, taken(), for the agent's thread: the user
+who has taken it over, or None. After a takeover the recording has already ended, and stop() returns what was recorded.
 
 A source that knows why it does not offer types of its own has why_not(missing): the reason, or "" if it has none or
 the missing types are not its own. Cheap, without side effects.
 
-In a forked child nobody calls a source: it releases what it inherited (descriptors, mappings) by itself, without
-touching a vendor library.
+In a forked child a source is not called: it releases inherited descriptors and mappings by itself, without touching a
+vendor library.
 """
 
-from typing import Any, Dict, FrozenSet, List, NamedTuple, Protocol
+from typing import Any, Callable, Dict, FrozenSet, List, NamedTuple, Protocol
 
-PROFILER_OPTIONS = ("with_flops",)  # what only torch's own profiler can record
+PROFILER_OPTIONS = ("with_flops",)  # only torch's own profiler can record these
 # Option that the daemon adds to a request: the program's file whose device code launches CUDA graphs.
 DEVICE_GRAPHS = "device_graphs"
 
 
 class SourceError(Exception):
-    """A source cannot record. reason_code is for machines (docs/errors.md), the text is for people."""
+    """A source cannot record. reason_code is for programs (docs/errors.md), the message for people."""
 
     def __init__(self, reason_code: str, reason: str) -> None:
         super().__init__(reason)
@@ -38,13 +38,20 @@ class SourceError(Exception):
         self.reason = reason
 
 
+# Reports, on the agent's thread, a call into a vendor's library that may block for long: its name, and a function that
+# returns since when it has been blocked (Unix ns; 0: it has returned). The function is polled until the call returns.
+TellCall = Callable[[str, Callable[[], int]], None]
+
+
 class SourceRequest(NamedTuple):
-    """What one session should record."""
+    """Specifies what one session should record."""
 
     activity_types: FrozenSet[str]  # the wanted ones among activity_types(); empty: only what options ask for
     buffer_limit_bytes: int  # limit for the arena's buffers
     options: Dict[str, Any]  # wire.Start.options
     named: bool = True  # the user named these types; False: they are the source's defaults
+    gpu_drain_ms: int = 300  # wire.Start.gpu_drain_ms
+    tell_call: TellCall = lambda _call, _since_ns: None
 
 
 class SourceCounts(NamedTuple):
@@ -56,28 +63,28 @@ class SourceCounts(NamedTuple):
 
 
 class SourceOutcome(NamedTuple):
-    """What stop() achieved. Every buffer with records is READY now."""
+    """Result of stop(). Every buffer with records is READY now."""
 
     counts: SourceCounts
     metadata: Dict[str, Any]  # JSON; joined to the session's metadata
     warnings: List[str]  # for the user, e.g. "stayed attached to CUPTI: …"
     detach_ns: int  # time from requesting the detach to its completion; 0: not detached, or nothing to detach
     cpu_ns: int  # CPU time of the source's own threads
-    incomplete: str = ""  # why less was recorded than was asked for; the capture is PARTIAL then
+    incomplete: str = ""  # why less was recorded than requested; the capture is then PARTIAL
 
 
 class Takeover(NamedTuple):
-    """Somebody else in the program has taken what a session needs; the session had ended before that."""
+    """Another user in the program has taken what a session needs; the session had ended before that."""
 
     time_ns: int  # Unix
     who: str  # for people: "xla_cuda_plugin.so"
-    profiler: str = ""  # likewise, where it is known: "the program's own jax.profiler"
+    profiler: str = ""  # likewise, if known: "the program's own jax.profiler"
 
 
 class SourceSession(Protocol):
     """One recording.
 
-    It may also have hurry(): the process exits, so stop() leaves out what only later users of the process need.
+    It may also have hurry(): the process exits, so stop() skips work that only matters if the process continues.
     """
 
     arena_fd: int  # a sealed memfd laid out as kineto_agent.protocol.arena says; owned by the session
@@ -89,20 +96,21 @@ class SourceSession(Protocol):
         """Begin to record. Raises SourceError; then close() must still be called."""
 
     def counts(self) -> SourceCounts:
-        """Cheap; callable at any time between start() and close()."""
+        """Counts so far. Cheap; callable at any time between start() and close()."""
 
     def stop(self) -> SourceOutcome:
-        """End recording and make everything READY, within about two seconds or for as long as the daemon keeps copying.
+        """End recording and make everything READY, within about two seconds or as long as the daemon keeps copying.
 
         Raises SourceError if it can deliver nothing; the capture is PARTIAL then.
         """
 
     def give_way(self) -> None:
-        """The program's own torch.profiler starts as soon as this returns: with `yields`, stop within some 100 ms.
+        """Yield to the program's own torch.profiler, which starts as soon as this returns: with `yields`, stop within
+        about 100 ms.
 
-        Called on any thread. What was recorded is kept for stop(), which must no longer touch the vendor's library or
-        torch's profiler: they now belong to the program. A start() that is called later raises SourceError. Waits for a
-        start() or stop() in progress, but not for long: that one then gives way itself. Never raises.
+        Called on any thread. The records are kept for stop(), which must no longer touch the vendor's library or
+        torch's profiler: they now belong to the program. A later start() raises SourceError. Waits for a start() or
+        stop() in progress, but not for long: that one then gives way itself. Never raises.
         """
 
     def close(self) -> None:
@@ -122,10 +130,10 @@ class Source(Protocol):
         """Activity types that are recorded only if named, because they cost the target much."""
 
     def activity_types(self) -> List[str]:
-        """Kineto's names of what could be recorded right now; empty if nothing. Cheap, without side effects."""
+        """Kineto's names of the types that can be recorded now; empty if none. Cheap, without side effects."""
 
     def would_yield(self, request: SourceRequest) -> bool:
         """Whether the session for this request will have `yields`. Cheap, without side effects."""
 
     def prepare(self, request: SourceRequest) -> SourceSession:
-        """Make the arena and check that recording can start. Raises SourceError."""
+        """Create the arena and check that recording can start. Raises SourceError."""

@@ -1,7 +1,7 @@
-"""What the C interfaces of the collector library share, through ctypes. Imported when a capture is prepared.
+"""Common parts of the collector library's C interfaces, through ctypes. Imported when a capture is prepared.
 
-Each interface exists once in a process and has its own version number (`*_abi`). Its functions return a negative number
-and a text when they fail.
+Each interface exists once in a process and has its own version number (`*_abi`). On failure its functions return a
+negative number and a text.
 """
 
 import ctypes
@@ -38,7 +38,7 @@ class ErrorText:
 
 
 class EnableResult(NamedTuple):
-    """A vendor library's answers when recording begins."""
+    """A vendor library's results when recording begins."""
 
     code: int  # 0, or the kc_error
     results: Dict[int, int]  # activity kind -> the library's result
@@ -59,9 +59,9 @@ class NativeInterface:
 
     ABI_FUNCTION: str  # returns the version number
     ABI: int  # the version that this agent needs
-    USE = ""  # what the interface is for, as messages say it
+    USE = ""  # purpose of the interface, for messages
     REASONS: Dict[int, str]  # error number -> reason code
-    BY_PROGRAM: Sequence[str] = ()  # functions that threads of the program call: they are looked up beforehand
+    BY_PROGRAM: Sequence[str] = ()  # functions called on threads of the program: they are looked up beforehand
 
     def __init__(self, path: str) -> None:
         self.path = path

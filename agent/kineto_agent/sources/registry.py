@@ -1,6 +1,6 @@
-"""Which activity sources this process has, and which of them serve a request.
+"""Chooses the activity sources of this process that serve a request.
 
-A source is one folder (interface.py says what it must do) and one row of SOURCES, or a plug-in that the daemon has
+A source is one folder (interface.py defines the interface) and one row of SOURCES, or a plug-in that the daemon has
 sent (plugins/).
 """
 
@@ -14,8 +14,8 @@ from kineto_agent.sources.plugins.installed import PLUGINS
 from kineto_agent.system import env
 from kineto_agent.system.debuglog import log_exception
 
-# Those of CUPTI, those that only AMD's library records, and Kineto's other names. A type that is neither among them nor
-# offered by a source is a misspelling.
+# CUPTI's types, those that only AMD's library records, and Kineto's other names. Any other type that no source offers
+# is a misspelling.
 ACTIVITY_TYPES: FrozenSet[str] = frozenset(
     (
         *KINDS, "rocm_memory", "rocm_scratch", "cpu_op", "user_annotation", "gpu_user_annotation",
@@ -35,11 +35,11 @@ _TYPES_OF_OPTIONS = {
     "stack_trace": _CALLS,
     "profile_memory": "cpu_instant_event",
 }
-_EXACT_CALLS = "stack_trace"  # python_function then means every call, modules' among them, not samples
+_EXACT_CALLS = "stack_trace"  # then python_function means every call, including modules', instead of samples
 _MODULES = "with_modules"
 
 _NVIDIA_DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/nvhost-ctrl-gpu")  # driver; WSL; Tegra
-# Without these no driver of Level Zero can be in a process, unless drivers are named: Linux; WSL.
+# Without these no Level Zero driver can be in a process, unless drivers are configured by name: Linux; WSL.
 _INTEL_DEVICES = ("/dev/dri", "/dev/dxg")
 _INTEL_DRIVERS = "ZE_ENABLE_ALT_DRIVERS"
 _AMD_DEVICE = "/dev/kfd"
@@ -75,7 +75,7 @@ def _has_amd() -> bool:
 
 
 class _Row(NamedTuple):
-    """A source that this process may have. Its module is imported only where `possible` says so: that costs time."""
+    """A source that this process may have. Its module is imported only if `possible` says so, since that costs time."""
 
     module: str  # below kineto_agent.sources
     made_by: str  # its class, called without arguments
@@ -83,7 +83,7 @@ class _Row(NamedTuple):
 
 
 # In the order in which sessions start. CUPTI and PTI have one set of callbacks, and torch's profiler registers its own:
-# ours must be the last.
+# our registration must come last.
 SOURCES: Tuple[_Row, ...] = (
     _Row("python.stack_sampling", "PythonStacksSource", _everywhere),
     _Row("python.call_tracing", "PythonCallsSource", _everywhere),
@@ -96,7 +96,7 @@ SOURCES: Tuple[_Row, ...] = (
     _Row("pti.gpu_activities", "XpuSource", _has_intel),
     _Row("rocprofiler.gpu_activities", "RocprofilerSource", _has_amd),
 )
-_sources: Dict[str, Source] = {}  # by module, once made
+_sources: Dict[str, Source] = {}  # by module, once created
 
 
 class SourceChoice(NamedTuple):
@@ -107,9 +107,10 @@ class SourceChoice(NamedTuple):
 
 
 class RecordingPlan(NamedTuple):
-    """Which source records what. missing: wanted types that no source of this process offers now; why: if known.
+    """Assigns activity types to sources. missing: wanted types that no source of this process offers now; why: if
+    known.
 
-    problems: of sources that should record and cannot. notes: for the user.
+    problems: errors of sources that should record but cannot. notes: for the user.
     """
 
     choices: List[SourceChoice]
@@ -125,15 +126,16 @@ class RecordingPlan(NamedTuple):
 
 
 def sources() -> List[Source]:
-    """The sources of this process in the order in which they start, each made when it first becomes possible.
+    """The sources of this process in the order in which they start, each created when it first becomes possible.
 
-    Plug-ins come first, and so stop last: one that hangs then makes no other source record for longer. Never raises.
+    Plug-ins come first and therefore stop last: a hanging one does not prolong the recording of other sources. Never
+    raises.
     """
     for row in SOURCES:
         if row.module not in _sources and row.possible():
             try:
-                # Not importlib: the loader of a live attach gives our modules an __import__ of their own, and importlib
-                # would find a kineto_agent that the program has installed.
+                # Not importlib: the loader of a live attach gives our modules their own __import__, and importlib would
+                # find a kineto_agent that the program has installed.
                 module = __import__("kineto_agent.sources." + row.module, fromlist=(row.made_by,))
                 _sources[row.module] = getattr(module, row.made_by)()
             except Exception:  # noqa: BLE001 - a process without a usable source still has the others
@@ -162,7 +164,7 @@ def offers(available: Iterable[Source]) -> Dict[str, List[str]]:
 
 
 def choose(available: List[Source], wanted: List[str], options: Optional[Mapping[str, Any]] = None) -> RecordingPlan:
-    """The sources for these activity types and for those that options (wire.Start) add. wanted: empty: the defaults.
+    """Choose the sources for these activity types and those added by options (wire.Start). wanted: empty: the defaults.
 
     Raises SourceError if there are none.
     """
@@ -214,7 +216,7 @@ def _with_modules(plan: RecordingPlan, recorders: List[Any], options: Mapping[st
 
 
 def _with_plugins(plan: RecordingPlan, plugins: List[Any], asked: FrozenSet[str]) -> RecordingPlan:
-    """Add why plug-ins record nothing of what is wanted of them."""
+    """Add why plug-ins do not record requested types."""
     problems, notes, absent, why = [], [], [], [plan.why] if plan.why else []
     for source in plugins:
         trouble, needs = source.trouble(asked), source.needs_start()
@@ -229,18 +231,18 @@ def _with_plugins(plan: RecordingPlan, plugins: List[Any], asked: FrozenSet[str]
             why.append(source.why_missing())
         elif is_missed:
             absent.append(source.looks_for())
-    if absent and not why:  # another reason is the true one
+    if absent and not why:  # otherwise the other reason is the real one
         why.append("no accelerator is seen in it (%s)" % "; ".join(absent))
     return plan._replace(why="; ".join(why), problems=tuple(problems), notes=tuple(notes))
 
 
 def _names_own_type(plugin: str, types: List[str]) -> bool:
-    """Whether a type is of this plug-in alone, and not one that it shares with other sources, as `kernel`."""
+    """Whether a type belongs to this plug-in alone, unlike shared ones such as `kernel`."""
     return any(kind.startswith(plugin + "_") for kind in types)
 
 
 def _without_last_resorts(available: List[Source], offered: Mapping[str, List[str]]) -> Dict[str, FrozenSet[str]]:
-    """What each source offers, without what it leaves to another one that offers the same (`last_resort`)."""
+    """The types that each source offers, without those that it leaves to another source (`last_resort`)."""
     changed = {name: frozenset(types) for name, types in offered.items()}
     for source in available:
         if hasattr(source, "last_resort"):
@@ -250,13 +252,13 @@ def _without_last_resorts(available: List[Source], offered: Mapping[str, List[st
 
 
 def _why_not(available: List[Source], missing: List[str]) -> str:
-    """What the sources say that may be the reason why types are missing."""
+    """Combines the sources' explanations for missing types."""
     reasons = [source.why_not(missing) for source in available if missing and hasattr(source, "why_not")]
     return "; ".join(filter(None, reasons))
 
 
 def _with_exact_calls(offered: Dict[str, FrozenSet[str]], names: List[str]) -> Dict[str, FrozenSet[str]]:
-    """Let these sources record Python's calls and no source sample them."""
+    """Make these sources record Python's calls, and no source sample them."""
     return {name: types | {_CALLS} if name in names else types - {_CALLS} for name, types in offered.items()}
 
 

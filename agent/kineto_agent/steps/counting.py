@@ -1,4 +1,4 @@
-"""Counting training iterations: the program's own `kineto_agent.step()`, torch's optimizers, or its profiler's steps.
+"""Counts training iterations: by the program's own `kineto_agent.step()`, torch's optimizers, or its profiler's steps.
 
 Theory of operation
     One of three counts at a time, the most reliable that has been seen so far: step(), then the optimizers, then
@@ -11,12 +11,12 @@ Theory of operation
     Iteration N begins when the count becomes N; a ring keeps when that was for the last RING_ITERATIONS. While a
     capture records, the agent's thread copies them out of the ring before they are overwritten (step_marks.py).
 
-    Everything here runs in the program's training thread: no lock, no raise, about a microsecond. A pipe is
-    written only when somebody waits for this very iteration, or when it is time to copy: about once a second, and
-    never again until the agent's thread has copied. Each write releases the GIL for a moment; releases that come more
-    often than Python's switch interval would keep that thread from ever getting it.
-    `_due_at` is the first iteration at which anything but counting is to be done. Both threads may change it; whoever
-    does looks afterwards whether the other has changed what it follows from.
+    Everything here runs in the program's training thread: no lock, no raise, about a microsecond. It writes to a pipe
+    only when somebody waits for this very iteration, or when it is time to copy: about once a second, and not again
+    until the agent's thread has copied. Each write releases the GIL for a moment; releases more often than Python's
+    switch interval would keep that thread from ever getting it. `_due_at` is the first iteration with work other than
+    counting. Both threads may change it; after a change each checks whether the other has changed the values that it
+    depends on.
 """
 
 import _thread
@@ -28,16 +28,16 @@ RING_ITERATIONS = 2048
 MARKS_AT_ONCE = RING_ITERATIONS // 4  # copying them takes half a millisecond with the GIL
 _MASK = RING_ITERATIONS - 1
 _NEVER = 1 << 62
-_BASELINE_ITERATIONS = 256  # the median of so many is steady, and sorting them is cheap
+_BASELINE_ITERATIONS = 256  # the median of this many is stable, and sorting them is cheap
 _MIN_SAMPLES = 3
-# For a comparison each side is split into parts, whose medians may differ by this share of the side's own median.
+# For a comparison each side is split into parts, whose medians may differ by this share of the side's median.
 _PARTS = 4
 _MIN_COMPARED = 2 * _PARTS
 _UNSTEADY = 0.1
-# An iteration that takes this many times the usual, and this long, is no sign of the pace any more.
+# An iteration that takes this many times longer than usual, and at least this long, no longer shows the pace.
 _STALLED = 20
 _STALLED_NS = 1_000_000_000
-_PROFILER, _OPTIMIZER, _PROGRAM = 1, 2, 3  # who counts: the largest seen so far
+_PROFILER, _OPTIMIZER, _PROGRAM = 1, 2, 3  # counting method: the largest seen so far
 
 
 def _ignore() -> None:
@@ -50,13 +50,13 @@ def median_ns(durations: Sequence[int]) -> int:
 
 
 def step_ratio(before_ns: Sequence[int], during_ns: Sequence[int]) -> float:
-    """The median iteration time during a capture over that before it; 0.0 where that says nothing about the capture.
+    """The median iteration time during a capture divided by that before it; 0.0 if the two cannot be compared.
 
-    The two are measured one after the other, so whatever else changes meanwhile (other programs on the machine, another
-    phase of the program) also affects the ratio. So there must be enough of both, in order of time, and the medians of
-    their quarters must agree within a tenth: if the pace drifts or jumps on one side, the two cannot be compared. Of
-    those before only the latest need to, since the first iterations of a program are slow. Recording makes no program
-    faster, so a ratio further below 1 has another cause.
+    The two are measured one after the other, so anything else that changes in between (other programs on the machine,
+    another phase of the program) also affects the ratio. So there must be enough of both, in order of time, and the
+    medians of their quarters must agree within a tenth: if the pace drifts or jumps on one side, the two cannot be
+    compared. Before the capture only the latest ones must, since the first iterations of a program are slow. Recording
+    makes no program faster, so a ratio further below 1 has another cause.
     """
     before_ns = _latest_steady(before_ns)
     if not (_is_steady(before_ns) and _is_steady(during_ns)):
@@ -66,7 +66,7 @@ def step_ratio(before_ns: Sequence[int], during_ns: Sequence[int]) -> float:
 
 
 def least_step_ratio(before_ns: Sequence[int], during_ns: Sequence[int]) -> float:
-    """By how much a capture made iterations slower at least, where the pace changes and there is no step_ratio.
+    """Lower bound of a capture's slowdown of iterations, if the pace changes and there is no step_ratio.
 
     That is the median of the fastest quarter during the capture over that of the slowest quarter before it. 0.0: there
     is a ratio, too little was measured, or a change of the pace alone could explain it.
@@ -80,7 +80,7 @@ def least_step_ratio(before_ns: Sequence[int], during_ns: Sequence[int]) -> floa
 
 
 def _latest_steady(durations: Sequence[int]) -> Sequence[int]:
-    """All durations, or as many of the latest (a half, a quarter, …) as have one pace; all if none have."""
+    """All durations, or as many of the latest (a half, a quarter, …) as have a constant pace; all if none have."""
     latest = durations
     while len(latest) >= _MIN_COMPARED:
         if _is_steady(latest):
@@ -95,7 +95,7 @@ def _is_steady(durations: Sequence[int]) -> bool:
 
 
 def _quarters_ns(durations: Sequence[int]) -> List[int]:
-    """The medians of the quarters, in order of time; none if there are too few durations or they are no times."""
+    """The medians of the quarters, in order of time; empty if there are too few durations or they are invalid."""
     count = len(durations)
     if count < _MIN_COMPARED or not median_ns(durations):
         return []
@@ -105,21 +105,21 @@ def _quarters_ns(durations: Sequence[int]) -> List[int]:
 
 
 class StepCounter:
-    """Counts iterations and wakes whoever waits for one."""
+    """Counts iterations and wakes those who wait for one."""
 
     def __init__(self, time_ns: Callable[[], int] = time.time_ns) -> None:
         self.count = -1
         self._time_ns = time_ns
         self._ring = [0] * RING_ITERATIONS
         self.thread = 0  # system thread id that stepped last
-        self.hooked_ns = 0  # Unix ns since when torch's optimizers are counted; 0: they are not
-        self.undisturbed_ns = 0  # Unix ns since when nothing has been recorded, which may slow iterations down
+        self.hooked_ns = 0  # Unix ns since when torch's optimizers have been counted; 0: they are not
+        self.undisturbed_ns = 0  # Unix ns since when no recording has been slowing iterations down
         self._ident = 0  # Python's identifier of that thread
         self._authority = 0
         self._counts: Dict[int, List[Any]] = {}  # id of an optimizer or profiler -> [count, weak reference]
         self._wake: Callable[[], None] = _ignore  # for the watched iteration
         self._watched = self._woken_for = _NEVER
-        self._copy: Callable[[], None] = _ignore  # tells that the ring is to be copied
+        self._copy: Callable[[], None] = _ignore  # requests that the ring be copied
         self._copy_at = _NEVER
         self._due_at = _NEVER
 
@@ -132,7 +132,7 @@ class StepCounter:
         """Count a step of one of torch's optimizers; torch calls it as a hook."""
         self._stepped(_OPTIMIZER, optimizer)
 
-    # torch.compile must not trace into the hook: it calls it as it is.
+    # torch.compile must not trace into the hook: it calls it unchanged.
     on_optimizer_step._torchdynamo_disable = True  # type: ignore[attr-defined]
 
     def on_profiler_step(self, profiler: Any) -> None:
@@ -174,13 +174,13 @@ class StepCounter:
             self._act(count)
 
     def _act(self, count: int) -> None:
-        """Wake whoever waits for this iteration."""
+        """Wake those who wait for this iteration."""
         watched = self._watched
         wakes, copies = watched != self._woken_for and count >= watched, count >= self._copy_at
         if wakes:
             self._woken_for = watched
         if copies:
-            self._copy_at = _NEVER  # before the wake, after which the agent's thread sets it anew
+            self._copy_at = _NEVER  # before the wake-up, after which the agent's thread sets it again
         self._set_due()
         if wakes:
             self._wake()
@@ -197,7 +197,7 @@ class StepCounter:
     # ------------------------------------------------------------ for the agent's thread
 
     def watch(self, iteration: Optional[int], wake: Callable[[], None] = _ignore) -> bool:
-        """Call `wake` once when this iteration begins; None cancels that. Returns True if it has begun already."""
+        """Call `wake` once when this iteration begins; None cancels that. Returns True if it has already begun."""
         self._watched = _NEVER
         self._wake = wake
         if iteration is not None:
@@ -207,34 +207,34 @@ class StepCounter:
         return iteration is not None and self.count >= iteration
 
     def copy_after(self, iterations: Optional[int], wake: Callable[[], None] = _ignore) -> None:
-        """Call `wake` once after so many more iterations; None cancels that."""
+        """Call `wake` once after this many more iterations; None cancels that."""
         self._copy = wake
         self._copy_at = _NEVER if iterations is None else self.count + iterations
         self._set_due()
 
     @property
     def will_ask_to_copy(self) -> bool:
-        """False once the call that `copy_after` asked for has been made or is about to be."""
+        """False once the call requested by `copy_after` has been made or is about to be."""
         return self._copy_at != _NEVER
 
     def time_of(self, iteration: int) -> int:
-        """When this iteration began (Unix ns), or 0 if that is unknown or forgotten."""
+        """Start of this iteration (Unix ns), or 0 if unknown or forgotten."""
         time_ns = self._ring[iteration & _MASK]  # before the check: it may be overwritten right now
         return time_ns if iteration >= 0 and 0 <= self.count - iteration < RING_ITERATIONS - 1 else 0
 
     def begun_since(self, iteration: int) -> Tuple[List[Tuple[int, int]], int]:
-        """Number and start (Unix ns) of this iteration and of those after it; how many of them are forgotten."""
+        """Number and start (Unix ns) of this iteration and the following ones; and how many of them are forgotten."""
         last = self.count
-        numbers = range(max(iteration, last - RING_ITERATIONS + 2, 1), last + 1)  # none has the number 0
+        numbers = range(max(iteration, last - RING_ITERATIONS + 2, 1), last + 1)  # no iteration has number 0
         found = [(number, time_ns) for number in numbers for time_ns in (self.time_of(number),) if time_ns]
         return found, last + 1 - max(iteration, 1) - len(found) if last >= iteration else 0
 
     def forget_thread(self) -> None:
-        """In a forked child: the thread has a new number, although Python's identifier stays the same."""
+        """Forget the thread's number in a forked child: it has a new one, while Python's identifier stays the same."""
         self._ident = 0
 
     def steppers(self) -> List[Any]:
-        """Weak references to the optimizers or profilers that have stepped and live."""
+        """Weak references to the live optimizers or profilers that have stepped."""
         return [reference for _count, reference in list(self._counts.values())]
 
     def durations_ns(self, start_ns: int, end_ns: int) -> List[int]:

@@ -1,10 +1,10 @@
-"""Connects the counter of iterations to JAX: to the steps that a program marks for JAX's own profiler.
+"""Connects the iteration counter to JAX: to the steps that a program marks for JAX's own profiler.
 
 Theory of operation
-    JAX has no optimizers of its own. A training loop that is to be profiled makes a jax.profiler.StepTraceAnnotation
+    JAX has no optimizers of its own. A training loop prepared for profiling creates a jax.profiler.StepTraceAnnotation
     for each step, whether or not a profiler runs. Its __init__ is shadowed on the class by a function that calls it
-    first and then counts (system/class_hooks.py). Annotations of different names, as of training and evaluation, count
-    like different profilers: the largest count is that of the iterations.
+    first and then counts (system/class_hooks.py). Annotations with different names, as for training and evaluation,
+    count like different profilers: the largest count is the number of iterations.
 
     JAX may be imported long after the agent has started. Nothing raised here reaches the program.
 """
@@ -21,7 +21,7 @@ _MAX_NAMES = 256
 
 
 class _Steps:
-    """Stands for the annotations of one name."""
+    """Represents the annotations of one name."""
 
 
 class JaxStepHooks:
@@ -34,7 +34,7 @@ class JaxStepHooks:
         self._modules = ModuleHooks({_MODULE: ModuleHook(_CLASS, self._hook)})
 
     def install(self, wait_for_import: bool = True) -> None:
-        """Hook JAX if it is imported, else wait for its import, if wanted. May be repeated."""
+        """Hook JAX if it is imported, otherwise optionally wait for its import. Idempotent."""
         self._modules.install(wait_for_import)
 
     def _hook(self, module: ModuleType) -> None:

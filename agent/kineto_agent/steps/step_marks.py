@@ -1,13 +1,13 @@
-"""Writes when each iteration began into an arena of its own, while a capture records.
+"""Writes the start of each iteration into an arena of its own, while a capture records.
 
 Theory of operation
     The training thread only notes the time of an iteration in the counter's ring (counting.py). The agent's thread
-    copies what is new from there into the arena: whenever it is awake, when the training thread wakes it, and at the
+    copies new entries from there into the arena: whenever it is awake, when the training thread wakes it, and at the
     end. It asks to be woken about once a second, but before a quarter of the ring is new. So the trace has the
-    iterations of any length of time, and those of a process that died up to about a second before.
+    iterations of any period, and those of a process that died, up to about a second before its death.
 
-    The first record is the iteration that is running when the recording starts, or the program's first if it comes
-    later. What was overwritten before it could be copied counts as dropped.
+    The first record is the iteration that is running when the recording starts, or the program's first if that comes
+    later. Entries overwritten before they could be copied count as dropped.
 """
 
 from typing import Any, Callable, Dict
@@ -25,7 +25,7 @@ _BUFFER_BYTES = 16 * 1024
 
 
 class StepMarkSession:
-    """One recording: a SourceSession that is not chosen by activity type.
+    """One recording: a SourceSession that is not selected by activity type.
 
     `first` is the iteration to begin with, and `wake` wakes the agent's thread.
     """
@@ -40,9 +40,9 @@ class StepMarkSession:
         self._writer = ArenaWriter(NAME, min(buffer_limit_bytes, _BUFFERS_BYTES), 0, _BUFFER_BYTES)
         self.arena_fd = self._writer.fd
         self._next = first
-        self._pace = 1  # iterations a second, at the last look
-        self._last_ns = 0  # when the last iteration that was written began
-        self._published_ns = 0  # likewise, of the last one that the daemon can see
+        self._pace = 1  # iterations per second, at the last copy
+        self._last_ns = 0  # start of the last written iteration
+        self._published_ns = 0  # likewise, of the last one visible to the daemon
 
     def start(self) -> None:
         """Write the iterations that have begun, and ask to be woken."""
@@ -58,17 +58,18 @@ class StepMarkSession:
         self._counter.copy_after(min(max(self._pace, 1), MARKS_AT_ONCE), self._wake)
 
     def _write(self, *, rest: bool = False) -> int:
-        """Returns how many iterations have been written or dropped. rest: nothing is left for a later call."""
+        """Write iterations and return how many were written or dropped. rest: nothing is left for a later call."""
         first = self._next
         marks, forgotten = self._counter.begun_since(first)
         for number, time_ns in marks:
             if not (rest or self._writer.has_room(STEP_MARK.size)):
-                return self._next - first  # the others stay in the ring until the daemon has copied what is here
+                return self._next - first  # the others stay in the ring until the daemon has copied this buffer
             self._drop_until(number)
             self._writer.append(STEP_MARK, time_ns, number, self._counter.thread, 0)
             self._next, self._last_ns = number + 1, time_ns
         self._drop_until(first + len(marks) + forgotten)
-        if rest or self._last_ns - self._published_ns >= _PUBLISH_NS:  # it takes a buffer, however little is in it
+        # publishing uses up a buffer, however little is in it
+        if rest or self._last_ns - self._published_ns >= _PUBLISH_NS:
             self._writer.publish()
             self._published_ns = self._last_ns
         return self._next - first

@@ -1,10 +1,10 @@
-"""Connects the counter of iterations to torch: its optimizers, and the steps of its own profiler.
+"""Connects the iteration counter to torch: its optimizers, and the steps of its own profiler.
 
 Theory of operation
     A global hook of torch's optimizers calls us after every step: also under GradScaler, DDP, FSDP, Lightning and the
-    HF Trainer, which all step a torch.optim.Optimizer (see optimizer_hook). For torch.profiler there is no
-    hook: `torch.profiler.profile.step` and `KinetoStepTracker.increment_step` are shadowed on their classes by
-    functions that call them first and then count (system/class_hooks.py).
+    HF Trainer, which all step a torch.optim.Optimizer. torch.profiler has no hook: `torch.profiler.profile.step` and
+    `KinetoStepTracker.increment_step` are shadowed on their classes by functions that call them first and then count
+    (system/class_hooks.py).
 
     torch may be imported long after the agent has started.
 
@@ -14,25 +14,32 @@ Rules
 """
 
 import _thread
+import collections
 import sys
 import time
 from types import ModuleType
 from typing import Any, Callable, Dict, Optional
 
+from kineto_agent.sources.interface import SourceError
 from kineto_agent.steps.counting import StepCounter
-from kineto_agent.steps.optimizer_hook import REGISTER, OptimizerHook
 from kineto_agent.system.class_hooks import MethodShadow, ModuleHook, ModuleHooks
+from kineto_agent.system.debuglog import log_exception
+from kineto_agent.system.threads import is_ours
 
 _OPTIMIZER_MODULE = "torch.optim.optimizer"
 _PROFILER_MODULE = "torch.profiler.profiler"
 _TRACKER_MODULE = "torch.autograd.profiler"
 _TRACKER = "KinetoStepTracker"
-_OWN_REQUESTER = "ProfilerStep"  # how torch.profiler calls the tracker: counted by its step() already
+_OWN_REQUESTER = "ProfilerStep"  # torch.profiler's name in the tracker: already counted by its step()
 _MAX_REQUESTERS = 256
+_HOOKS = "_global_optimizer_post_hooks"  # from torch 2.0 on
+REGISTER = "register_optimizer_step_post_hook"
+_TRIES = 500
+_PAUSE_S = 0.001
 
 
 class _Requester:
-    """Stands for one requester of torch's step tracker, where requesters are only names."""
+    """Represents one requester of torch's step tracker, where requesters are only names."""
 
 
 class StepHooks:
@@ -53,17 +60,17 @@ class StepHooks:
         )
 
     def install(self, wait_for_import: bool = True) -> None:
-        """Hook torch if it is imported, else wait for its import, if wanted. May be repeated."""
+        """Hook torch if it is imported, otherwise optionally wait for its import. Idempotent."""
         self._modules.install(wait_for_import)
 
     def look(self) -> None:
-        """Hook the optimizers if that could not be done on the program's thread. On the agent's thread."""
+        """Hook the optimizers on the agent's thread, if that could not be done on the program's thread."""
         module = sys.modules.get(_OPTIMIZER_MODULE)
         if module is not None and hasattr(module, REGISTER):
             self._hook_optimizers(module)
 
     def _hook_optimizers(self, module: ModuleType) -> None:
-        if self._optimizers is not None or not self._hooking.acquire(False):  # another thread is at it
+        if self._optimizers is not None or not self._hooking.acquire(False):  # another thread is doing it
             return
         try:
             self._optimizers = OptimizerHook.installed(module, self._counter.on_optimizer_step)
@@ -102,3 +109,72 @@ class StepHooks:
         if self._optimizers is not None and self._optimizers.remove():
             self._optimizers = None
             self._counter.hooked_ns = 0
+
+
+# A global hook that torch's optimizers call after each step, added safely to the hooks of others.
+#
+# `register_optimizer_step_post_hook` puts hooks into an OrderedDict, and each step of an optimizer iterates over it.
+# If it changes during that, the step fails, unless there is one hook or none. So we wait for a moment in which no
+# thread is inside torch's module, and change the dictionary in the same C call. Otherwise another thread could get the
+# GIL between the check and the change, and begin a step.
+#
+# The check does not use sys._current_frames(), which crashes CPython 3.12 and 3.13 if an interpreter has its own GIL.
+# If the stacks of this Python cannot be read, we join at most one other hook. So do threads of the program: only the
+# agent's thread waits and reads stacks.
+class OptimizerHook:
+    """One hook among those of the optimizers. The caller keeps it until it is removed."""
+
+    def __init__(self, hooks: Dict[Any, Any], file: str) -> None:
+        self._hooks = hooks
+        self._file = file
+        self._key = -id(self)  # torch's own count up from 0
+
+    @classmethod
+    def installed(cls, module: ModuleType, function: Callable[..., None]) -> Optional["OptimizerHook"]:
+        """The hook, once torch's module calls the function; None for an older module, or without a safe moment."""
+        hooks = getattr(module, _HOOKS, None)
+        code = getattr(getattr(module, REGISTER, None), "__code__", None)
+        if type(hooks) is not collections.OrderedDict or code is None:
+            return None
+        hook = cls(hooks, code.co_filename)
+        return hook if hook._change(function) else None
+
+    def remove(self) -> bool:
+        """Remove it; False if no safe moment was found. Then it still counts."""
+        return self._change()
+
+    def _change(self, *function: Callable[..., None]) -> bool:
+        """Add the function, or remove the one that was added."""
+        if len(self._hooks) <= 1:
+            return self._change_now(*function)
+        if not is_ours(_thread.get_ident()):
+            return False
+        sampler = _sampler()
+        for _ in range(_TRIES):
+            time.sleep(_PAUSE_S)
+            if len(self._hooks) <= 1 or (not function and self._key not in self._hooks):
+                return self._change_now(*function)
+            try:
+                if sampler is not None and sampler.change_item(self._file, self._hooks, self._key, *function):
+                    return True
+            except KeyError:  # the program has cleared its hooks
+                return True
+        return False
+
+    def _change_now(self, *function: Callable[..., None]) -> bool:
+        if function:
+            self._hooks[self._key] = function[0]
+        else:
+            self._hooks.pop(self._key, None)
+        return True
+
+
+def _sampler() -> Any:
+    """The process's stack sampler, just verified; None if there is none."""
+    try:
+        from kineto_agent.sources.python import sampler_binding
+
+        return sampler_binding.checked()
+    except (ImportError, SourceError):
+        log_exception("the hooks of optimizers")
+        return None

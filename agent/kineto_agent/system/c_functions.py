@@ -1,10 +1,10 @@
-"""Functions of C, called by `_ctypes` alone, with the GIL held or without it, and libraries, opened without it.
+"""Calls C functions through `_ctypes` alone, with or without the GIL, and opens libraries without it.
 
 `_ctypes` is what the ctypes package wraps; importing it reads no Python file.
 
-dlopen and dlsym wait for the loader's lock, which another thread has while it runs the constructors of a library: for
-seconds, and if one of these takes the GIL, for good where the GIL is held meanwhile. So they are called by address and
-without the GIL. A live attach brings the addresses along; an agent that starts by itself asks for them once, at once.
+dlopen and dlsym wait for the loader's lock, which another thread holds while it runs the constructors of a library: for
+seconds, or forever if a constructor takes the GIL while the caller holds it. So they are called by address and without
+the GIL. A live attach supplies the addresses; an agent that starts by itself looks them up once, at import.
 """
 
 import _ctypes
@@ -16,7 +16,7 @@ _KEEPS_GIL, _KEEPS_ERRNO, _C_CALL = 0x4, 0x8, 0x1  # flags of ctypes functions
 
 
 class Long(_ctypes._SimpleCData):  # type: ignore[type-arg]
-    """A C long, which is also what the functions here return."""
+    """A C long, the result type of the functions here."""
 
     _type_ = "l"
 
@@ -29,7 +29,7 @@ class Function(_ctypes.CFuncPtr):
 
 
 class FunctionWithoutGil(_ctypes.CFuncPtr):
-    """A function, by its address, during which the GIL is released."""
+    """A function, by its address, that is called without the GIL."""
 
     _flags_ = _C_CALL
     _restype_ = Long
@@ -52,13 +52,14 @@ def _loader_functions() -> Tuple[Any, Any]:
     return FunctionWithoutGil(given[0]), FunctionWithoutGil(given[1])
 
 
-PROGRAM = 0  # for symbol_address(): all that the program has loaded (RTLD_DEFAULT)
+PROGRAM = 0  # for symbol_address(): everything that the program has loaded (RTLD_DEFAULT)
 _no_path: Any = None
 _R_STATE_OFFSET = 24  # in struct r_debug, which debuggers read
-# Process and path: in a forked child, there is half of what another thread was opening. A live attach looks here, too.
+# Process and path: a forked child has a half-opened library if another thread was opening it. A live attach checks
+# this, too.
 _opening: List[Tuple[int, Optional[str]]] = getattr(sys, "_kineto_attach", {}).setdefault("opening", [])
 _dlopen, _dlsym = _loader_functions()
-_dlerror = _TextFunction(_dlsym(Long(PROGRAM), b"dlerror"))  # at once: a search forgets the last error
+_dlerror = _TextFunction(_dlsym(Long(PROGRAM), b"dlerror"))  # at import: a search clears the last error
 _r_debug: int = _dlsym(Long(PROGRAM), b"_r_debug")
 
 
@@ -67,26 +68,31 @@ class _Int(_ctypes._SimpleCData):  # type: ignore[type-arg]
 
 
 def _mend_loader() -> None:
-    """In a forked child: else the loader takes itself to be at work for ever, and ends the process."""
+    """Repair the loader's state in a forked child: otherwise it believes that it is busy, and aborts the process."""
     _Int.from_address(_r_debug + _R_STATE_OFFSET).value = 0
 
 
-if _r_debug and not hasattr(sys, "_kineto_attach"):  # there, the bootstrap sees to it
+if _r_debug and not hasattr(sys, "_kineto_attach"):  # in that case the bootstrap does it
     os.register_at_fork(after_in_child=_mend_loader)
 
 
 def symbol_address(library: int, name: str) -> int:
-    """The address of what has that name in an opened library. Raises AttributeError."""
+    """The address of a symbol in an opened library. Raises AttributeError."""
     address: int = _dlsym(Long(library), name.encode())
     if not address:
         raise AttributeError("there is no symbol " + name)
     return address
 
 
+def half_open(path: Optional[str]) -> bool:
+    """Whether this process was forked while another thread was opening it."""
+    return any(process != os.getpid() and other == path for process, other in list(_opening))
+
+
 def open_library(path: Optional[str], mode: int = os.RTLD_NOW) -> int:
-    """Its handle, as dlopen returns it. Raises OSError."""
+    """The library's handle, as returned by dlopen. Raises OSError."""
     ours = (os.getpid(), path)
-    if any(process != ours[0] and other == path for process, other in list(_opening)):
+    if half_open(path):
         raise OSError("%s is half open: this process was forked while another thread opened it" % path)
     _opening.append(ours)
     try:
@@ -99,7 +105,7 @@ def open_library(path: Optional[str], mode: int = os.RTLD_NOW) -> int:
 
 
 def program_function(name: str) -> Any:
-    """A function of what the program has loaded, called with the GIL held. Raises OSError."""
+    """A function of the program's loaded libraries, called with the GIL held. Raises OSError."""
     try:
         return Function(symbol_address(PROGRAM, name))
     except AttributeError as exc:

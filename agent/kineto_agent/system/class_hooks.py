@@ -1,8 +1,8 @@
-"""Watching methods of classes of a library that the program may import later.
+"""Watches methods of classes in a library that the program may import later.
 
 Theory of operation
     A finder on sys.meta_path waits for the modules in question, lets the import system do all the work, and removes
-    itself once it has seen all of them. A method is shadowed on its class by a function that calls it.
+    itself once it has seen all of them. A function that calls the method shadows it on its class.
 
 Rules
     Nothing raised by the import system or the method is changed.
@@ -18,9 +18,9 @@ from kineto_agent.system.debuglog import log_exception
 
 
 class ModuleHook(NamedTuple):
-    """What to do with a module."""
+    """A module and what to do with it."""
 
-    complete: str  # the module's import has progressed far enough once it has this attribute
+    complete: str  # attribute whose presence shows that the import has progressed far enough
     hook: Callable[[ModuleType], None]
 
 
@@ -74,7 +74,7 @@ class ModuleHooks:
         self._awaited: Dict[str, Callable[[ModuleType], None]] = {}
 
     def install(self, wait_for_import: bool = True) -> None:
-        """Hook the modules that are imported, and wait for the others, if wanted. May be repeated."""
+        """Hook the imported modules and optionally wait for the others. Idempotent."""
         if self._finder is not None:
             return
         for name, wanted in self._hooks.items():
@@ -97,7 +97,7 @@ class ModuleHooks:
         self._awaited[name] = loaded
 
     def withdraw(self) -> None:
-        """Wait for no module any more."""
+        """Stop waiting for modules."""
         if self._finder is not None and self._finder in sys.meta_path:
             sys.meta_path.remove(self._finder)
         self._finder = None
@@ -105,7 +105,7 @@ class ModuleHooks:
 
 
 class MethodShadow:
-    """One method of one class, replaced by a function that calls it and tells us before and after.
+    """One method of one class, replaced by a function that calls it and notifies us before and after.
 
     Both get the method's positional arguments, and must not raise. A call that raises has no `after`.
     """
@@ -120,11 +120,12 @@ class MethodShadow:
         self._owner, self._name, self._after, self._before = owner, name, after, before
         self._original: Any = None
         self._shadow: Any = None
-        self._installed: Any = None  # the function inside the shadow; earlier ones, which others may keep, stay silent
+        # the function inside the shadow; earlier ones, which others may still reference, stay inactive
+        self._installed: Any = None
         self._active = False
 
     def install(self) -> None:
-        """Install it; if it is still there, or below somebody else's function, only activate it."""
+        """Install it; if it is still in place, or below somebody else's function, only activate it."""
         present = vars(self._owner).get(self._name)
         if self._shadow is not None and present is not self._original:
             self._active = True
@@ -152,7 +153,7 @@ class MethodShadow:
         return self._active and self._installed is function
 
     def remove(self) -> None:
-        """Remove it, or deactivate it if it lies below somebody else's function."""
+        """Remove it, or deactivate it if it is below somebody else's function."""
         self._active = False
         if self._shadow is not None and vars(self._owner).get(self._name) is self._shadow:
             setattr(self._owner, self._name, self._original)

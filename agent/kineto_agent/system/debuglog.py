@@ -1,4 +1,4 @@
-"""The debug log: one line per event in the file that KINETO_AGENT_LOG names, nothing anywhere else.
+"""The debug log: one line per event in the file named by KINETO_AGENT_LOG, and nowhere else.
 
 The file is opened for each line: so the agent holds no descriptor that the program could close or inherit, and a
 rotated log continues in the new file. Never raises, never prints.
@@ -37,9 +37,9 @@ def log(text: str, *values: object) -> None:
 
 
 def log_exception(what: str) -> None:
-    """Append what went wrong, and where: the exception being handled, and those behind it.
+    """Append the exception being handled, its place, and its causes.
 
-    Without the module traceback, which imports more and reads files: the thread may be one of the program.
+    Does not use the module traceback, which imports more and reads files: the thread may belong to the program.
     """
     if os.environ.get(env.AGENT_LOG):
         exc: Any = sys.exc_info()[1]

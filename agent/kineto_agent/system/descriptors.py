@@ -2,13 +2,13 @@
 
 Theory of operation
     Python's own functions release the GIL around each system call and may get it back only 5 ms later. By then a number
-    may belong to the program: os.pipe() could return two files of the program. So descriptors are made, inspected and
-    closed here by system calls that keep the GIL, right after it was acquired: no Python code of the program comes in
-    between.
+    may belong to the program: os.pipe() could return two files of the program. So descriptors are created, inspected
+    and closed here by system calls that keep the GIL, right after it was acquired: no Python code of the program runs
+    in between.
 
-    Those that stay are moved to the high end of the present descriptor table (the kernel would pause for milliseconds
-    to make a larger one). The kernel assigns the lowest numbers first, so a program that opens as many as it has closed
-    does not reach them, and waiting and reading without the GIL is safe: at worst such a number is closed.
+    Long-lived ones are moved to the high end of the present descriptor table (the kernel would take milliseconds to
+    enlarge it). The kernel assigns the lowest numbers first, so a program that opens as many as it has closed does not
+    reach them, and waiting and reading without the GIL is safe: at worst such a number is closed.
 """
 
 import _ctypes
@@ -30,7 +30,7 @@ _FOLDER_BYTES = 32 * 1024
 _ENTRY = struct.Struct("=QqHB")  # struct linux_dirent64 before the name
 _STATUS_FILE_BYTES = 4096
 _SMALLEST_TABLE = 64
-_AT_THE_END = 24  # so many numbers at the end of the table are for us
+_AT_THE_END = 24  # how many numbers at the end of the table are ours
 
 
 class _Calls(NamedTuple):
@@ -66,7 +66,7 @@ def _call(number: int, *arguments: Any) -> int:
 
 
 def wake_waiter(address: int) -> None:
-    """Wake a thread that waits by a futex for the word there to change. Keeps the GIL."""
+    """Wake a thread that waits on a futex for the word there to change. Keeps the GIL."""
     _syscall(_CALLS.futex, Long(address), _FUTEX_WAKE_PRIVATE, 1)
 
 
@@ -76,7 +76,7 @@ def _begin_turn() -> None:
 
 
 def identity(descriptor: int) -> Identity:
-    """Device and inode of the file that the number names now; NOBODY if it is closed."""
+    """Device and inode of the file that the number refers to now; NOBODY if it is closed."""
     status = bytes(_STATUS_BYTES)
     if _syscall(_CALLS.fstat, descriptor, status) != 0:
         return NOBODY
@@ -85,7 +85,7 @@ def identity(descriptor: int) -> Identity:
 
 
 def close_ours(descriptor: int, ours: Identity) -> None:
-    """Close the number if it still names our file."""
+    """Close the number if it still refers to our file."""
     _begin_turn()
     _close(descriptor, ours)
 
@@ -93,6 +93,12 @@ def close_ours(descriptor: int, ours: Identity) -> None:
 def _close(descriptor: int, ours: Identity) -> None:
     if ours != NOBODY and identity(descriptor) == ours:
         _syscall(_CALLS.close, descriptor)
+
+
+def close_all(ours: Identity) -> None:
+    """Close every number that refers to our file."""
+    for name in list_folder("/proc/self/fd"):
+        _close(int(name), ours)
 
 
 def _moved(descriptor: int) -> int:
@@ -154,7 +160,7 @@ def read_on(descriptor: int, ours: Identity, times: int, most: int) -> List[byte
 
 
 def received_memfd(descriptor: int) -> Identity:
-    """The identity of a sealed memfd that we have just been sent; NOBODY if the number names something else by now."""
+    """The identity of a sealed memfd that was just received; NOBODY if the number refers to something else by now."""
     _begin_turn()
     seals = _syscall(_CALLS.fcntl, descriptor, _F_GET_SEALS)
     return identity(descriptor) if seals >= 0 and seals & _F_SEAL_WRITE else NOBODY

@@ -1,4 +1,4 @@
-"""Every KINETO_* environment variable that the agent reads, and where it looks for its daemon.
+"""Every KINETO_* environment variable that the agent reads, and the places where it looks for its daemon.
 
 A program that was started with rights that its caller lacks (`is_elevated`) ignores them, because they are the
 caller's. LD_PRELOAD works the same way.
@@ -31,7 +31,7 @@ libamdhip64."""
 _SYSTEM_SOCKET = "/run/kineto/agent.sock"
 _OFF = ("", "0")
 _AUXILIARY = struct.Struct("LL")  # type and value, ended by type 0
-_AUXILIARY_BYTES = 4096  # some 320 are usual
+_AUXILIARY_BYTES = 4096  # usually about 320
 _AT_SECURE = 23
 
 
@@ -50,7 +50,7 @@ def is_elevated(auxiliary_vector: str = "/proc/self/auxv") -> bool:
 
 
 def is_on(environ: Mapping[str, str] = os.environ, default: str = "0") -> bool:
-    """Whether KINETO_AGENT asks for the agent. default: the value of an unset variable."""
+    """Whether KINETO_AGENT enables the agent. default: the value of an unset variable."""
     return environ.get(AGENT, default) not in _OFF
 
 

@@ -12,7 +12,7 @@ from kineto_agent.system.c_functions import PROGRAM, open_library, symbol_addres
 
 
 class Library(ctypes.CDLL):
-    """Like ctypes.CDLL. handle: of one that is open already. Raises OSError."""
+    """Like ctypes.CDLL. handle: of a library that is already open. Raises OSError."""
 
     def __init__(self, path: Optional[str], mode: int = os.RTLD_NOW, handle: Optional[int] = None) -> None:
         super().__init__(path, mode, open_library(path, mode) if handle is None else handle)

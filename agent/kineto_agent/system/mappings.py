@@ -1,8 +1,8 @@
-"""The text of /proc/self/maps, without waiting for the GIL at every page of it.
+"""Reads /proc/self/maps without waiting for the GIL at every page.
 
 The kernel returns at most one page at a time. Python releases the GIL for each read and may wait 5 ms to get it back:
 0.2 s for the 300 KB of a PyTorch process whose main thread is busy. So the pages are read by a call that keeps the GIL,
-some 20 us each, and the GIL is released once in a while.
+about 20 us each, and the GIL is released from time to time.
 """
 
 import os

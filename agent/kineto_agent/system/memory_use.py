@@ -1,12 +1,12 @@
-"""The memory of this process: how much a vendor's profiler takes of it, and giving back what malloc keeps.
+"""Tracks the memory that a vendor's profiler uses in this process, and returns malloc's free memory to the system.
 
 Theory of operation
-    A session of torch's or JAX's profiler keeps its records in the process, and takes several times as much while it
-    ends. Nothing can stop an end, so the session has to end in time: when the process has grown by so much that
-    another look might come too late. What an end really took is measured, and counts for the sessions that follow.
+    A session of torch's or JAX's profiler keeps its records in the process, and needs several times as much while it
+    ends. Ending cannot be interrupted, so the session must end in time: when the process has grown so much that the
+    next check might come too late. The real growth at the end is measured, and used for the following sessions.
 
-    malloc_trim looks at everything that the program has freed, and holds the locks of its heap meanwhile: 162 ms with
-    0.7 GB of fragments. So a process with a heap above MOST_HEAP_BYTES keeps what an ended session leaves there.
+    malloc_trim visits everything that the program has freed, and holds the locks of its heap during that time: 162 ms
+    with 0.7 GB of fragments. So a process with a heap above MOST_HEAP_BYTES keeps what an ended session leaves there.
 """
 
 import contextlib
@@ -18,11 +18,11 @@ from kineto_agent.system.c_functions import PROGRAM, FunctionWithoutGil, Long, s
 MOST_HEAP_BYTES = 128 << 20
 _SMALL_BYTES = 8 << 20  # not worth the work
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-_START_BRK = 46 - 2  # field of /proc/self/stat, of those after the name
+_START_BRK = 46 - 2  # field of /proc/self/stat, counted after the name
 
 
 def anonymous_bytes() -> int:
-    """Resident memory of this process that is no file's and not shared; 0 where /proc does not say."""
+    """Resident anonymous, unshared memory of this process; 0 if /proc does not show it."""
     try:
         with open("/proc/self/statm", "rb") as statm:
             resident, shared = map(int, statm.read().split()[1:3])
@@ -42,10 +42,10 @@ def give_memory_back() -> None:
 
 
 class Growth:
-    """How much memory sessions of a vendor's profiler take, one after the other. For one thread at a time.
+    """Predicts the memory use of successive sessions of a vendor's profiler. For one thread at a time.
 
-    most_bytes: by so much may the process grow. end_growth: the growth at the end of a session for what it was before,
-    until more is measured.
+    most_bytes: limit of the process's growth. end_growth: assumed growth at the end of a session, relative to before,
+    until a larger one is measured.
     """
 
     def __init__(
@@ -60,13 +60,13 @@ class Growth:
         self.begin()
 
     def begin(self) -> None:
-        """Say that a session begins."""
+        """Note that a session begins."""
         self._first = self._last = self._peak = self._look()
 
     def is_near(self) -> bool:
-        """Whether the session has to end now. Call it in regular intervals."""
+        """Whether the session must end now. Call it at regular intervals."""
         before, self._last = self._last, self._look()
-        reached = self._last - self._first + max(self._last - before, 0)  # by the next time
+        reached = self._last - self._first + max(self._last - before, 0)  # by the next call
         return reached * self._end_growth > self._most_bytes
 
     def ending(self) -> None:
@@ -74,7 +74,7 @@ class Growth:
         self._peak = max(self._peak, self._look())
 
     def ended(self) -> bool:
-        """Return the memory of a session whose result is freed. Returns whether most of it has left the process."""
+        """Release the memory of a session whose result is freed. Returns whether most of it has left the process."""
         taken, grown = self._peak - self._first, self._last - self._first
         if taken <= _SMALL_BYTES:
             return True

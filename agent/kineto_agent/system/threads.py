@@ -2,17 +2,17 @@
 
 Theory of operation
     `threading` is never imported from here: up to CPython 3.12 the thread that imports it first becomes its
-    "MainThread", and the agent may be brought into a program that has not imported it yet. Our threads are made by
-    `_thread` and do not show in threading.enumerate(); where the program has imported `threading`, it is asked for
-    the program's own threads. Only the interpreter's own function makes them: replacements by gevent, eventlet or a
-    debugger make greenlets, or threads that are traced.
+    "MainThread", and the agent may be attached to a program that has not imported it yet. Our threads are created by
+    `_thread` and do not appear in threading.enumerate(); if the program has imported `threading`, its own threads are
+    read from there. Only the interpreter's own function creates them: replacements by gevent, eventlet or a debugger
+    create greenlets, or threads that are traced.
 
-    The new thread itself blocks the signals that the program should get. The kernel prefers the main thread for them,
-    and a mask that the starting thread changed might not be restored: a handler may raise in between.
+    The new thread itself blocks the signals that are meant for the program. The kernel prefers the main thread for
+    them, and a mask that the starting thread changed might not be restored: a handler may raise in between.
 
     From CPython 3.12 on the tools of sys.monitoring (cProfile, coverage, debuggers) are called on every thread of the
-    interpreter. A thread whose state counts as being traced is spared; C functions alone do that before our first
-    Python function runs there.
+    interpreter. A thread whose state counts as being traced is exempt; C functions set that up before our first Python
+    function runs there.
 """
 
 import _signal  # type: ignore[import-not-found]
@@ -27,9 +27,9 @@ from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 from kineto_agent.system.debuglog import log_exception
 from kineto_agent.system.descriptors import list_folder, read_file, write_file
 
-OURS = "kineto-"  # the names of our threads begin with it, also of those in C
+OURS = "kineto-"  # prefix of the names of our threads, including those in C
 _TASKS = "/proc/self/task"
-_BESIDE_TASKS = 2  # links of that folder that are no tasks
+_BESIDE_TASKS = 2  # links of that folder that are not tasks
 _SYNCHRONOUS = {
     *(_signal.SIGSEGV, _signal.SIGBUS, _signal.SIGFPE, _signal.SIGILL),
     *(_signal.SIGABRT, _signal.SIGTRAP, _signal.SIGSYS),
@@ -53,7 +53,7 @@ class Thread:
         return self._ended.locked()
 
     def join(self, timeout_s: float = -1) -> bool:
-        """Wait for its end, for at most `timeout_s`. Returns False if it still runs."""
+        """Wait for its end, for at most `timeout_s`. Returns False if it is still running."""
         if not self._ended.acquire(timeout=timeout_s):
             return False
         self._ended.release()
@@ -61,7 +61,8 @@ class Thread:
 
     def run(self, target: Callable[[], None]) -> None:
         """Run `target` as this thread."""
-        # A thread may have the C library's own signals blocked; naming them would be a warning on the program's stderr.
+        # A thread may have the C library's own signals blocked; naming them would print a warning on the program's
+        # stderr.
         _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals() - _SYNCHRONOUS)
         self.ident, self.native_id = _thread.get_ident(), _thread.get_native_id()
         _ours[self.ident] = self
@@ -78,7 +79,7 @@ class Thread:
 
 
 _ours: Dict[int, Thread] = {}  # by Python's identifier
-_unnamed: Set[Thread] = set()  # started, but the kernel does not know the name yet
+_unnamed: Set[Thread] = set()  # started, but the kernel does not know their names yet
 os.register_at_fork(after_in_child=_ours.clear)
 os.register_at_fork(after_in_child=_unnamed.clear)
 
@@ -107,19 +108,20 @@ def start_thread(name: str, target: Callable[[], None]) -> Thread:
 
 
 def is_ours(ident: int) -> bool:
-    """Whether Python's identifier of a thread is that of one of ours."""
+    """Whether this Python thread identifier belongs to one of our threads."""
     return ident in _ours
 
 
 def others(most: int) -> Optional[int]:
-    """How many threads the process has that are not ours. None: not known, or it has more than `most` in all."""
+    """Number of the process's threads that are not ours. None: unknown, or more than `most` in all."""
+    unnamed = len(_unnamed)  # first: a thread that names itself in between is excluded under either name
     try:
         if os.stat(_TASKS).st_nlink - _BESIDE_TASKS > most:
             return None
         names = [command_name(int(tid)) for tid in list_folder(_TASKS)]
     except OSError:
         return None
-    return sum(not name.startswith(OURS) for name in names) - len(_unnamed)
+    return sum(name != "" and not name.startswith(OURS) for name in names) - unnamed  # "": it has ended
 
 
 def _start_new_thread() -> Any:
@@ -127,16 +129,19 @@ def _start_new_thread() -> Any:
     saved = getattr(sys.modules.get("gevent.monkey"), "saved", None)
     kept = saved.get("_thread", {}) if isinstance(saved, dict) else {}
     for found in (_START, _thread.start_new_thread, kept.get("start_new_thread")):
-        if type(found) is type(len):
+        if found.__class__ is _IN_C:
             return found
     raise RuntimeError("the program has put a function of its own in the place of _thread.start_new_thread")
 
 
+_IN_C: Any = [].append.__class__  # not type(len): the program may have replaced both
 _START = _thread.start_new_thread  # at the time of the import, mostly before others replace it
 
 
 def _unseen() -> Optional[Tuple[Any, Any]]:
-    """Functions in C: the calling thread's state, and what makes a state count as being traced. None: not needed."""
+    """C functions: one that returns the calling thread's state, and one that marks a state as being traced. None: not
+    needed.
+    """
     monitoring: Any = getattr(sys, "monitoring", None)
     if sys.version_info < _TRACING_BY_THREAD or not any(monitoring.get_tool(tool) for tool in range(_TOOLS)):
         return None
@@ -155,7 +160,7 @@ def _unseen() -> Optional[Tuple[Any, Any]]:
 
 
 def _in_turn(state: Any, trace: Any, run: Callable[[], None]) -> Tuple[Any, Tuple[Any, ...]]:
-    """A function in C with its arguments that calls `trace(state())`, then `run()`, and has no frame of its own."""
+    """A C function with its arguments that calls `trace(state())`, then `run()`, and has no frame of its own."""
     import _operator
 
     return deque, (chain(map(trace, map(_operator.call, (state,))), map(_operator.call, (run,))), 0)
@@ -186,7 +191,8 @@ def command_name(tid: int) -> str:
 
 def thread_names(limit: int, max_chars: int = 64) -> Dict[str, str]:
     """System thread id -> name of at most `limit` threads alive now; Python's name where it has one."""
-    named = {thread.native_id: thread.name for thread in (*program_threads(), *list(_ours.values()))}
+    threads = (*program_threads(), *list(_ours.values()))
+    named = {getattr(thread, "native_id", None): thread.name for thread in threads}  # eventlet's has none
     try:
         tids = sorted(int(entry) for entry in list_folder(_TASKS))[:limit]
     except OSError:

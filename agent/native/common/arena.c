@@ -1,8 +1,10 @@
 /* Making, populating and freeing an arena; its string table. See arena.h.
  *
- * Threads: the agent's thread makes, discards and frees arenas. The thread that records (the collector's or the
- *   sampler's, or a thread of the program that holds the GIL or op_names.c's lock) adds strings; the collector's also
- *   populates.
+ * Fork: a child closes every arena's descriptor, even one that is just being made (close_in_child).
+ *
+ * Threads: the agent's thread makes, discards and frees arenas; close_in_child runs in a child, on the thread that
+ *   forks. The thread that records (the collector's or the sampler's, or a thread of the program that holds the GIL or
+ *   op_names.c's lock) adds strings; the collector's also populates.
  * Blocks: never waits. arena_populate takes the time of the page faults.
  */
 #define _GNU_SOURCE
@@ -10,6 +12,9 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -24,7 +29,7 @@
 
 /* Populating takes the memory map's lock for reading; short pieces keep the target's mmap calls from waiting. */
 #define POPULATE_PIECE_BYTES (1u << 20)
-#define FIRST_NUMBER 40 /* the lowest ones are given to a program that opens what it has closed anew */
+#define FIRST_NUMBER 40 /* low numbers may be reused by a program that closes and reopens descriptors */
 #define STRINGS_POPULATED_BYTES (1u << 20)
 
 static uint64_t page_align(uint64_t bytes) {
@@ -68,15 +73,86 @@ static bool is_ours(const struct arena *arena, int fd) {
     return fstat(fd, &now) == 0 && now.st_dev == arena->device && now.st_ino == arena->inode;
 }
 
-/* -1: errno says why. */
+/* ---- forked children: each closes what it inherited, otherwise the daemon would not see the end of the process ----
+ *
+ * A fork copies the descriptors first and the memory after them, while this thread goes on: a child may have
+ * descriptors that its memory says are closed or moved. So the identity of a file is remembered until the entry is
+ * needed again, and shows whether a number is still ours.
+ */
+
+#define FILES_MOST 32
+#define NUMBERS_MOST 16384
+#define FILE_NAME "kineto-arena"
+
+enum { FREE = 0, IN_WORK, KEPT };
+
+static struct {
+    _Atomic int state;
+    struct arena arena; /* its descriptor and that file's identity, until closed */
+} files[FILES_MOST];
+static _Atomic unsigned kept_count;
+static _Atomic int making; /* memfds that may not be in `files` yet */
+static pthread_once_t hooked = PTHREAD_ONCE_INIT;
+
+static bool is_memfd_of_arena(int fd) {
+    char path[32], target[sizeof "/memfd:" FILE_NAME] = {0};
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    return readlink(path, target, sizeof target - 1) > 0 && strcmp(target, "/memfd:" FILE_NAME) == 0;
+}
+
+static void close_in_child(void) {
+    for (int i = 0; i < FILES_MOST; i++) {
+        const struct arena *arena = &files[i].arena;
+        const int numbers[] = {arena->fd, arena->first_fd};
+        for (int k = 0; files[i].state != IN_WORK && arena->inode != 0 && k < 2; k++) {
+            if (is_ours(arena, numbers[k])) {
+                close(numbers[k]);
+            }
+        }
+        files[i].arena.inode = 0;
+        files[i].state = FREE;
+    }
+    for (int fd = 0; making > 0 && fd < NUMBERS_MOST; fd++) {
+        if (is_memfd_of_arena(fd)) {
+            close(fd);
+        }
+    }
+    making = 0;
+}
+
+static void hook_forks(void) { (void)pthread_atfork(NULL, NULL, close_in_child); }
+
+static void keep_file(const struct arena *arena) {
+    const unsigned oldest = kept_count++;
+    for (unsigned i = 0; i < FILES_MOST; i++) {
+        int expected = FREE;
+        const unsigned at = (oldest + i) % FILES_MOST;
+        if (atomic_compare_exchange_strong(&files[at].state, &expected, IN_WORK)) {
+            files[at].arena = *arena;
+            files[at].state = KEPT;
+            return;
+        }
+    }
+}
+
+static void forget_file(const struct arena *arena) {
+    for (int i = 0; i < FILES_MOST; i++) {
+        if (files[i].state == KEPT && files[i].arena.inode == arena->inode && files[i].arena.device == arena->device) {
+            files[i].state = FREE;
+        }
+    }
+}
+
+/* Returns -1 with errno set on failure. */
 static int make_memfd(struct arena *arena) {
     struct stat made;
-    const int low = memfd_create("kineto-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    const int low = memfd_create(FILE_NAME, MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (low < 0 || fstat(low, &made) != 0) {
         return -1;
     }
     arena->device = made.st_dev;
     arena->inode = made.st_ino;
+    arena->first_fd = low;
     const int high = fcntl(low, F_DUPFD_CLOEXEC, FIRST_NUMBER);
     if (high < 0) {
         return low;
@@ -91,6 +167,7 @@ void arena_close(struct arena *arena) {
     if (arena->fd >= 0 && is_ours(arena, arena->fd)) {
         close(arena->fd);
     }
+    forget_file(arena);
     arena->fd = -1;
 }
 
@@ -99,9 +176,16 @@ int arena_create(struct arena *arena, uint32_t buffer_count, uint64_t buffer_byt
     memset(arena, 0, sizeof *arena);
     lay_out(&arena->fixed, buffer_count, buffer_bytes, strings_bytes);
     *step = "memfd_create";
+    (void)pthread_once(&hooked, hook_forks);
+    making++;
     arena->fd = make_memfd(arena);
-    if (arena->fd < 0) {
-        return errno;
+    const int made = arena->fd < 0 ? errno : 0;
+    if (made == 0) {
+        keep_file(arena);
+    }
+    making--;
+    if (made != 0) {
+        return made;
     }
     const int error = map_memory(arena, step);
     if (error != 0) {
@@ -112,7 +196,7 @@ int arena_create(struct arena *arena, uint32_t buffer_count, uint64_t buffer_byt
     return 0;
 }
 
-/* Backs [start, end) with memory without changing its contents, which CUPTI may be writing already. */
+/* Backs [start, end) with memory without changing its contents, which CUPTI may already be writing. */
 static void populate(uint8_t *start, const uint8_t *end) {
     for (uint8_t *piece = start; piece < end; piece += POPULATE_PIECE_BYTES) {
         const size_t left = (size_t)(end - piece);

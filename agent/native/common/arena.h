@@ -61,7 +61,7 @@
 #define ARENA_OP_UNFINISHED 1
 #define ARENA_OP_ENDED_ELSEWHERE 2
 
-/* "python_calls/1": what a record's name is; kineto_agent/protocol/records.py says what they mean */
+/* "python_calls/1": the kinds of names in records; explained in kineto_agent/protocol/records.py */
 #define ARENA_SPACE_PYTHON_CALL 10
 #define ARENA_PYTHON_CALL_BYTES 16
 #define ARENA_CALL_RETURN 0
@@ -91,8 +91,8 @@ struct arena_string {
 
 /* This process's view of one arena. */
 struct arena {
-    int fd;
-    uint64_t device, inode; /* of the memfd: the program may have closed the number and use it anew */
+    int fd, first_fd;       /* the memfd, and its number before it was moved */
+    uint64_t device, inode; /* of the memfd: the program may have closed the number and reused it */
     uint8_t *base;
     struct arena_fixed fixed;
     uint64_t populated; /* bytes of the buffers area that are backed by memory */
@@ -104,13 +104,13 @@ int arena_create(struct arena *arena, uint32_t buffer_count, uint64_t buffer_byt
                  const char **step);
 /* Backs the header, the start of the string table and the buffers up to `buffers_bytes` with memory. */
 void arena_populate(struct arena *arena, uint64_t buffers_bytes);
-/* Returns all memory but that of LOANED buffers; the mapping stays. */
+/* Frees all memory except LOANED buffers; the mapping stays. */
 void arena_discard(struct arena *arena);
-/* The descriptor alone, if its number still names it. */
+/* Closes the descriptor only, if its number still refers to it. */
 void arena_close(struct arena *arena);
 void arena_destroy(struct arena *arena);
-/* In a forked child, which does not have the arena (MADV_DONTFORK): closes the descriptor and puts private memory in its
- * place, so that a library which goes on to write to a buffer that it was lent does no harm. */
+/* In a forked child, which does not have the arena (MADV_DONTFORK): closes the descriptor and maps private memory in
+ * its place, so that a library that keeps writing to a lent buffer does no harm. */
 void arena_forked(struct arena *arena);
 
 /* Appends one entry and publishes it. False if the table is full. One writer at a time. */

@@ -1,4 +1,4 @@
-/* How an exported function says no: a code, and a text for people. */
+/* How an exported function reports an error: a code, and a text for people. */
 #ifndef KINETO_REFUSE_H
 #define KINETO_REFUSE_H
 
@@ -12,7 +12,7 @@ static inline int refuse(int code, char *error, size_t error_bytes, const char *
     return code;
 }
 
-/* A system call gave this errno. */
+/* Fills the text for a failed system call and its errno. */
 static inline int refuse_system(char *error, size_t error_bytes, const char *step, int number) {
     snprintf(error, error_bytes, "%s failed: %s", step, strerror(number));
     return KC_SYSTEM;

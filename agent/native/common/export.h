@@ -1,9 +1,9 @@
-/* What the library's public interfaces share: collector.h, stack_sampler.h, call_tracer.h, observer.h, kineto_gate.h,
- * begin_turns.h. Every exported name begins with kc_.
+/* Definitions shared by the library's public interfaces: collector.h, stack_sampler.h, call_tracer.h, observer.h,
+ * kineto_gate.h, begin_turns.h. Every exported name begins with kc_.
  *
- * Every C file says in its first comment which threads run it, and where it blocks: waits for another thread, for a
- * lock or for time. A system call that waits for nobody is not meant. "The agent's thread" is the one that calls the
- * exported functions, without the GIL unless the file says otherwise.
+ * The first comment of every C file says which threads run it, and where it blocks: waits for another thread, for a
+ * lock or for time. A system call that waits for none of these does not count. "The agent's thread" is the one that
+ * calls the exported functions, without the GIL unless the file says otherwise.
  */
 #ifndef KINETO_EXPORT_H
 #define KINETO_EXPORT_H
@@ -12,7 +12,7 @@
 
 #define KC_EXPORT __attribute__((visibility("default")))
 
-/* What exported functions return when they fail. -3 is for what an interface alone knows, see there. */
+/* What exported functions return when they fail. -3 is specific to an interface, see there. */
 enum kc_error {
     KC_LIBRARY = -1, /* a library or an interpreter is not loaded, lacks a function, or is laid out in an unknown way */
     KC_SYSTEM = -2,  /* memory, thread or descriptor refused by the system */

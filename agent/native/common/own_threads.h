@@ -1,12 +1,12 @@
-/* Signals of the program's on threads of ours: they never run its handlers, which belong on its own threads. */
+/* The program's signals on our threads: they never run its handlers, which belong on its own threads. */
 #ifndef KINETO_OWN_THREADS_H
 #define KINETO_OWN_THREADS_H
 
 #include <signal.h>
 #include <stddef.h>
 
-/* A thread that is made before the mask is set back to `before` never has them open. Faults are nobody else's: they
- * stay open, so that the program's own handler (faulthandler) tells of them. */
+/* A thread that is created before the mask is restored to `before` has them blocked for good. Faults belong to the
+ * thread itself and stay unblocked, so that the program's own handler (faulthandler) reports them. */
 static inline void block_signals(sigset_t *before) {
     static const int OF_FAULTS[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP, SIGSYS};
     sigset_t blocked;

@@ -1,4 +1,4 @@
-/* The hash by which texts are known: of 64 bits, so that two texts of one recording never share it in practice. */
+/* The hash that identifies texts: 64 bits, so that in practice no two texts of one recording share it. */
 #ifndef KINETO_TEXT_HASH_H
 #define KINETO_TEXT_HASH_H
 
@@ -13,7 +13,7 @@ static inline uint64_t text_hash_mix(uint64_t a, uint64_t b) {
     return (uint64_t)product ^ (uint64_t)(product >> 64);
 }
 
-/* Of `bytes` bytes of `data` in a string space; never 0. */
+/* Hashes `bytes` bytes of `data` in a string space; never 0. */
 static inline uint64_t text_hash(const void *data, size_t bytes, uint32_t space) {
     const uint8_t *at = (const uint8_t *)data;
     uint64_t hash = text_hash_mix(bytes, space);

@@ -1,6 +1,6 @@
 /* See activity_kinds.h.
  *
- * Threads: whichever has the turn (collector_turn.h): the agent's, or one that is given way to.
+ * Threads: the one that has the turn (collector_turn.h): the agent's, or one to which the agent yields.
  * Blocks: inside CUPTI, which may take its own locks.
  */
 #include "cupti/activity_kinds.h"
@@ -9,7 +9,7 @@
 
 void kinds_enable(struct kinds *kinds, const struct cupti_api *api, const uint32_t *wanted, uint32_t count,
                   int32_t *results) {
-    /* Copies enabled while kernels are not make CUPTI lose kernels later on (sources/cupti/gpu_activities.py). */
+    /* If copies are enabled and kernels are not, CUPTI loses kernels later on (sources/cupti/gpu_activities.py). */
     const bool kernels = count == 0 || wanted[0] == CUPTI_KIND_CONCURRENT_KERNEL;
     if (!kernels) {
         (void)api->enable(CUPTI_KIND_CONCURRENT_KERNEL);

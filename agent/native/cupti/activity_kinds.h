@@ -11,10 +11,10 @@ struct kinds {
     uint32_t count;
 };
 
-/* Enables each of `wanted`, at most KINDS_MOST, and puts CUPTI's answer into results[i]. */
+/* Enables each of `wanted`, at most KINDS_MOST, and stores CUPTI's result in results[i]. */
 void kinds_enable(struct kinds *kinds, const struct cupti_api *api, const uint32_t *wanted, uint32_t count,
                   int32_t *results);
-/* Disables those that are enabled. */
+/* Disables the enabled kinds. */
 void kinds_disable(const struct kinds *kinds, const struct cupti_api *api);
 
 #endif

@@ -1,14 +1,15 @@
 /* Theory of operation
  *
- * CUPTI before CUDA 13.2 cannot be asked whether somebody has activities enabled, nor whose buffer callbacks it has. It
- * keeps the two callbacks side by side in its own data (so in 13 libraries of 12.0 to 13.1: one place, in .bss). That
- * place is found once, by registering callbacks of ours and looking for them; a copy of the data from before tells who
- * stood there, and he is registered again at once. What CUPTI asks of ours in between goes to his, after as long as
- * the search takes: nothing of his is lost. If there is no such place, or more than one, nothing is concluded.
+ * CUPTI before CUDA 13.2 cannot be asked whether anybody has enabled activities, nor which buffer callbacks are
+ * registered. It keeps the two callbacks side by side in its own data (so in 13 libraries of 12.0 to 13.1: one place,
+ * in .bss). The place is found once, by registering our own callbacks and searching for them; a copy of the data made
+ * before shows the previous callbacks, which are registered again at once. Calls that reach ours in between are passed
+ * on to the previous ones once the search has ended, so none is lost. If there is no such place, or more than one,
+ * nothing is concluded.
  *
  * Threads: the agent's, between recordings. The two stand-in callbacks run on whatever thread CUPTI calls them on.
  * Blocks: the search does not wait, but inside CUPTI. A stand-in callback yields the processor until the search has
- *   ended, 20 ms at most: then nobody gets that buffer.
+ *   ended, 20 ms at most: then no one gets that buffer.
  */
 #define _GNU_SOURCE
 #include "cupti/buffer_callbacks.h"
@@ -33,10 +34,10 @@ struct pair {
 };
 
 static struct {
-    const void *library;    /* whose place is known, or known not to be found */
-    const uintptr_t *place; /* of the two callbacks */
+    const void *library;    /* the library whose place is known, or known not to exist */
+    const uintptr_t *place; /* of the two callbacks, in its data */
     struct pair before;
-    struct pair theirs; /* who is to be registered again */
+    struct pair theirs; /* the callbacks to register again */
     _Atomic bool searching;
 } listener;
 
@@ -46,7 +47,7 @@ struct span {
     size_t words;
 };
 
-/* ---- registered for a moment ---- */
+/* ---- the stand-in callbacks ---- */
 
 static const struct pair *theirs(void) {
     static const struct pair nobody;
@@ -95,7 +96,8 @@ static int find_span(struct dl_phdr_info *info, size_t size, void *wanted) {
     return 1;
 }
 
-/* Of data that other threads may be writing, word by word: only what is equal to our callbacks' addresses matters. */
+/* For data that other threads may be writing, read word by word: only words equal to our callbacks' addresses
+ * matter. */
 #define AS_IT_IS __attribute__((no_sanitize("address", "thread", "undefined")))
 
 AS_IT_IS static void copy_words(const struct span *span, uintptr_t *to) {
@@ -118,7 +120,7 @@ AS_IT_IS static size_t places_of(const struct span *span, const uintptr_t *pair,
 
 static void search(const struct cupti_api *api) {
     const struct pair ours = {requested_meanwhile, completed_meanwhile};
-    const struct link_map *loaded = api->library; /* glibc: what dlopen gives */
+    const struct link_map *loaded = api->library; /* glibc: dlopen's handle */
     struct span span = {.base = loaded->l_addr};
     uintptr_t addresses[2];
     size_t place = 0;
@@ -143,7 +145,7 @@ static void search(const struct cupti_api *api) {
     free(copy);
 }
 
-/* Another agent may have brought a collector of its own before us. */
+/* Another agent may have loaded a collector of its own before us. */
 static bool of_a_collector(uintptr_t function) {
     Dl_info info;
     if (dladdr((void *)function, &info) == 0) { /* NOLINT */
@@ -169,7 +171,7 @@ AS_IT_IS uint64_t listener_registered(const struct cupti_api *api) {
     }
     const uintptr_t now = __atomic_load_n(listener.place, __ATOMIC_RELAXED);
     if (now == (uintptr_t)cupti_buffer_requested) {
-        return 0; /* a recording before could not restore theirs: this one will */
+        return 0; /* an earlier recording could not restore theirs: this one will */
     }
     memset(&listener.theirs, 0, sizeof listener.theirs);
     if (now == 0 || now == (uintptr_t)requested_meanwhile || of_a_collector(now)) {

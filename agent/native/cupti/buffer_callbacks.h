@@ -1,14 +1,14 @@
-/* Whose buffer callbacks CUPTI has. */
+/* Which buffer callbacks are registered with CUPTI. */
 #ifndef KINETO_LISTENER_H
 #define KINETO_LISTENER_H
 
 #include "cupti/cupti_api.h"
 
-/* The address of the callback for requested buffers; 0: none, ours, or it cannot be told. Whoever was registered before
- * is registered afterwards. Between recordings of ours. */
+/* The address of the registered callback for requested buffers; 0: none, ours, or unknown. The registration is the same
+ * afterwards. Call between our recordings. */
 uint64_t listener_registered(const struct cupti_api *api);
-/* Registers again who was found by the last listener_registered, if it was somebody: he may have done so once, for all
- * that he will ever record. When CUPTI has none of our buffers. */
+/* Registers the callbacks again that the last listener_registered found, if any: their owner may register only once per
+ * process. Call when CUPTI has none of our buffers. */
 void listener_restore(const struct cupti_api *api);
 
 #endif

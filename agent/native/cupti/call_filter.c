@@ -1,21 +1,22 @@
 /* Which runtime and driver calls are recorded.
  *
- * Of the calls of a training loop nine in ten are cudaGetDevice and the like, and recording each costs the target
- * time. The wanted ones are found by name (cuptiGetCallbackName), since their numbers differ between CUDA versions.
+ * Nine in ten calls of a training loop are cudaGetDevice and the like, and recording each costs the target time. The
+ * wanted ones are found by name (cuptiGetCallbackName), since their numbers differ between CUDA versions.
  * call_records.c records them through the subscriber.
  *
  * Threads: the agent's, before a recording.
- * Blocks: inside CUPTI while it gives names.
+ * Blocks: inside CUPTI while names are looked up.
  */
 #include "cupti/call_filter.h"
 
 #include <fnmatch.h>
 #include <string.h>
 
-/* Numbers without a name between named ones exist; this many in a row mark the end. */
+/* There are gaps of unnamed numbers between named ones; this many in a row mark the end. */
 #define GAP_MOST 64u
 
 static const char GRAPH_CALLS[] = "cu*GraphLaunch*\0cu*GraphUpload*\0";
+static const char LAUNCH_CALLS[] = "cuLaunch*\0cuGraphLaunch*\0";
 
 static bool matches(const char *name, const char *patterns) {
     for (const char *pattern = patterns; *pattern != 0; pattern += strlen(pattern) + 1) {
@@ -39,6 +40,9 @@ static void select_domain(struct calls *calls, const struct cupti_api *api, stru
         }
         calls->last[domain] = cbid;
         calls->graph[domain][cbid] = matches(name, GRAPH_CALLS);
+        if (domain == CUPTI_DOMAIN_DRIVER_API) {
+            calls->launch[cbid] = matches(name, LAUNCH_CALLS);
+        }
         if (matches(name, calls->patterns[domain])) {
             calls->keep[domain][cbid] = 1;
             calls->unnamed += !arena_add_string(arena, cbid, space, name, (uint32_t)strlen(name));

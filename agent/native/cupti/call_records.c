@@ -1,14 +1,14 @@
 /* Recording CUDA calls from a subscriber's callbacks.
  *
  * Theory of operation
- *   CUPTI can record calls itself (activity kinds RUNTIME and DRIVER), but once a kind is enabled every call of
- *   that API becomes dearer, and a launch-bound job makes nine calls of no interest for each launch: on an H200
- *   its step took 1.24 times as long with RUNTIME, 1.43 times with DRIVER as well, 1.14 times with neither.
- *   Callbacks for the chosen calls alone cost nothing measurable on top (1.14). So they write the records, in
- *   CUPTI's own layout (CUpti_ActivityAPI, the same since CUDA 10), and nothing behind notices the difference.
+ *   CUPTI can record calls itself (activity kinds RUNTIME and DRIVER), but once a kind is enabled every call of that
+ *   API becomes slower, and a launch-bound job makes nine uninteresting calls for each launch: on an H200 its step took
+ *   1.24 times as long with RUNTIME, 1.43 times with DRIVER as well, 1.14 times with neither. Callbacks for the chosen
+ *   calls alone cost nothing measurable on top (1.14). So they write the records, in CUPTI's own layout
+ *   (CUpti_ActivityAPI, unchanged since CUDA 10), and later stages notice no difference.
  *
- *   A record is written when its call ends. The thread remembers the begin: one call at a time, since a driver
- *   call inside a runtime call is the runtime's own and not recorded (it bears the same correlation id).
+ *   A record is written when its call ends. The thread remembers the start: one call at a time, since a driver call
+ *   inside a runtime call is the runtime's own and not recorded (it has the same correlation id).
  *
  *   The records go into the collector's stream (kit/record_stream.c), as they are: CUPTI's have no headers.
  *
@@ -51,7 +51,7 @@ static _Thread_local struct {
     uint32_t domain;
     uint32_t cbid;
     uint32_t correlation;
-    uint32_t thread; /* the system's id, once asked for */
+    uint32_t thread; /* the system's thread id, once looked up */
 } open_call;
 
 void records_open(void) {
@@ -108,7 +108,7 @@ void records_exit(uint32_t domain, uint32_t cbid, const struct cupti_call *call)
                                  .thread = open_call.thread,
                                  .correlation = call->correlation};
     if (call->result != NULL) {
-        memcpy(&record.result, call->result, sizeof record.result); /* cudaError_t and CUresult are of one size */
+        memcpy(&record.result, call->result, sizeof record.result); /* cudaError_t and CUresult have the same size */
     }
     add(&record);
 }

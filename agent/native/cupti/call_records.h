@@ -4,12 +4,12 @@
 
 #include "cupti/cupti_api.h"
 
-/* From now on calls are recorded, into the collector's stream. */
+/* Starts recording calls into the collector's stream. */
 void records_open(void);
 /* Calls that begin or end after this leave no record. */
 void records_close(void);
 
-/* The callbacks: on whatever thread makes a call. */
+/* The callbacks, on the thread that makes the call. */
 void records_enter(uint32_t domain, uint32_t cbid, const struct cupti_call *call);
 void records_exit(uint32_t domain, uint32_t cbid, const struct cupti_call *call);
 

@@ -1,19 +1,20 @@
 /* See capture_gate.h.
  *
  * Theory of operation
- *   Some calls of CUDA, made on any thread, end every capture in the context. Nothing lists the streams of a program, so
- *   captures are noted as they begin and end, by functions of ours in between (driver_slots.h).
+ *   Some calls of CUDA, made on any thread, end every capture in the context. Nothing lists the streams of a program,
+ *   so our interposed functions (driver_slots.h) note captures as they begin and end.
  *
- *   A capture is noted by its stream, so that an end which fails, or belongs to a capture that began before the gate was
- *   placed, is not counted. A stream that is destroyed while it is captured stays noted: then there is no moment.
+ *   A capture is noted by its stream, so that an end which fails, or belongs to a capture that began before the gate
+ *   was placed, is not counted. A stream that is destroyed while it is captured stays noted: from then on no moment is
+ *   free of captures.
  *
- *   Who begins a capture looks at `held` after it has announced itself; who wants a moment looks at `beginning` after it
- *   has set `held`. One of the two sees the other, and steps back. `recording` is the same again, for a moment that
- *   lasts longer than WAIT_LIMIT_NS because our thread does not get to run.
+ *   A thread that begins a capture reads `held` after it has announced itself; the thread that wants a moment reads
+ *   `beginning` after it has set `held`. One of the two sees the other, and steps back. `recording` works the same way,
+ *   for a moment that lasts longer than WAIT_LIMIT_NS because our thread does not get to run.
  *
- * Threads: the functions in between run on whatever thread begins or ends a capture; the rest on ours.
- * Blocks: who begins a capture waits while a moment is held, microseconds, WAIT_LIMIT_NS at most, and
- *   RECORDING_LIMIT_NS more where our thread stands in the driver, or has lost its CPU there.
+ * Threads: the interposed functions run on the thread that begins or ends a capture; the rest on ours.
+ * Blocks: a thread that begins a capture waits while a moment is held: microseconds, WAIT_LIMIT_NS at most, and
+ *   RECORDING_LIMIT_NS more if our thread is stuck in the driver or has lost its CPU there.
  */
 #define _GNU_SOURCE
 #include "cupti/capture_gate.h"
@@ -27,12 +28,13 @@
 #include "cupti/driver_slots.h"
 
 #define WAIT_LIMIT_NS 20000000LL
-#define RECORDING_LIMIT_NS 200000000LL /* on top: to go on would end the capture */
+#define RECORDING_LIMIT_NS 200000000LL /* in addition: going on would end the capture */
 #define CAPTURES_MOST 64u
 #define PER_THREAD_STREAM 2u /* CU_STREAM_PER_THREAD, which 0 stands for in the functions of per-thread streams */
 enum { STILL_CAPTURED = 908 /* CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD */ };
 
-/* Stream, then what cuStreamBeginCaptureToGraph has besides: all are in registers, so a shorter call may leave them. */
+/* The stream, then the further arguments of cuStreamBeginCaptureToGraph: all are in registers, so a shorter call may
+ * leave them out. */
 typedef int (*capture_call)(uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t);
 
 enum gated {
@@ -62,17 +64,16 @@ static const struct {
 };
 
 static struct {
-    void **slots[GATED];
-    _Atomic(capture_call) originals[GATED];
-    _Atomic uintptr_t streams[CAPTURES_MOST]; /* that are captured; 0: none */
+    struct in_between between[GATED];
+    _Atomic uintptr_t streams[CAPTURES_MOST]; /* being captured; 0: none */
     _Atomic bool overflowed;
-    _Atomic uint32_t beginning; /* threads that are in a call which begins a capture */
+    _Atomic uint32_t beginning; /* threads inside a call that begins a capture */
     _Atomic uint32_t held;
-    _Atomic uint32_t recording; /* within `held`: the call that ends captures is being made */
+    _Atomic uint32_t recording; /* within `held`: the call that ends captures is in progress */
     struct wake released;
 } gate;
 
-/* ---- in between ---- */
+/* ---- interposed functions ---- */
 
 static void note(uintptr_t stream) {
     for (uint32_t i = 0; i < CAPTURES_MOST; i++) {
@@ -93,7 +94,7 @@ static void forget(uintptr_t stream) {
     }
 }
 
-/* Announces a capture, where `word` is 0: waits for that, and looks again, as the next moment may be there. */
+/* Announces a capture while `word` is 0: waits for that, and checks again, since another moment may have begun. */
 static bool begins_without(const _Atomic uint32_t *word, int64_t limit_ns) {
     int64_t deadline = 0;
     for (bool waits = true; waits;) {
@@ -123,7 +124,8 @@ static uintptr_t handle(enum gated which, uintptr_t stream) {
 
 static int through(enum gated which, uintptr_t stream, uintptr_t b, uintptr_t c, uintptr_t d, uintptr_t e,
                    uintptr_t f) {
-    const capture_call original = atomic_load(&gate.originals[which]);
+    capture_call original;
+    *(void **)&original = in_between_original(&gate.between[which]);
     if (which == END || which == END_PER_THREAD) {
         const int result = original(stream, b, c, d, e, f);
         if (result != STILL_CAPTURED) {
@@ -159,39 +161,25 @@ static const capture_call OURS[GATED] = {
 
 /* ---- placing ---- */
 
+static void *ours(uint32_t i) { return *(void *const *)&OURS[i]; }
+
 static bool find_slots(void *cuda) {
     for (uint32_t i = 0; i < GATED; i++) {
         uint8_t *function = dlsym(cuda, FUNCTIONS[i].name);
-        gate.slots[i] = driver_slot(function);
+        void **slot = driver_slot(function);
+        gate.between[i].slot = slot;
         for (uint32_t j = 0; j < i; j++) {
-            if (gate.slots[i] != NULL && gate.slots[i] == gate.slots[j]) {
-                gate.slots[i] = NULL; /* both lead to one implementation, which has its gate */
+            if (slot != NULL && slot == gate.between[j].slot) {
+                gate.between[i].slot = NULL; /* both lead to one implementation, which already has its gate */
                 function = NULL;
                 break;
             }
         }
-        if (gate.slots[i] == NULL && (function != NULL || FUNCTIONS[i].needed)) {
+        if (gate.between[i].slot == NULL && (function != NULL || FUNCTIONS[i].needed)) {
             return false;
         }
     }
     return true;
-}
-
-/* False: it leads to somebody who came after us and may lead on to us, so we cannot lead to him. */
-static bool may_place(uint32_t i) {
-    capture_call found;
-    const capture_call before = atomic_load(&gate.originals[i]);
-    *(void **)&found = __atomic_load_n(gate.slots[i], __ATOMIC_SEQ_CST);
-    return before == NULL || found == before || found == OURS[i];
-}
-
-static void place(uint32_t i) {
-    capture_call found;
-    *(void **)&found = __atomic_load_n(gate.slots[i], __ATOMIC_SEQ_CST);
-    if (found != OURS[i]) { /* else it has been given back to us after the removal */
-        atomic_store(&gate.originals[i], found);
-        __atomic_store_n(gate.slots[i], *(void *const *)&OURS[i], __ATOMIC_SEQ_CST);
-    }
 }
 
 bool capture_gate_place(void *cuda) {
@@ -199,7 +187,7 @@ bool capture_gate_place(void *cuda) {
         return false;
     }
     for (uint32_t i = 0; i < GATED; i++) {
-        if (gate.slots[i] != NULL && !may_place(i)) {
+        if (gate.between[i].slot != NULL && !in_between_may(&gate.between[i], ours(i))) {
             return false;
         }
     }
@@ -207,23 +195,17 @@ bool capture_gate_place(void *cuda) {
         atomic_store(&gate.streams[i], 0);
     }
     atomic_store(&gate.overflowed, false);
-    for (uint32_t i = GATED; i-- > 0;) { /* ends first: no capture may be noted whose end is not */
-        if (gate.slots[i] != NULL) {
-            place(i);
+    for (uint32_t i = GATED; i-- > 0;) { /* ends first: a capture may be noted only if its end will be */
+        if (gate.between[i].slot != NULL) {
+            in_between_place(&gate.between[i], ours(i));
         }
     }
     return true;
 }
 
-/* A thread that is in between goes on there: this library is never unloaded. */
 void capture_gate_remove(void) {
     for (uint32_t i = 0; i < GATED; i++) {
-        if (gate.slots[i] != NULL) {
-            void *ours = *(void *const *)&OURS[i];
-            const capture_call original = atomic_load(&gate.originals[i]);
-            (void)__atomic_compare_exchange_n(gate.slots[i], &ours, *(void *const *)&original, false, __ATOMIC_SEQ_CST,
-                                              __ATOMIC_SEQ_CST);
-        }
+        in_between_remove(&gate.between[i], ours(i));
     }
 }
 

@@ -1,8 +1,8 @@
 /* The collector's exported functions. collector.h says how they are used.
  *
  * Theory of operation
- *   The recording itself is the kit's (kit/collector.c, cupti_vendor.c). Here is what CUPTI alone has: its subscriber,
- *   the calls that are recorded through it, the detach, and giving way to somebody else who takes CUPTI into use.
+ *   The recording itself is the kit's (kit/collector.c, cupti_vendor.c). This file adds what only CUPTI has: its
+ *   subscriber, the calls recorded through it, the detach, and yielding to another tool that begins to use CUPTI.
  *
  * Threads: the exported functions run on the agent's thread, without the GIL; give_way on a thread of the program
  *   that is about to use CUPTI.
@@ -23,7 +23,7 @@
 #include "cupti/detach.h"
 #include "cupti/detach_safety.h"
 #include "cupti/device_drain.h"
-#include "cupti/launch_hold.h"
+#include "cupti/launches.h"
 #include "cupti/other_users.h"
 #include "cupti/subscription.h"
 #include "kit/collector_slots.h"
@@ -31,14 +31,18 @@
 #define NS_PER_MS 1000000LL
 #define CLOSE_LIMIT_NS 1000000000LL
 #define DRAIN_PATIENCE_NS 1500000000LL
-#define DEEP_NS 20000000ull           /* of queued work, with moments without any */
+#define DEEP_NS 20000000ull           /* of queued work, with idle moments in between */
 #define GIVE_WAY_LIMIT_NS 200000000LL /* for our turn and the last flush together: the program waits */
 #define CUPTI_TURN TURN(&cupti_collector.turn)
 
 static struct {
-    bool added;       /* to the collectors of this process */
-    bool gave_way;    /* to somebody else who uses CUPTI, and has it now */
-    bool initialised; /* CUPTI has been called, and stayed */
+    bool added;         /* to the collectors of this process */
+    bool gave_way;      /* to another user of CUPTI, which has it now */
+    bool initialised;   /* a call of CUPTI has succeeded, and CUPTI is still attached: its calls wait for nothing */
+    uint32_t calling;   /* the first call is in progress, without our turn */
+    int64_t calling_ns; /* Unix: since when */
+    struct wake called;
+    cupti_result first_result;
     int64_t drain_limit_ns;
     struct kc_drain_result drained; /* before the first call */
 } self;
@@ -47,10 +51,12 @@ static bool dead(void) { return collector_refuses(&cupti_collector) == KC_FORKED
 
 static enum collector_phase phase(void) { return collector_phase(&cupti_collector); }
 
-/* KC_FORKED or KC_ORDER: what a function that comes at the wrong time returns. */
+/* KC_FORKED or KC_ORDER: the result of a function called at the wrong time. */
 static int out_of_order(void) { return dead() ? KC_FORKED : KC_ORDER; }
 
-/* On the thread of somebody who is about to use CUPTI. */
+static bool gave_way_to_another(void) { return __atomic_load_n(&self.gave_way, __ATOMIC_SEQ_CST); }
+
+/* On the thread of another tool that is about to use CUPTI. */
 static void give_way(void) {
     const int64_t deadline = clock_ns(CLOCK_MONOTONIC) + GIVE_WAY_LIMIT_NS;
     if (!turn_begin_within(&cupti_collector.turn, GIVE_WAY_LIMIT_NS, detach_expire)) {
@@ -59,7 +65,8 @@ static void give_way(void) {
     if (phase() == COLLECTOR_RECORDING) {
         collector_stop(&cupti_collector, deadline - clock_ns(CLOCK_MONOTONIC));
     }
-    self.gave_way = phase() != COLLECTOR_CLOSED;
+    __atomic_store_n(&self.gave_way, phase() != COLLECTOR_CLOSED, __ATOMIC_SEQ_CST);
+    (void)wake_await(&self.called, &self.calling, 0, deadline - clock_ns(CLOCK_MONOTONIC));
     records_close();
     subscription_close(&cupti.api);
     turn_end(&cupti_collector.turn);
@@ -80,7 +87,7 @@ int kc_open(const char *path, uint32_t *version, char *error, size_t error_bytes
     return code;
 }
 
-/* A child that is forked from now on is told of it. */
+/* Children forked from now on are handled, too. */
 static bool added(void) {
     if (!self.added && !dead()) {
         self.added = collectors_add(&cupti_collector) >= 0;
@@ -94,11 +101,15 @@ static int32_t drain(bool hold, struct kc_drain_result *result) {
     return result->outcome;
 }
 
-/* What cannot be known is not held against the program: drivers before CUDA 12.5 cannot be asked. */
-static bool waits_for_gpu(int32_t outcome) { return outcome == KC_DRAIN_NOT || outcome == KC_DRAIN_CAPTURING; }
+/* What is unknown does not count against the program: drivers before CUDA 12.5 cannot be asked. */
+static bool waits_for_gpu(int32_t outcome) {
+    return outcome == KC_DRAIN_NOT || outcome == KC_DRAIN_CAPTURING || outcome == KC_DRAIN_CALLED ||
+           outcome == KC_DRAIN_UNANSWERED;
+}
 
-/* CUPTI's calls do not wait any more. */
-static bool stays_initialised(void) { return self.initialised || attachment_must_stay() != 0; }
+static bool stays_initialised(void) {
+    return __atomic_load_n(&self.initialised, __ATOMIC_SEQ_CST) || attachment_must_stay() != 0;
+}
 
 int kc_drain(const struct kc_drain_wish *wanted, const uint64_t *streams, struct kc_drain_result *result) {
     memset(result, 0, sizeof *result);
@@ -148,7 +159,7 @@ int kc_prepare(const struct kc_config *config, char *error, size_t error_bytes) 
     }
     memset(&cupti.calls, 0, sizeof cupti.calls);
     cupti.kinds.count = 0;
-    self.gave_way = false;
+    __atomic_store_n(&self.gave_way, false, __ATOMIC_SEQ_CST);
     others_expect(&cupti.api, give_way);
     return fd;
 }
@@ -165,51 +176,75 @@ int kc_keep_calls(uint32_t domain, const char *patterns, size_t bytes) {
     return 0;
 }
 
-/* The moment of kc_drain is over: a program that queues a second of work at once has had time to do so. False: no other
- * one came. */
-static bool moment_comes(bool *held) {
-    struct kc_drain_result drained;
-    if (stays_initialised() || self.drained.outcome != KC_DRAIN_SHORT) {
-        return true;
+/* On a thread that may get stuck in it: the program's launches then wait no longer than that. */
+static void call_first(void) {
+    __atomic_store_n(&self.calling_ns, clock_ns(CLOCK_REALTIME), __ATOMIC_SEQ_CST);
+    __atomic_store_n(&self.calling, 1, __ATOMIC_SEQ_CST); /* before: a thread that makes us yield waits for it */
+    if (!gave_way_to_another()) {
+        gate_ours_begin();
+        self.first_result = subscription_open(&cupti.api);
+        gate_ours_end();
+        const bool is_up = self.first_result == CUPTI_SUCCESS || self.first_result == CUPTI_ERROR_MULTIPLE_SUBSCRIBERS;
+        __atomic_store_n(&self.initialised, is_up, __ATOMIC_SEQ_CST);
     }
-    const bool deep = self.drained.queued_ns > DEEP_NS;
-    const int32_t outcome = drain(deep, &drained);
-    *held = deep && outcome == KC_DRAIN_SHORT;
-    return !waits_for_gpu(outcome);
+    __atomic_store_n(&self.calling, 0, __ATOMIC_SEQ_CST);
+    wake_post(&self.called);
+}
+
+static void undo_first(void) {
+    gate_ours_begin();
+    subscription_close(&cupti.api);
+    gate_ours_end();
+}
+
+/* The moment of kc_drain is over: a program that queues a second of work at a time has had time to do so. */
+static int32_t subscribe_in_a_moment(void) {
+    struct kc_drain_result drained;
+    const struct drain_wish wish = {.limit_ns = self.drain_limit_ns,
+                                    .patience_ns = DRAIN_PATIENCE_NS,
+                                    .blind = self.drained.outcome != KC_DRAIN_SHORT,
+                                    .hold = self.drained.queued_ns > DEEP_NS,
+                                    .call = call_first,
+                                    .undo = undo_first};
+    drain_await(&wish, &drained);
+    return drained.outcome;
 }
 
 int kc_subscribe(int32_t *result) {
-    bool held = false;
-    if (!dead() && phase() == COLLECTOR_PREPARED && !moment_comes(&held)) { /* not in our turn: it takes long */
+    const bool first = !dead() && phase() == COLLECTOR_PREPARED && !stays_initialised();
+    const int32_t outcome = first ? subscribe_in_a_moment() : KC_DRAIN_SHORT; /* without the turn: it takes long */
+    if (waits_for_gpu(outcome)) {
+        *result = outcome;
         return KC_BUSY;
     }
     CUPTI_TURN;
-    const bool may = !dead() && phase() == COLLECTOR_PREPARED && !self.gave_way;
-    if (may) {
-        self.initialised = true;
-        *result = subscription_open(&cupti.api);
-    }
-    if (held) {
-        launches_release();
-    }
-    if (!may) {
+    if (dead() || phase() != COLLECTOR_PREPARED || gave_way_to_another()) {
+        if (first && !dead()) {
+            subscription_close(&cupti.api);
+        }
         return out_of_order();
     }
+    *result = first ? self.first_result : subscription_open(&cupti.api);
     others_count(&cupti.api);
     return *result == CUPTI_SUCCESS ? 0 : KC_CUPTI;
 }
 
 int kc_others(struct kc_others *others) {
-    if (dead() || phase() == COLLECTOR_CLOSED) {
+    memset(others, 0, sizeof *others);
+    if (dead()) {
         return out_of_order();
     }
-    others_tell(others);
+    if (phase() != COLLECTOR_CLOSED) {
+        others_tell(others);
+    }
+    const bool calling = __atomic_load_n(&self.calling, __ATOMIC_SEQ_CST) != 0;
+    others->standing_ns = calling ? __atomic_load_n(&self.calling_ns, __ATOMIC_SEQ_CST) : detach_since_ns();
     return 0;
 }
 
 int kc_start(const uint32_t *kinds, uint32_t count, int32_t *results, char *error, size_t error_bytes) {
     CUPTI_TURN;
-    if (self.gave_way) {
+    if (gave_way_to_another()) {
         return refuse(out_of_order(), error, error_bytes, "another tool has taken CUPTI into use");
     }
     return collector_start(&cupti_collector, kinds, count, results, error, error_bytes);
@@ -252,7 +287,7 @@ int kc_counts(struct kc_counts *counts) { return collector_counts(&cupti_collect
 
 static int stop_in_turn(int64_t limit_ns, struct kc_stop_result *result) {
     memset(result, 0, sizeof *result);
-    const bool ended = phase() == COLLECTOR_STOPPED && self.gave_way;
+    const bool ended = phase() == COLLECTOR_STOPPED && gave_way_to_another();
     if (dead() || (phase() != COLLECTOR_RECORDING && !ended)) {
         return out_of_order();
     }
@@ -283,45 +318,57 @@ int kc_stop(uint32_t limit_ms, struct kc_stop_result *result) {
     return code;
 }
 
+static void detach_in_turn(int64_t limit_ns, struct kc_detach_result *result) {
+    CUPTI_TURN;
+    launches_watch(drain_driver()); /* detach_at_exit holds them */
+    detach_run(&cupti.api, limit_ns, result);
+    launches_leave();
+    if (result->outcome == KC_DETACHED) {
+        __atomic_store_n(&self.initialised, false, __ATOMIC_SEQ_CST);
+        collector_library_left(&cupti_collector);
+    }
+}
+
 int kc_detach(uint32_t limit_ms, struct kc_detach_result *result) {
     struct kc_drain_result drained;
     memset(result, 0, sizeof *result);
     if (dead() || phase() != COLLECTOR_STOPPED || cupti_collector.abandoned) {
         return out_of_order();
     }
-    /* Not in our turn: it takes long. */
+    /* Without the turn: it takes long. */
     if (subscription_held() && attachment_must_stay() == 0 && waits_for_gpu(drain(false, &drained))) {
         kc_yield();
         *result = (struct kc_detach_result){KC_DETACH_BUSY, drained.outcome, drained.queued_ns};
         return 0;
     }
-    CUPTI_TURN;
-    detach_run(&cupti.api, limit_ms * NS_PER_MS, result);
-    if (result->outcome == KC_DETACHED) {
-        self.initialised = false;
-        collector_library_left(&cupti_collector);
-    }
+    detach_in_turn(limit_ms * NS_PER_MS, result);
     return 0;
 }
 
-static int close_recording(void) {
+static void release_cupti(void) {
     CUPTI_TURN;
-    if (dead() || phase() == COLLECTOR_CLOSED) {
-        return dead() ? KC_FORKED : 0;
-    }
-    if (phase() == COLLECTOR_RECORDING) {
+    if (!dead() && phase() == COLLECTOR_RECORDING) {
         collector_stop(&cupti_collector, CLOSE_LIMIT_NS);
     }
-    subscription_close(&cupti.api);
+    if (!dead() && phase() != COLLECTOR_CLOSED) {
+        subscription_close(&cupti.api);
+    }
+}
+
+static int close_collector(void) {
+    CUPTI_TURN;
     return collector_close(&cupti_collector);
 }
 
 int kc_close(void) {
-    const int code = close_recording();
-    if (!dead()) {
-        gate_disarm(); /* not in our turn: somebody may be waiting for his */
-        drain_end();
+    release_cupti();
+    if (dead()) {
+        return KC_FORKED;
     }
+    gate_disarm(); /* without the turn: another thread may be waiting for it. Before the memory is freed, which takes
+                    * long */
+    const int code = close_collector();
+    drain_end();
     return code;
 }
 

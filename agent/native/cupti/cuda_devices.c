@@ -44,7 +44,7 @@ static int32_t version(void *library, const char *function) {
     return get != NULL && get(&number) == 0 ? number : 0;
 }
 
-/* cuDeviceGetUuid has the GPU's, cuDeviceGetUuid_v2 (CUDA 11.4) that of the MIG instance if the device is one. */
+/* cuDeviceGetUuid returns the GPU's, cuDeviceGetUuid_v2 (CUDA 11.4) the MIG instance's if the device is one. */
 static void read_uuid(void *cuda, int device, struct device_facts *facts) {
     int (*get)(uint8_t *, int) = NULL, (*get_v2)(uint8_t *, int) = NULL;
     uint8_t of_gpu[DEVICE_UUID_BYTES];
@@ -97,7 +97,7 @@ void device_describe(uint32_t index, const int32_t *attributes, uint32_t count, 
     facts->runtime_version = version(runtime, "cudaRuntimeGetVersion");
     describe(cuda, index, attributes, count, facts);
     if (cuda != NULL) {
-        (void)dlclose(cuda); /* the reference that dlopen has added */
+        (void)dlclose(cuda); /* the reference added by dlopen */
     }
     if (runtime != NULL) {
         (void)dlclose(runtime);

@@ -1,4 +1,4 @@
-/* What the CUDA libraries that the process has loaded say about its devices. Nothing is loaded or initialised. */
+/* Facts about devices from the CUDA libraries that the process has loaded. Nothing is loaded or initialised. */
 #ifndef KINETO_DEVICES_H
 #define KINETO_DEVICES_H
 
@@ -12,14 +12,14 @@ enum device_uuid { DEVICE_UUID_UNKNOWN, DEVICE_UUID_GPU, DEVICE_UUID_MIG };
 
 struct device_facts {
     int32_t count;          /* devices; 0 when unknown */
-    int32_t driver_version; /* 0: unknown, likewise below */
+    int32_t driver_version; /* 0: unknown, as below */
     int32_t runtime_version;
     uint32_t known; /* bit i: values[i] is valid */
     uint64_t memory_bytes;
     int32_t values[DEVICE_ATTRIBUTES]; /* of the attributes asked for, in their order */
     char name[DEVICE_NAME_BYTES];      /* ends with NUL; empty: unknown */
     uint8_t uuid[DEVICE_UUID_BYTES];
-    uint32_t uuid_of; /* enum device_uuid: whose `uuid` is, a GPU's or a MIG instance's */
+    uint32_t uuid_of; /* enum device_uuid: whether `uuid` is a GPU's or a MIG instance's */
     uint32_t reserved;
 };
 

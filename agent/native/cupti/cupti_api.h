@@ -1,7 +1,7 @@
 /* The part of CUPTI's public C interface that the collector uses, resolved at run time.
  *
- * No CUPTI header is needed to build: the functions below have not changed since CUDA 10. Record layouts,
- * which do change, are nowhere in the collector but for the place of a kernel's name, which the caller gives.
+ * No CUPTI header is needed to build: the functions below have not changed since CUDA 10. Of the record layouts, which
+ * do change, the collector uses only the place of a kernel's name, which the caller passes.
  */
 #ifndef KINETO_CUPTI_API_H
 #define KINETO_CUPTI_API_H
@@ -61,7 +61,7 @@ struct cupti_call { /* CUpti_CallbackData */
     uint32_t correlation;
 };
 
-/* cuptiActivityGetEnabledKinds, since CUDA 13.2. No subscriber: those of all. */
+/* cuptiActivityGetEnabledKinds, since CUDA 13.2. Without a subscriber: those of all. */
 typedef cupti_result (*cupti_get_enabled_kinds)(void *subscriber, uint32_t *kinds, uint32_t *size, uint32_t *count);
 
 struct cupti_api {

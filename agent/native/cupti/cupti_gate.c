@@ -1,24 +1,25 @@
 /* Theory of operation
  *
- * CUPTI has one subscriber, one pair of buffer callbacks and one set of enabled kinds for a whole process. Whoever else
- * uses it (XLA's profiler, TensorFlow's, onnxruntime's, torch's CUPTI monitor, what Python makes of cupti-python or
- * ctypes) goes first. Such a tool has looked CUPTI's functions up by itself, perhaps long before us, so only the
- * functions tell: those with which CUPTI is taken into use get a gate (call_site.c). Through it comes the tool's own
- * thread, before anything has been done and before CUPTI has taken a lock for the call. There our recording ends,
- * and then the call goes on as if nobody had been there.
+ * CUPTI has one subscriber, one pair of buffer callbacks and one set of enabled kinds for a whole process. Any other
+ * user (XLA's profiler, TensorFlow's, onnxruntime's, torch's CUPTI monitor, Python code with cupti-python or ctypes)
+ * has precedence. Such a tool has looked up CUPTI's functions by itself, perhaps long before us, so only the functions
+ * themselves can show its use: those that begin to use CUPTI get a gate (call_site.c). The tool's own thread passes it
+ * before the call has done anything and before CUPTI has taken a lock for it. There our recording ends, and then the
+ * call goes on as if nothing had happened.
  *
  * Not counted are our own calls (gate_ours_begin), and those of NVIDIA's libraries, which use each other.
  *
- * Gates stay: taking them away would be as many stores again, and between recordings they tell whether others have
- * activities enabled. A gate that nobody uses costs nothing, for no launch comes through one. Kineto's activities
- * are not counted: its own state is known better (sources/torch/kineto_state.py).
+ * Gates stay: removing them would take as many stores again, and between recordings they show whether others have
+ * activities enabled. An unused gate costs nothing, since no launch passes one. Kineto's activities are not counted:
+ * its own state is more precise (sources/torch/kineto_state.py).
  *
  *     IDLE -> ARMED -> YIELDING -> YIELDED -> IDLE
  *
  * Threads: the gates are entered on any thread of the program that calls a gated function of CUPTI; the rest runs on
  *   the agent's.
  * Blocks: a thread that enters an armed gate waits until our recording has ended, 0.2 s at most; others pass without
- *   waiting. To let it go sooner would have two users inside CUPTI. gate_settle and gate_disarm wait on the agent's thread, 0.4 s at most.
+ *   waiting. If it went on sooner, two users would be inside CUPTI. gate_settle and gate_disarm wait on the agent's
+ *   thread, 0.4 s at most.
  */
 #define _GNU_SOURCE
 #include "cupti/cupti_gate.h"
@@ -40,16 +41,16 @@
 #define SITES_OF_ONE 4u
 #define SITES_MOST 96u
 #define RANGES_MOST 64u
-#define SETTLE_NS 50000000LL        /* for a call that came through a gate just before we came */
-#define SETTLE_LIMIT_NS 400000000LL /* if its thread gets no CPU time meanwhile */
+#define SETTLE_NS 50000000LL        /* for a call that passed a gate just before it was armed */
+#define SETTLE_LIMIT_NS 400000000LL /* if its thread gets no CPU time */
 #define SETTLE_LOOK_NS 2000000L
-#define CALL_CPU_NS 20000u        /* what a call takes at least, once it is through its gate */
-#define WAIT_LIMIT_NS 200000000LL /* for another thread that gives way: what collector.c takes */
+#define CALL_CPU_NS 20000u        /* the least CPU time of a call once it has passed its gate */
+#define WAIT_LIMIT_NS 200000000LL /* for another thread that yields: collector.c's limit */
 
 enum state { IDLE, ARMED, YIELDING, YIELDED };
 enum effect { BEGINS, ENABLES, DISABLES, ENDS };
 
-/* With `needed`, a CUPTI without a gate there may be taken into use unnoticed. */
+/* With `needed`: if there is no gate here, CUPTI may be used unnoticed. */
 static const struct gated {
     const char *name;
     enum effect effect;
@@ -94,7 +95,7 @@ struct ranges {
 };
 
 static struct {
-    const void *library; /* whose gates are placed */
+    const void *library; /* the library whose gates are placed */
     char missing[160];
     struct gate gates[SITES_MOST];
     struct call_site sites[SITES_MOST];
@@ -108,18 +109,18 @@ static struct {
     _Atomic uint64_t caller;
     _Atomic(const char *) function;
     _Atomic uint32_t in_use;
-    _Atomic bool uncounted;  /* nothing tells of some who disable */
-    _Atomic bool ended;      /* the last thing that somebody did was to disable the last of them */
-    _Atomic int64_t last_ns; /* monotonic: when somebody last came */
+    _Atomic bool uncounted;  /* some calls that disable go unnoticed */
+    _Atomic bool ended;      /* the last call of another tool disabled its last activity */
+    _Atomic int64_t last_ns; /* monotonic: when another tool last came */
     _Atomic uint32_t last_thread;
-    _Atomic uint64_t last_cpu_ns; /* that thread's, then */
+    _Atomic uint64_t last_cpu_ns; /* that thread's, at that time */
     _Atomic(pid_t) ours;
-    _Atomic(pid_t) finalizes; /* our detach does, on the thread of any CUDA call */
+    _Atomic(pid_t) finalizes; /* our detach's thread, which may be that of any CUDA call */
     cupti_result (*finalize)(void);
     _Atomic bool dead;
 } gate;
 
-/* ---- who calls ---- */
+/* ---- callers ---- */
 
 static bool is_torch(const char *name) { return strncmp(name, "libtorch", strlen("libtorch")) == 0; }
 
@@ -155,7 +156,7 @@ static const struct range *range_of(uintptr_t address) {
     return NULL;
 }
 
-/* Libraries may have come since the last time. */
+/* Libraries may have been loaded since the last time. */
 static void look_at_libraries(void) {
     const uint32_t next = !atomic_load(&gate.ranges_used);
     gate.ranges[next].count = 0;
@@ -163,7 +164,7 @@ static void look_at_libraries(void) {
     atomic_store(&gate.ranges_used, next);
 }
 
-/* ---- the gates, on anybody's thread ---- */
+/* ---- the gates, on the callers' threads ---- */
 
 static uint32_t state_now(void) { return __atomic_load_n(&gate.state, __ATOMIC_SEQ_CST); }
 
@@ -185,7 +186,7 @@ static void make_way(const struct gated *gated, uintptr_t caller) {
         atomic_store(&gate.caller, caller);
         atomic_store(&gate.function, gated->name);
         gate.give_way();
-        atomic_store(&gate.time_ns, clock_ns(CLOCK_REALTIME)); /* last: who sees it sees all */
+        atomic_store(&gate.time_ns, clock_ns(CLOCK_REALTIME)); /* last: a thread that sees it sees all */
         (void)advance(YIELDING, YIELDED);
         wake_post(&gate.yielded);
     } else if (state_now() == YIELDING) {
@@ -237,7 +238,7 @@ static size_t bytes_of(const void *function) {
 static void find_gate(void *library, const struct gated *gated) {
     uint8_t *function = dlsym(library, gated->name);
     if (function == NULL) {
-        return; /* this CUPTI does not have it */
+        return; /* this CUPTI lacks it */
     }
     const uint32_t room = SITES_MOST - gate.count;
     struct call_site *sites = &gate.sites[gate.count];
@@ -251,13 +252,14 @@ static void find_gate(void *library, const struct gated *gated) {
     }
 }
 
-/* Those for which there was no room; the others have their gates. */
+/* Notes the functions that have no gate for lack of room, if they matter. */
 static void note_without_room(uint32_t first) {
     const char *last = NULL;
     int used = 0;
     for (uint32_t i = first; i < gate.count; i++) {
         const char *name = gate.gates[i].gated->name;
-        if (gate.sites[i].stub == NULL && name != last && used < (int)sizeof gate.missing) {
+        const bool needed = gate.gates[i].gated->needed && gate.sites[i].stub == NULL;
+        if (needed && name != last && used < (int)sizeof gate.missing) {
             used += snprintf(gate.missing + used, sizeof gate.missing - (size_t)used, "%s %s",
                              last == NULL ? "the program has no free addresses left near CUPTI's" : ",", name);
             last = name;
@@ -291,7 +293,7 @@ static void redirect_from(uint32_t first) {
     }
 }
 
-/* What api->finalize is from then on. */
+/* Replaces api->finalize. */
 static cupti_result finalize(void) {
     atomic_store(&gate.finalizes, (pid_t)syscall(SYS_gettid));
     const cupti_result result = gate.finalize();
@@ -305,7 +307,7 @@ const char *gate_place(struct cupti_api *api, void (*give_way)(void)) {
         gate.finalize = api->finalize;
         api->finalize = finalize;
     }
-    if (gate.library != api->library) { /* another one's gates stay as they are */
+    if (gate.library != api->library) { /* another library's gates stay as they are */
         const uint32_t first = gate.count;
         gate.library = api->library;
         gate.give_way = give_way;
@@ -343,7 +345,7 @@ static bool visitor_was_held_up(void) {
 }
 
 void gate_settle(void) {
-    const int64_t last = atomic_load(&gate.last_ns); /* who comes from now on finds the gates armed */
+    const int64_t last = atomic_load(&gate.last_ns); /* later callers find the gates armed */
     const struct timespec pause = {.tv_nsec = SETTLE_LOOK_NS};
     int64_t ago;
     while (last != 0 && (ago = clock_ns(CLOCK_MONOTONIC) - last) < SETTLE_LIMIT_NS &&

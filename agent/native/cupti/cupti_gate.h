@@ -1,4 +1,4 @@
-/* Noticing whoever else in the process takes CUPTI into use. */
+/* Detecting other tools in the process that begin to use CUPTI. */
 #ifndef KINETO_CUPTI_GATE_H
 #define KINETO_CUPTI_GATE_H
 
@@ -8,30 +8,30 @@
 #include "cupti/cupti_api.h"
 
 struct gate_visit {
-    int64_t time_ns; /* Unix; 0: nobody has come */
-    uint64_t caller; /* where the call returns to */
+    int64_t time_ns; /* Unix; 0: no one has come */
+    uint64_t caller; /* the return address of the call */
     const char *function;
 };
 
-/* Places the gates of this library, unless that is done. `give_way` is called on the thread of somebody else who
- * enters one while they are armed: CUPTI must be his when it returns. "" or why somebody may not be noticed.
- * Replaces api->finalize, which is ours on any thread. */
+/* Places the gates of this library, unless they are placed. `give_way` is called on the thread of another tool that
+ * enters one while they are armed: that tool must have CUPTI when it returns. Returns "" or why a user may go
+ * unnoticed. Replaces api->finalize, which is ours on any thread. */
 const char *gate_place(struct cupti_api *api, void (*give_way)(void));
-/* Until gate_disarm the first who comes is given way to, and all who come meanwhile wait for that. */
+/* Until gate_disarm we yield to the first caller, and callers that come during that wait for it. */
 void gate_arm(void);
 void gate_disarm(void);
-/* Who has come since gate_arm. */
+/* Returns who has come since gate_arm. */
 struct gate_visit gate_visit(void);
-/* Somebody may have come through a gate just before gate_arm and be inside CUPTI: waits until he should have ended. */
+/* Waits for a caller that may have passed a gate just before gate_arm and still be inside CUPTI. */
 void gate_settle(void);
-/* How many activities others have enabled and not disabled again since the gates were placed, as far as they tell. */
+/* How many activities others have enabled and not disabled again since the gates were placed, as far as known. */
 uint32_t gate_in_use(void);
-/* Whether the last that others did was to disable the last of these. */
+/* Whether the last call of another tool disabled its last activity. */
 bool gate_ended(void);
-/* Between these two this thread's calls are ours. One thread at a time. */
+/* Between these two, this thread's calls are ours. One thread at a time. */
 void gate_ours_begin(void);
 void gate_ours_end(void);
-/* In a forked child: everybody passes. */
+/* In a forked child: all calls pass. */
 void gate_kill(void);
 
 #endif

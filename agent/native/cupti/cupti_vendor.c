@@ -1,9 +1,9 @@
 /* See cupti_vendor.h.
  *
  * Theory of operation
- *   The kit does what all vendors need (kit/collector.c). This says how CUPTI is opened, which of its functions switch
- *   activities on and off, and flush; what CUPTI needs besides is behind the hooks: the calls that the subscriber
- *   records (call_records.c), and the gates at which other users of CUPTI are noticed (cupti_gate.c).
+ *   The kit does what all vendors need (kit/collector.c). This file opens CUPTI and calls its functions that switch
+ *   activities on and off, and flush; CUPTI's further needs are behind the hooks: the calls that the subscriber records
+ *   (call_records.c), and the gates at which other users of CUPTI are noticed (cupti_gate.c).
  *
  * Threads: the two buffer callbacks on threads of the program and of CUPTI; flush, next_record and take_dropped on the
  *   collector's thread; the rest on the one that has the turn.

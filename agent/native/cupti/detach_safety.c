@@ -1,21 +1,21 @@
-/* Whether CUPTI may be taken out of this process again.
+/* Whether CUPTI may be detached from this process.
  *
  * Theory of operation
  *   A CUDA graph that was launched while CUPTI recorded GPU activities must not outlive cuptiFinalize: a later launch
  *   of it ends the program with CUDA_ERROR_LAUNCH_FAILED. Measured on an H200 with CUDA 13.0, 0.5 to 5 s afterwards:
  *   with kernels recorded, with copies and sets alone, in another recording than the last, after seconds of launches
  *   without any recording, with the device idle during cuptiFinalize (docs/measurements.md has the table). It is safe
- *   where no graph was launched meanwhile, whether or not graphs exist or earlier launches are still queued.
+ *   if no graph was launched during recording, whether or not graphs exist or earlier launches are still queued.
  *
- *   So nobody may call cuptiFinalize in this process any more once
- *     - a graph was launched while we recorded GPU activities, which the subscriber's callbacks tell, or
- *     - we recorded them without those callbacks (another tool had the subscriber), or
- *     - another tool has registered buffer callbacks since CUPTI came in: it may have recorded graphs.
+ *   So cuptiFinalize must not be called in this process any more once - a graph was launched while we recorded GPU
+ *     activities, which the subscriber's callbacks report, or - we recorded them without those callbacks (another tool
+ *     had the subscriber), or - another tool has registered buffer callbacks since CUPTI was loaded: it may have
+ *     recorded graphs.
  *
- *   The last is what buffer_callbacks.c finds in libcupti's data; where it finds nothing, nothing is concluded.
+ *   buffer_callbacks.c finds the last in libcupti's data; if it finds nothing, nothing is concluded.
  *
- *   The answer holds for the life of the process, and a later agent brings a library of its own. So it is written
- *   where every library finds it: in the name of a memfd of which one page, without access, is mapped for ever.
+ *   The answer holds for the life of the process, and a later agent loads its own copy of this library. So it is stored
+ *   where every copy finds it: in the name of a memfd, one page of which stays mapped without access.
  *
  * Threads: the agent's; the launch of a graph is noted on the thread that makes it.
  * Blocks: noting a launch never does. The rest makes system calls and waits for nobody.
@@ -39,8 +39,8 @@
 
 static struct {
     uint32_t graph_launched; /* since attachment_recording_begins */
-    uint32_t reasons;        /* of this library */
-    bool others_known;       /* `reasons` holds what other libraries have left */
+    uint32_t reasons;        /* found by this library */
+    bool others_known;       /* `reasons` includes those of other libraries */
 } attachment;
 
 static void mark(uint32_t reason) {
@@ -53,7 +53,7 @@ static void mark(uint32_t reason) {
     const size_t bytes = (size_t)sysconf(_SC_PAGESIZE);
     const int fd = memfd_create(name, MFD_CLOEXEC);
     if (fd < 0) {
-        return; /* this library knows it all the same */
+        return; /* this library still knows it */
     }
     if (ftruncate(fd, (off_t)bytes) == 0) {
         (void)mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE, fd, 0);
@@ -61,7 +61,7 @@ static void mark(uint32_t reason) {
     close(fd);
 }
 
-/* What libraries before this one have written. A name may lie across two pieces that are read: the tail is kept. */
+/* Returns what earlier libraries have stored. A name may span two pieces that are read: the tail is kept. */
 static uint32_t marks_in_maps(void) {
     uint32_t found = 0;
     char *text = malloc(MAPS_BYTES + 1);
@@ -106,7 +106,7 @@ void attachment_recording_ends(bool watched) {
 }
 
 void attachment_graph_launched(void) {
-    /* Looked at first, so that threads which launch graphs do not contend for the word. */
+    /* Read first, so that threads which launch graphs do not contend for the word. */
     if (__atomic_load_n(&attachment.graph_launched, __ATOMIC_RELAXED) == 0) {
         __atomic_store_n(&attachment.graph_launched, 1, __ATOMIC_SEQ_CST);
     }

@@ -1,4 +1,4 @@
-/* Whether CUPTI may be taken out of this process again. */
+/* Whether CUPTI may be detached from this process. */
 #ifndef KINETO_ATTACHMENT_H
 #define KINETO_ATTACHMENT_H
 
@@ -7,13 +7,13 @@
 
 #include "cupti/cupti_api.h"
 
-/* Before our buffer callbacks are registered: notices whose are. */
+/* Call before our buffer callbacks are registered: notes the registered ones. */
 void attachment_begins(const struct cupti_api *api);
-/* Around the time in which GPU activities are recorded, on the thread that calls the collector. `watched`: our
+/* Called before and after GPU activities are recorded, on the thread that calls the collector. `watched`: our
  * subscriber's callbacks reported the launches of graphs for the whole of that time. */
 void attachment_recording_begins(void);
 void attachment_recording_ends(bool watched);
-/* The subscriber's callback: a graph is launched. On any thread. */
+/* The subscriber's callback for the launch of a graph. On any thread. */
 void attachment_graph_launched(void);
 /* Bits of kc_stay: why CUPTI must stay attached in this process; 0 if it need not. */
 uint32_t attachment_must_stay(void);

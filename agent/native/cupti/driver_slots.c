@@ -15,7 +15,7 @@
 
 struct place {
     uintptr_t address;
-    bool code;     /* look for code instead of data that stays writable */
+    bool code;     /* look for code rather than writable data */
     bool is_there; /* in one library, all the eight bytes */
 };
 
@@ -49,4 +49,29 @@ void **driver_slot(uint8_t *function) {
     void **slot = call_pointer_find(function, symbol->st_size);
     const bool usable = slot != NULL && (uintptr_t)slot % sizeof *slot == 0 && lies_in(slot, false);
     return usable && lies_in(__atomic_load_n(slot, __ATOMIC_SEQ_CST), true) ? slot : NULL;
+}
+
+bool in_between_may(const struct in_between *between, const void *ours) {
+    const void *found = __atomic_load_n(between->slot, __ATOMIC_SEQ_CST);
+    const void *before = in_between_original(between);
+    return before == NULL || found == before || found == ours;
+}
+
+void in_between_place(struct in_between *between, void *ours) {
+    void *found = __atomic_load_n(between->slot, __ATOMIC_SEQ_CST);
+    if (found != ours) { /* otherwise it has come back to us after the removal */
+        __atomic_store_n(&between->original, found, __ATOMIC_SEQ_CST);
+        __atomic_store_n(between->slot, ours, __ATOMIC_SEQ_CST);
+    }
+}
+
+void in_between_remove(struct in_between *between, void *ours) {
+    if (between->slot != NULL) {
+        (void)__atomic_compare_exchange_n(between->slot, &ours, in_between_original(between), false, __ATOMIC_SEQ_CST,
+                                          __ATOMIC_SEQ_CST);
+    }
+}
+
+void *in_between_original(const struct in_between *between) {
+    return __atomic_load_n(&between->original, __ATOMIC_SEQ_CST);
 }

@@ -5,10 +5,10 @@
 #include "cupti/cupti_api.h"
 #include "cupti/collector.h"
 
-/* A recording begins: from now on `give_way` is called as cupti_gate.h says. Who came before that has what he came
- * for when this returns, unless he gets no CPU time for long. */
+/* A recording begins: from now on `give_way` is called as described in cupti_gate.h. Calls that came earlier have
+ * finished when this returns, unless their thread gets no CPU time for long. */
 void others_expect(struct cupti_api *api, void (*give_way)(void));
-/* Looks at what they have enabled and registered. Once we have subscribed, before anything of ours is enabled. */
+/* Notes what they have enabled and registered. Call once we have subscribed, before we enable anything. */
 void others_count(const struct cupti_api *api);
 void others_tell(struct kc_others *others);
 

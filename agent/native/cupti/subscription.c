@@ -1,15 +1,15 @@
-/* CUPTI's one subscriber, while it is ours: call records during a recording, then the detach.
+/* CUPTI's only subscriber, while it is ours: call records during a recording, then the detach.
  *
  * Theory of operation
- *   CUPTI has one subscriber per process; a second cuptiSubscribe is refused (39). We hold it from the beginning
- *   of a recording to the detach, and let go at once when torch's profiler starts (kc_yield): a Kineto that
- *   finds it taken gives up GPU activities for the life of the process.
+ *   CUPTI has one subscriber per process; a second cuptiSubscribe is refused (39). We hold it from the beginning of a
+ *   recording to the detach, and release it at once when torch's profiler starts (kc_yield): a Kineto that finds it
+ *   taken gives up GPU activities for the life of the process.
  *
- *   The process's first subscription must come before CUPTI's hooks are in place, that is before the first
- *   activity is enabled: CUPTI makes the tables that its hooks read while it enables a subscriber's domains,
- *   and a CUDA call of another thread that comes in between reads through a null pointer. On an H200 with
- *   libcupti 13.0, one of three processes that subscribed for the first time after recording crashed so
- *   (162 of 470); none that had subscribed once before did (0 of 168, and 0 of 1,680 later subscriptions).
+ *   The process's first subscription must come before CUPTI's hooks are in place, that is before the first activity is
+ *   enabled: CUPTI makes the tables that its hooks read while it enables a subscriber's domains, and a CUDA call of
+ *   another thread that comes in between reads through a null pointer. On an H200 with libcupti 13.0, one in three
+ *   processes that subscribed for the first time after recording crashed this way (162 of 470); none that had
+ *   subscribed once before did (0 of 168, and 0 of 1,680 later subscriptions).
  *
  * Threads: the callback runs on every thread of the program that makes a CUDA call, inside the call; the rest on the
  *   thread that has the turn.
@@ -23,10 +23,11 @@
 #include "cupti/detach_safety.h"
 #include "cupti/detach.h"
 #include "cupti/call_records.h"
+#include "cupti/launches.h"
 
 static void *subscriber; /* NULL: not ours */
-/* What to do at each call. A callback of the subscription before may still read while it is written. */
-enum { TELL_OF_GRAPH = 1, RECORD = 2 };
+/* What to do at each call. A callback of the previous subscription may still read it while it is written. */
+enum { TELL_OF_GRAPH = 1, RECORD = 2, NOTE_CONTEXT = 4 };
 static uint8_t wanted[CALLS_DOMAINS][CALLS_MOST];
 
 static void on_call(void *user, uint32_t domain, uint32_t cbid, const void *data) {
@@ -40,6 +41,9 @@ static void on_call(void *user, uint32_t domain, uint32_t cbid, const void *data
         attachment_graph_launched();
     }
     if (call->site != CUPTI_API_EXIT) {
+        if (todo != 0) {
+            context_note(call->context);
+        }
         if ((todo & RECORD) != 0) {
             records_enter(domain, cbid, call);
         }
@@ -68,8 +72,8 @@ cupti_result subscription_open(const struct cupti_api *api) {
 
 bool subscription_held(void) { return __atomic_load_n(&subscriber, __ATOMIC_SEQ_CST) != NULL; }
 
-/* Callbacks for the calls of a domain that are marked in its table, to do this. A libcupti that is newer than the
- * driver names calls that the driver does not have and refuses their callbacks; nobody can make such a call. */
+/* Enables callbacks for the calls of a domain that are marked in its table, with this action. A libcupti that is newer
+ * than the driver names calls that the driver lacks and refuses their callbacks; no one can make such a call. */
 static cupti_result enable_calls(const struct cupti_api *api, void *held, uint32_t domain, const uint8_t *marked,
                                  uint8_t todo) {
     bool any = false;
@@ -97,6 +101,10 @@ cupti_result subscription_watch_graphs(const struct cupti_api *api, const struct
     for (uint32_t domain = CUPTI_DOMAIN_DRIVER_API; domain <= CUPTI_DOMAIN_RUNTIME_API && result == CUPTI_SUCCESS;
          domain++) {
         result = enable_calls(api, held, domain, calls->graph[domain], TELL_OF_GRAPH);
+    }
+    /* Includes the runtime's launches: they call the driver's. If it fails, fewer contexts are checked. */
+    if (result == CUPTI_SUCCESS) {
+        (void)enable_calls(api, held, CUPTI_DOMAIN_DRIVER_API, calls->launch, NOTE_CONTEXT);
     }
     return result;
 }

@@ -2,29 +2,30 @@
  *
  * Theory of operation
  *   The nodes of a graph are numbered in the order in which a capture adds them. At the beginning and the end of each
- *   operator the driver is asked how many there are by now; what is new since the last look was added in the innermost
- *   operator of the thread that looks. Each thread has a stack of its open operators.
+ *   operator the driver is queried for their number; nodes that are new since the last query were added in the
+ *   innermost operator of the querying thread. Each thread has a stack of its open operators.
  *
  *   A thread takes part in the capture if the stream that it uses at this moment captures into the watched graph:
  *   autograd's threads do, others of the program do not. If a node may be from more than one of them, because another
- *   one has looked last or is inside an operator, it belongs to none: a wrong operator would be worse.
+ *   one made the last query or is inside an operator, it belongs to none: a wrong operator would be worse.
  *
- *   To count the nodes takes the driver some 10 ns for each of them. In a large graph they are counted only where
- *   they must: as long as a thread stays on one stream, its new nodes are those between the end of that stream now and
- *   its end at the last look. What others have added meanwhile has no operator then. After COUNTING_NS of counting
+ *   Counting the nodes takes the driver some 10 ns for each of them. In a large graph they are counted only if
+ *   necessary: as long as a thread stays on one stream, its new nodes are those between the current end of that stream
+ *   and its end at the last query. Nodes added by others in between have no operator. After COUNTING_NS of counting
  *   the rest of a graph has none.
  *
- *   Operators that add no node are kept by nobody: only a node puts its operator, and those around it, into the table.
+ *   Operators that add no node are not kept: only a node adds its operator, and the enclosing ones, to the table.
  *
  *   An operator that began before the watch is not known. Nodes that it adds on another thread, which cannot take part
- *   before the capture has begun either, are therefore not told from those of a thread that is inside a known one.
+ *   before the capture has begun either, can therefore not be distinguished from those of a thread that is inside a
+ *   known one.
  *
  *   The callbacks are registered from begin to seal only. One that runs later finds no watch and returns.
  *
  * Threads: begin, seal, take and drop on the program's thread that captures, without the GIL; the callbacks on every
  *   thread that runs an operator meanwhile.
  * Blocks: callbacks for the lock of this file, LOCK_LIMIT_NS at most: it is held for some queries of the driver, which
- *   has locks of its own, and never while anything else waits. Who does not get it leaves the rest of the graph without
+ *   has its own locks, and never during another wait. If a thread does not get it, the rest of the graph has no
  *   operators. begin, seal, take and drop wait until it is free, and inside torch while callbacks are registered.
  */
 #define _GNU_SOURCE
@@ -57,15 +58,15 @@
 struct frame {
     const void *function;
     uint32_t name;
-    uint32_t inputs; /* NODE_TABLE_NONE: its thread did not take part when it began, as autograd's before they set the
-                      * stream of an operator; or inputs are not recorded */
+    uint32_t inputs; /* NODE_TABLE_NONE: not recorded, or its thread did not take part when it began, as autograd's
+                      * before they set the stream of an operator */
     uint32_t op;     /* in the table; NODE_TABLE_NONE: it has added no node yet */
     uint8_t scope;
-    bool counted; /* among the operators of this thread that take part */
+    bool counted; /* counted among the participating operators of this thread */
 };
 
 struct stack {
-    uint64_t watch; /* that the rest belongs to */
+    uint64_t watch; /* to which the rest belongs */
     uint32_t depth;
     uint32_t counted;
     bool inside;
@@ -86,13 +87,13 @@ static struct {
     uint64_t id; /* of the capture */
     int8_t device;
     void *stream;
-    const struct stack *looked; /* who has looked last */
-    const void *looked_stream;  /* and used this stream */
-    const void *last;           /* the end of that stream then; NULL: unknown */
-    bool uncounted;             /* and has not counted */
+    const struct stack *looked; /* the thread that made the last query */
+    const void *looked_stream;  /* the stream that it used */
+    const void *last;           /* the end of that stream at the time; NULL: unknown */
+    bool uncounted;             /* it did not count */
     int64_t counting_ns;
     uint64_t missed; /* the watch in which a thread did not get the lock in time */
-    uint32_t busy;   /* threads that take part and are inside an operator */
+    uint32_t busy;   /* participating threads that are inside an operator */
     struct node_table table;
     uint8_t *sealed;
     size_t sealed_bytes;
@@ -104,7 +105,7 @@ static _Thread_local struct stack own;
 
 /* ---- operators ---- */
 
-/* The operator to which a node of this thread belongs now. */
+/* The operator to which a new node of this thread belongs. */
 static uint32_t innermost(struct stack *stack) {
     uint32_t op = NODE_TABLE_NONE;
     for (uint32_t i = 0; i < stack->depth; i++) {
@@ -126,7 +127,7 @@ static bool count_nodes(void *graph, size_t *count) {
     return counted;
 }
 
-/* Gives the nodes that are new at the end of the thread's stream to their operator. False: there may be others. */
+/* Assigns the new nodes at the end of the thread's stream to their operator. False: there may be others. */
 static bool follow(struct stack *stack, const void *last, bool alone) {
     const void *nodes[CHAIN_MOST];
     if (last == NULL || self.last == NULL) {
@@ -143,7 +144,7 @@ static bool follow(struct stack *stack, const void *last, bool alone) {
     return count > 0;
 }
 
-/* Gives the nodes that are new to their operator. False: this thread takes no part in the capture. */
+/* Assigns the new nodes to their operator. False: this thread takes no part in the capture. */
 static bool look(struct stack *stack) {
     struct graph_under_capture found;
     void *stream = graph_driver_current(&self.driver, self.device);
@@ -238,7 +239,7 @@ static bool lock_in_time(void) {
     return true;
 }
 
-/* This thread's stack, with the lock; NULL without if nothing is watched. */
+/* Returns this thread's stack, with the lock; NULL without it if there is no watch. */
 static struct stack *enter(void) {
     const uint64_t watch = __atomic_load_n(&self.watch, __ATOMIC_ACQUIRE);
     if (watch == 0 || own.inside) { /* or a signal handler that runs operators */
@@ -299,7 +300,7 @@ static struct ops_callback callback(uint32_t index, bool inputs) {
     return made;
 }
 
-/* With the lock: the callbacks of others are not called while torch's list changes. */
+/* With the lock, so that no callback of another thread runs while torch's list changes. */
 static void unregister(void) {
     while (self.registered > 0) {
         self.torch.remove(self.handles[--self.registered]);

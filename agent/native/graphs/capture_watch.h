@@ -18,7 +18,7 @@
 
 #define KC_GRAPHS_ABI 1 /* changes with any signature or structure below */
 
-enum { KC_GRAPHS_CAPTURE = -3 }; /* the driver does not tell about this capture, or it is beyond the limits */
+enum { KC_GRAPHS_CAPTURE = -3 }; /* the driver has no data about this capture, or it is beyond the limits */
 
 struct kc_graphs_libraries {
     const char *torch; /* libtorch_cpu */
@@ -28,21 +28,20 @@ struct kc_graphs_libraries {
 
 KC_EXPORT uint32_t kc_graphs_abi(void);
 /* Finds the functions of the loaded libraries and checks that torch takes our callbacks. `layout` may be NULL;
- * *layout_fits tells whether this torch keeps to it: only then inputs are recorded. May be called again between
- * captures. */
+ * *layout_fits: whether this torch matches it; inputs are recorded only then. May be called again between captures. */
 KC_EXPORT int kc_graphs_open(const struct kc_graphs_libraries *libraries, const struct kc_observer_layout *layout,
                              uint32_t *layout_fits, char *error, size_t error_bytes);
 /* As kc_observer_describe_tensor. */
 KC_EXPORT int kc_graphs_describe_tensor(const void *tensor, uint8_t *out, uint32_t bytes, uint64_t *storage_data);
-/* Begins to watch the capture of this stream of this device. *watch gets its number. */
+/* Starts watching the capture of this stream of this device. *watch is its number. */
 KC_EXPORT int kc_graphs_begin(uint64_t stream, int32_t device, uint32_t record_inputs, uint64_t *watch, char *error,
                               size_t error_bytes);
-/* Ends the watch, while the capture is still active, and reads its nodes. *bytes gets the size of what
- * kc_graphs_take has for it. */
+/* Ends the watch, while the capture is still active, and reads its nodes. *bytes is the size of the result for
+ * kc_graphs_take. */
 KC_EXPORT int kc_graphs_seal(uint64_t watch, uint64_t *bytes, char *error, size_t error_bytes);
-/* Copies what was sealed and frees it; `bytes` must be its size. */
+/* Copies the sealed result and frees it; `bytes` must be its size. */
 KC_EXPORT int kc_graphs_take(uint8_t *out, uint64_t bytes);
-/* Ends the watch, if there is one, and frees what was sealed. */
+/* Ends the watch, if there is one, and frees the sealed result. */
 KC_EXPORT void kc_graphs_drop(void);
 
 #endif

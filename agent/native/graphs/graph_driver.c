@@ -1,8 +1,8 @@
 /* See graph_driver.h.
  *
- * CUDA permits every operation on a graph under capture but destroying it and removing nodes; these only read. None of
- * them is among the calls that a capture in the mode "global" or "thread_local" forbids, none adds a node, none waits
- * for the GPU. The stream of a thread is asked from torch for a device by number, so that torch asks CUDA nothing.
+ * CUDA permits every operation on a graph under capture except destroying it and removing nodes; these only read. None
+ * of them is among the calls that a capture in the mode "global" or "thread_local" forbids, none adds a node, none
+ * waits for the GPU. torch is queried for a thread's stream by device number, so that it makes no CUDA call.
  *
  * Threads: those of the program that capture.
  * Blocks: in the driver, which has locks of its own; in the loader when the functions are looked for.
@@ -21,7 +21,7 @@ enum { CAPTURE_ACTIVE = 1, NODE_KERNEL = 0 };
 struct wanted {
     void *place;
     const char *name;
-    const char *other; /* where the first one is missing; NULL: it is required, "": it is not */
+    const char *other; /* used if the first one is missing; NULL: it is required, "": it is optional */
 };
 
 static int find(const char *path, const struct wanted *wanted, size_t count, char *error, size_t error_bytes) {
@@ -42,7 +42,7 @@ static int find(const char *path, const struct wanted *wanted, size_t count, cha
         }
         memcpy(wanted[i].place, &found, sizeof found);
     }
-    return 0; /* the library is kept */
+    return 0; /* the library stays loaded */
 }
 
 int graph_driver_open(struct graph_driver *driver, const char *cuda, const char *c10_cuda, char *error,
@@ -72,7 +72,7 @@ bool graph_driver_captures(const struct graph_driver *driver, void *stream, stru
         return false;
     }
     int code = driver->capture_info(stream, &status, &found->id, &found->graph, &last, &count);
-    if (code != 0) { /* this function cannot tell of dependencies that are more than that */
+    if (code != 0) { /* this function cannot return dependencies with more data */
         count = 0;
         code = driver->capture_info(stream, &status, &found->id, &found->graph, NULL, NULL);
     }

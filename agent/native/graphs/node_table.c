@@ -14,7 +14,7 @@
 #define FIRST_ROOM 256u
 #define FIRST_PLACES 1024u
 
-/* Room for `count` elements, twice as many as before. False: the table is full. */
+/* Makes room for `count` elements, doubling the size. False: the table is full. */
 static bool reserve(struct node_table *table, void **elements, size_t *room, size_t count, size_t size, size_t most) {
     if (count <= *room) {
         return true;

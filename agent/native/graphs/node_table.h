@@ -1,6 +1,6 @@
-/* What is known of one graph under capture: operators, the operator of each node, texts. Bounded; one user at a time.
+/* The data of one graph under capture: operators, the operator of each node, texts. Bounded; one user at a time.
  *
- * kineto_agent/protocol/records.py describes the form in which it is handed over ("graph_nodes/1").
+ * kineto_agent/protocol/records.py describes its serialised form ("graph_nodes/1").
  */
 #ifndef KINETO_NODE_TABLE_H
 #define KINETO_NODE_TABLE_H
@@ -29,13 +29,13 @@ struct node_record {
 };
 
 struct op_record {
-    uint32_t parent; /* number of the operator around it, which is smaller; NODE_TABLE_NONE */
+    uint32_t parent; /* number of the enclosing operator, which is smaller; NODE_TABLE_NONE */
     uint32_t name;
     uint32_t inputs; /* NODE_TABLE_NONE: not recorded */
     uint32_t scope;
 };
 
-/* A node that is known by the driver's handle only. */
+/* A node of which only the driver's handle is known. */
 struct node_claim {
     const void *node;
     uint32_t op;
@@ -48,27 +48,27 @@ struct node_table {
     size_t op_count, ops_room;
     struct node_claim *claims;
     size_t claim_count, claims_room;
-    uint8_t *texts; /* u32 length, bytes; each one once */
+    uint8_t *texts; /* u32 length, bytes; each text once */
     size_t text_bytes, texts_room;
     uint32_t *places; /* of texts by hash, NODE_TABLE_NONE: free */
     size_t place_count, text_count;
-    bool full; /* a limit was reached or memory refused: the table is worth nothing */
+    bool full; /* a limit was reached or memory refused: the table is useless */
 };
 
-/* Where the text begins, which is added if it is new. NODE_TABLE_NONE if there is no room. */
+/* Returns where the text begins; it is added if it is new. NODE_TABLE_NONE if there is no room. */
 uint32_t node_table_text(struct node_table *table, const void *data, size_t bytes);
 uint32_t node_table_op(struct node_table *table, const struct op_record *op);
-/* Says that the nodes from the last one that is known up to `count` were added in this operator. */
+/* Assigns the nodes from the last known one up to `count` to this operator. */
 void node_table_add(struct node_table *table, size_t count, uint32_t op);
-/* Says that the node with this handle was added in this operator. */
+/* Assigns the node with this handle to this operator. */
 void node_table_claim(struct node_table *table, const void *node, uint32_t op);
-/* Gives claimed nodes their operators. nodes: the handles of all nodes, in their order. */
+/* Resolves the nodes assigned by handle. nodes: the handles of all nodes, in their order. */
 void node_table_settle(struct node_table *table, void *const *nodes);
-/* Frees what it holds. */
+/* Frees its memory. */
 void node_table_clear(struct node_table *table);
-/* Forgets what it holds, for a child after a fork in the middle of a change. */
+/* Forgets its memory, for a child after a fork in the middle of a change. */
 void node_table_forget(struct node_table *table);
-/* The form that is handed over, malloc'ed, with room for the nodes; NULL: no memory, or the table is full. */
+/* Returns the serialised form, malloc'ed, with room for the nodes; NULL: no memory, or the table is full. */
 uint8_t *node_table_packed(const struct node_table *table, const struct node_record *nodes, size_t *bytes);
 
 #endif

@@ -1,26 +1,26 @@
 /* Lending buffers to a vendor's library: the two callbacks that run on the target's own threads.
  *
  * Theory of operation
- *   The library asks for a buffer on whatever thread needs one (often inside a kernel launch) and returns it full on
- *   a thread of its own, or inside a flush. Both callbacks are wait-free but for a bounded scan: no lock, no
+ *   The library asks for a buffer on the thread that needs one (often inside a kernel launch) and returns it full on a
+ *   thread of its own, or inside a flush. Both callbacks are wait-free except for a bounded scan: no lock, no
  *   allocation, no system call except the futex wake for a returned buffer (one per 4 MiB of records).
  *
- *   The lowest FREE buffer is lent first: its memory is already there and probably still in a cache.
+ *   The lowest FREE buffer is lent first: its memory is already mapped and probably still in a cache.
  *
- *   Libraries keep no argument for these callbacks, so each collector has its own pair of them (collector_slots.c).
+ *   Libraries pass no argument to these callbacks, so each collector has its own pair of them (collector_slots.c).
  *   `users` counts the callbacks that are inside; pool_close() clears the pointer to the arena and waits until it is 0,
  *   after which the arena may be unmapped. (Sequentially consistent on both sides: each must see the other's store.)
  *
  *   A library may keep a buffer beyond the end of a recording and return it in the next one. Such a stray belongs to
  *   an arena that is retired (collector.c); the collector's thread copies its records over.
  *
- *   When no buffer is FREE, a library may be declined that drops records then and counts them (libcupti of CUDA 12.9
- *   and later). Others get a spill buffer, whose records are only counted. Where even these do not suffice, a library
- *   that cannot do without (PTI) gets one that it shares with itself: nobody reads what is written there.
+ *   When no buffer is FREE, a library that then drops and counts records (libcupti of CUDA 12.9 and later) is declined.
+ *   Others get a spill buffer, whose records are only counted. If even these run out, a library that must have a buffer
+ *   (PTI) gets one that is lent many times over: its contents are never read.
  *
  * Threads: the two callbacks run on threads of the program and of the library; pool_take_*, pool_free_spill on the
  *   collector's thread; the rest on the agent's.
- * Blocks: nothing does in a callback. pool_close yields the processor until the callbacks that are inside have left.
+ * Blocks: the callbacks never do. pool_close yields the processor until the callbacks that are inside have left.
  */
 #define _GNU_SOURCE
 #include "kit/buffer_pool.h"
@@ -154,8 +154,8 @@ static bool return_to_arena(struct arena *arena, const uint8_t *buffer, size_t v
     return true;
 }
 
-/* Of an arena that was closed while the library still held it. It can hold no more of them than there are slots
- * for in practice (CUPTI keeps one or two); the rest would stay lent. */
+/* Takes a buffer of an arena that was closed while the library still held it. In practice the library holds no more of
+ * them than there are slots (CUPTI keeps one or two); the rest would stay lent. */
 static void return_stray(struct pool *pool, uint8_t *buffer, size_t valid) {
     for (uint32_t i = 0; i < STRAYS_MOST; i++) {
         if (take(&pool->stray_state[i])) {

@@ -1,12 +1,12 @@
 /* See clock_samples.h.
  *
- * CUPTI's own times are CLOCK_REALTIME. But torch's profiler, once it was used in a process, has registered a timestamp
- * callback with CUPTI, for the life of the process: from then on all of CUPTI's records bear the processor's time stamp
- * counter (on x86-64; CLOCK_MONOTONIC elsewhere). Taking the callback away would spoil the program's next profile. So
- * the daemon finds out which clock a record bears and translates it with two samples of all of them.
+ * CUPTI's own times are CLOCK_REALTIME. But once torch's profiler has been used in a process, its timestamp callback is
+ * registered with CUPTI for the life of the process: from then on all of CUPTI's records hold the processor's time
+ * stamp counter (on x86-64; CLOCK_MONOTONIC elsewhere). Removing the callback would spoil the program's next profile.
+ * So the daemon finds out which clock a record uses and translates it with two samples of all of them.
  *
- * A vendor with a clock of its own reads it for us (kit/vendor.h). All pairs are kept, since CLOCK_REALTIME may be set
- * or slewed during a recording: 24 bytes of the string table for each flush.
+ * A vendor with its own clock has a function that reads it (kit/vendor.h). All pairs are kept, since CLOCK_REALTIME may
+ * be set or slewed during a recording: 24 bytes of the string table for each flush.
  *
  * Threads: the agent's when recording begins, then the collector's.
  * Blocks: never.
@@ -21,7 +21,7 @@
 
 #include "common/wake.h"
 
-#define TRIES 16 /* the one in which the thread was not put aside counts */
+#define TRIES 16 /* the try in which the thread was not preempted counts */
 
 static uint64_t ticks(void) {
 #if defined(__x86_64__)
@@ -71,7 +71,7 @@ void clocks_add_pair(struct arena *arena, uint64_t (*read_clock)(void)) {
             best = theirs;
         }
     }
-    if (shortest != INT64_MAX) { /* else the clock was set back each time */
+    if (shortest != INT64_MAX) { /* otherwise the clock was set back each time */
         (void)arena_add_string(arena, unix_ns, ARENA_SPACE_CLOCK_PAIR, (const char *)&best, sizeof best);
     }
 }

@@ -1,4 +1,4 @@
-/* Samples of the clocks in which a library may give times, for the daemon to translate them. */
+/* Samples of the clocks that a library's times may use, with which the daemon translates them. */
 #ifndef KINETO_KIT_CLOCK_SAMPLES_H
 #define KINETO_KIT_CLOCK_SAMPLES_H
 
@@ -6,9 +6,9 @@
 
 /* Sets both samples in the arena's header. */
 void clocks_begin(const struct arena *arena);
-/* Sets the last one. */
+/* Sets the last sample. */
 void clocks_sample(const struct arena *arena);
-/* Adds a pair to the string table: what `read_clock` shows, under the Unix time at which it does. */
+/* Adds a pair to the string table: the value of `read_clock`, under the Unix time at which it was read. */
 void clocks_add_pair(struct arena *arena, uint64_t (*read_clock)(void));
 
 #endif

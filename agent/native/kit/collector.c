@@ -1,18 +1,18 @@
-/* What a collector does, whoever its vendor is. collector.h and kit.h say how it is used.
+/* The vendor-independent part of a collector. collector.h and kit.h describe its use.
  *
  * Theory of operation
  *   Three parties meet in one arena: the library's threads (buffer_pool.c, record_stream.c), the collector's thread
- *   (collector_thread.c, parse_buffers.c), and the daemon, which copies READY buffers from its own mapping and sets them
- *   FREE.
+ *   (collector_thread.c, parse_buffers.c), and the daemon, which copies READY buffers from its own mapping and sets
+ *   them FREE.
  *
  *   Fork: the arena is not mapped in the child (MADV_DONTFORK), the descriptor is closed there and every function
- *   refuses. A library that does not notice the fork may go on to fill buffers that it was lent: memory of the child's
- *   own takes the arena's place. Exit: a handler lets the thread publish what has been returned and end, before the library's own
- *   exit handlers take it down. Those that it registered before the collector was prepared run later by themselves; for
- *   those that it registers when recording first begins, our handler is registered once more.
+ *   refuses. A library that does not notice the fork may go on filling buffers that it was lent: private memory of the
+ *   child takes the arena's place. Exit: a handler lets the thread publish what has been returned and end, before the
+ *   library's own exit handlers tear it down. Handlers that it registered before the collector was prepared run later
+ *   anyway; because of those that it registers when recording first begins, our handler is registered once more.
  *
- * Threads: the agent's, without the GIL, or one of the program that is given way to; collector_exits on the one that
- *   exits, collector_forked in a forked child; the functions of hosts on any thread.
+ * Threads: the agent's, without the GIL, or one of the program to which the agent yields; collector_exits on the one
+ *   that exits, collector_forked in a forked child; the functions of hosts on any thread.
  * Blocks: inside the vendor's library; collector_stop, collector_close and collector_exits wait for their limits at
  *   most. The functions of hosts never do.
  */
@@ -70,12 +70,12 @@ void collector_forked(struct kit_collector *collector) {
     }
     turn_kill(&collector->turn);
     if (collector->arena != NULL) {
-        arena_forked(collector->arena); /* closed, else the daemon would see no end of this process */
+        arena_forked(collector->arena); /* closed, otherwise the daemon would not see the end of this process */
     }
     retired_forked(&collector->retired);
 }
 
-/* The turn is kept: from here on nobody comes into the library through us, whose exit handlers take it down next. */
+/* The turn is kept: from now on no one enters the library through us; its exit handlers tear it down next. */
 void collector_exits(struct kit_collector *collector) {
     if (collector_refuses(collector) != 0) {
         return;
@@ -204,7 +204,7 @@ int collector_prepare(struct kit_collector *collector, const struct kit_config *
 }
 
 static int begin(struct kit_collector *collector, char *error, size_t error_bytes) {
-    /* What was dropped since the last recording: cuptiFinalize counts the kernel that it interrupts. */
+    /* Discards the count since the last recording: cuptiFinalize counts the kernel that it interrupts. */
     (void)worker_take_dropped(&collector->worker);
     const int code = hooks_of(collector)->begin == NULL
                          ? 0
@@ -213,7 +213,7 @@ static int begin(struct kit_collector *collector, char *error, size_t error_byte
         return code;
     }
     clocks_begin(collector->arena);
-    /* Before the thread, which would have to drop a stray as long as nothing is lent. */
+    /* Before the thread starts, which would have to drop a stray as long as nothing is lent. */
     pool_open(&collector->pool, collector->arena, &collector->worker.work,
               (enum kit_when_full)collector->library.when_full);
     const int number = worker_start(&collector->worker);
@@ -286,7 +286,7 @@ void collector_stop(struct kit_collector *collector, int64_t limit_ns) {
 }
 
 void collector_library_left(struct kit_collector *collector) {
-    pool_drop_strays(&collector->pool); /* it may have handed some back as it left */
+    pool_drop_strays(&collector->pool); /* it may have returned some as it left */
     retired_free(&collector->retired);
     collector->library_left = true;
 }
@@ -329,7 +329,7 @@ static uint8_t *add_part(uint8_t *place, const void *part, uint32_t bytes) {
     return place + bytes;
 }
 
-/* A record of two parts behind a header. False: no room, or nothing is recorded. */
+/* Writes a record of two parts behind a header. False: no room, or no recording. */
 static bool push(struct kit_collector *collector, uint32_t kind, const void *head, uint32_t head_bytes,
                  const void *body, uint32_t body_bytes) {
     static const uint64_t PADDING;
@@ -357,7 +357,7 @@ static bool push(struct kit_collector *collector, uint32_t kind, const void *hea
 
 bool collector_push(struct kit_collector *collector, uint32_t kind, const void *record, uint32_t bytes) {
     if (collector->vendor->next_record != NULL || kind == KIT_KIND_TEXT || bytes > KIT_PUSHED_BYTES_MOST) {
-        return false; /* not what vendor.h allows */
+        return false; /* vendor.h does not allow it */
     }
     return push(collector, kind, NULL, 0, record, bytes);
 }

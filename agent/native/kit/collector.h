@@ -12,14 +12,14 @@
 
 enum collector_phase { COLLECTOR_CLOSED, COLLECTOR_PREPARED, COLLECTOR_RECORDING, COLLECTOR_STOPPED };
 
-/* What a vendor in this library may want besides kit_vendor; each may be NULL. */
+/* Optional hooks of a vendor in this library beyond kit_vendor; each may be NULL. */
 struct collector_hooks {
-    /* Before the collector's thread exists and any buffer is lent: texts may be added to the arena directly. Returns 0
-     * or a negative error with a text. */
+    /* Called before the collector's thread exists and any buffer is lent: texts may be added to the arena directly.
+     * Returns 0 or a negative error with a text. */
     int (*begin)(struct arena *arena, char *error, size_t error_bytes);
-    /* The collector's thread: records that the vendor's own callbacks write into the stream end here. */
+    /* On the collector's thread: ends the records that the vendor's own callbacks write into the stream. */
     void (*close_writers)(void);
-    /* The process is exiting and somebody has the turn: he should give it up. On any thread. */
+    /* The process is exiting and another thread has the turn: asks it to give the turn up. On any thread. */
     void (*hurry)(void);
 };
 
@@ -32,7 +32,7 @@ struct kit_collector {
     bool opened;
     bool vendor_started;
     bool abandoned;     /* the thread did not end in time */
-    bool close_pending; /* collector_close came before it did */
+    bool close_pending; /* collector_close was called before it did */
     bool library_left;
     uint32_t dead; /* forked child */
     uint32_t exiting;
@@ -48,7 +48,7 @@ struct kit_collector {
     struct kit_stop_result stopped;
 };
 
-/* All but collector_forked, collector_exits and the callbacks: with the turn, or before anybody else knows of the
+/* All except collector_forked, collector_exits and the callbacks: with the turn, or before anyone else knows the
  * collector. */
 int collector_open(struct kit_collector *collector, const char *path, char *error, size_t error_bytes);
 int collector_prepare(struct kit_collector *collector, const struct kit_config *config, char *error,
@@ -56,13 +56,13 @@ int collector_prepare(struct kit_collector *collector, const struct kit_config *
 int collector_start(struct kit_collector *collector, const uint32_t *kinds, uint32_t count, int32_t *results,
                     char *error, size_t error_bytes);
 int collector_counts(const struct kit_collector *collector, struct kc_counts *counts);
-/* Fills collector->stopped. */
+/* Stops recording and fills collector->stopped. */
 void collector_stop(struct kit_collector *collector, int64_t limit_ns);
-/* The library is out of the process, so nothing of ours is in it any more. After collector_stop. */
+/* The library has left the process, so it holds nothing of ours any more. After collector_stop. */
 void collector_library_left(struct kit_collector *collector);
 int collector_close(struct kit_collector *collector);
 enum collector_phase collector_phase(const struct kit_collector *collector);
-/* 0 or why nothing can be done in this process any more. */
+/* Returns 0, or the error why this process can record no more. */
 int collector_refuses(const struct kit_collector *collector);
 
 void collector_forked(struct kit_collector *collector);

@@ -1,6 +1,6 @@
 /* Theory of operation
  *
- * Libraries keep no argument for their buffer callbacks, and exit handlers have none either. So there is a fixed number
+ * Libraries pass no argument to their buffer callbacks, and exit handlers have none either. So there is a fixed number
  * of places for collectors, each with its own set of functions that know it. A place is never given to another
  * collector: a library may call back at any time.
  *
@@ -14,9 +14,9 @@
 #include <stdlib.h>
 
 static struct kit_collector *collectors[COLLECTORS_MOST];
-static uint32_t count; /* written by the agent's thread alone */
+static uint32_t count; /* written by the agent's thread only */
 
-/* ---- what each place has of its own ---- */
+/* ---- the functions of each place ---- */
 
 #define PLACES(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
 

@@ -6,8 +6,8 @@
 
 #define COLLECTORS_MOST 8u
 
-/* Gives a collector its host, and has it told of forks. For the life of the process. Its number, or -1 if there are too
- * many. On the agent's thread. */
+/* Gives a collector its host and calls it at forks, for the life of the process. Returns its number, or -1 if there are
+ * too many. On the agent's thread. */
 int collectors_add(struct kit_collector *collector);
 /* NULL if there is no such number. */
 struct kit_collector *collectors_get(int number);

@@ -1,11 +1,11 @@
 /* Theory of operation
  *
- *   The thread is the only writer of the header's counters and of the string table while recording. It exists between
- *   start and stop alone; it publishes returned buffers, backs more buffers with memory ahead of their use, and
- *   flushes the library now and then, so that a crash loses no more than one period.
+ *   The thread is the only writer of the header's counters and of the string table while recording. It exists only
+ *   between start and stop; it publishes returned buffers, backs more buffers with memory ahead of their use, and
+ *   flushes the library periodically, so that a crash loses no more than one period.
  *
- *   The last, forced flush runs on the thread too, so that a stop can give up waiting when the library does not
- *   return. No lock is held across a call of the library: there is none.
+ *   The last, forced flush runs on the thread too, so that a stop can give up waiting when the library does not return.
+ *   There are no locks, so none is held across a call of the library.
  *
  * Threads: the collector's own, with signals blocked; worker_start, worker_end and worker_leave run on the thread
  *   that has the turn.
@@ -23,7 +23,7 @@
 #include "kit/clock_samples.h"
 
 #define AHEAD_BYTES (16u << 20) /* backed by memory beyond the highest in use: 0.15 s of 1 M records/s */
-#define FLUSH_FREE_LEAST 2u     /* a flush uses up partly filled buffers: not when they are scarce */
+#define FLUSH_FREE_LEAST 2u     /* a flush uses up partly filled buffers: not when few are free */
 #define WRITERS_LIMIT_NS 100000000LL
 
 static _Thread_local const struct worker *own;
@@ -36,7 +36,7 @@ static void adopt_strays(struct worker *worker) {
          buffer = pool_take_stray(worker->pool, &valid)) {
         const int64_t index = valid == 0 ? -1 : pool_lend(worker->pool, worker->arena);
         const uint32_t slot = (uint32_t)index;
-        if (index >= 0) { /* buffers of all arenas have one size */
+        if (index >= 0) { /* buffers of all arenas have the same size */
             memcpy(arena_buffer(worker->arena, slot), buffer, valid);
             *arena_buffer_word(worker->arena, slot, ARENA_BUFFER_VALID_BYTES) = valid;
             walker_publish(worker->walker, slot);
@@ -115,7 +115,8 @@ static void work_until_told(struct worker *worker) {
     }
 }
 
-/* What callbacks have begun to write; they take well under a microsecond unless their thread is put aside. */
+/* Waits for records that callbacks are still writing; that takes well under a microsecond unless their thread is
+ * preempted. */
 static void await_writers(struct worker *worker) {
     const int64_t deadline = clock_ns(CLOCK_MONOTONIC) + WRITERS_LIMIT_NS;
     if (worker->close_writers != NULL) {
@@ -171,7 +172,7 @@ int worker_start(struct worker *worker) {
 }
 
 bool worker_end(struct worker *worker, enum worker_command command, int64_t limit_ns) {
-    uint32_t running = WORKER_RUNS; /* a command given before stands: the process may be exiting meanwhile */
+    uint32_t running = WORKER_RUNS; /* an earlier command stays: the process may be exiting */
     (void)__atomic_compare_exchange_n(&worker->command, &running, command, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
     wake_post(&worker->work);
     return wake_await(&worker->end, &worker->ended, 1, limit_ns);
@@ -180,7 +181,7 @@ bool worker_end(struct worker *worker, enum worker_command command, int64_t limi
 bool worker_has_ended(const struct worker *worker) { return __atomic_load_n(&worker->ended, __ATOMIC_SEQ_CST) != 0; }
 
 void worker_leave(struct worker *worker, bool ended) {
-    if (atomic_exchange(&worker->started, false)) { /* else an exiting process has joined it */
+    if (atomic_exchange(&worker->started, false)) { /* otherwise an exiting process has joined it */
         (void)(ended ? pthread_join(worker->thread, NULL) : pthread_detach(worker->thread));
     }
 }

@@ -1,4 +1,4 @@
-/* A collector's thread: publishes what the library returns, and flushes. */
+/* A collector's thread: publishes returned buffers, and flushes. */
 #ifndef KINETO_KIT_COLLECTOR_THREAD_H
 #define KINETO_KIT_COLLECTOR_THREAD_H
 
@@ -20,7 +20,7 @@ enum worker_command { WORKER_RUNS, WORKER_FINISHES, WORKER_EXITS };
 
 struct worker {
     const struct kit_vendor *vendor;
-    void (*close_writers)(void); /* of records that no one pushes; may be NULL */
+    void (*close_writers)(void); /* closes record writers that do not push; may be NULL */
     struct arena *arena;
     struct walker *walker;
     struct pool *pool;
@@ -28,12 +28,12 @@ struct worker {
     const struct retired *retired;
     int64_t flush_period_ns;
     uint32_t may_flush; /* recording has begun */
-    struct wake work;   /* posted when there is something to do */
-    /* To be read once it has ended: */
+    struct wake work;   /* posted when there is work */
+    /* Read them once it has ended: */
     uint64_t cpu_ns;
     uint32_t flushes;
     int32_t flush_result;
-    /* Its own: */
+    /* The thread's own: */
     pthread_t thread;
     _Atomic bool started;
     uint32_t command;
@@ -41,18 +41,18 @@ struct worker {
     struct wake end;
 };
 
-/* 0 or an errno. */
+/* Returns 0 or an errno. */
 int worker_start(struct worker *worker);
-/* The library records from now on: it may be asked for what it has. */
+/* The library records from now on and may be flushed. */
 void worker_may_flush(struct worker *worker);
-/* Tells it to flush for the last time, unless recording never began, and to end; WORKER_FINISHES closes the arena, too.
+/* Asks it to flush for the last time, unless recording never began, and to end; WORKER_FINISHES closes the arena, too.
  * False: it has not ended within `limit_ns`. */
 bool worker_end(struct worker *worker, enum worker_command command, int64_t limit_ns);
-/* Whether it has done all it will do. */
+/* Whether it has finished its work. */
 bool worker_has_ended(const struct worker *worker);
-/* Afterwards, once: joins it, or lets it go if it has not `ended`. */
+/* Call once afterwards: joins it, or detaches it if it has not `ended`. */
 void worker_leave(struct worker *worker, bool ended);
-/* What the library dropped since this was last asked. */
+/* Returns how many records the library dropped since the last call. */
 uint64_t worker_take_dropped(const struct worker *worker);
 /* Whether the calling thread is this worker's. */
 bool worker_is_here(const struct worker *worker);

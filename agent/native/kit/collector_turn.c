@@ -1,6 +1,6 @@
 /* See collector_turn.h.
  *
- * Threads: the agent's, and any of the program's that is given way to or exits.
+ * Threads: the agent's, and any of the program's to which the agent yields or that exits.
  * Blocks: turn_begin waits for the turn without a limit, turn_begin_within up to its limit.
  */
 #define _GNU_SOURCE

@@ -1,6 +1,6 @@
-/* The kit's exported functions. kit.h says how they are used.
+/* The kit's exported functions. kit.h describes their use.
  *
- * Threads: the agent's, without the GIL; kc_kit_stop on any of the program's, too, that is given way to.
+ * Threads: the agent's, without the GIL; kc_kit_stop also on any of the program's to which the agent yields.
  * Blocks: each waits for its turn and inside the vendor's library; kc_kit_stop waits up to its limit.
  */
 #define _GNU_SOURCE
@@ -22,7 +22,7 @@ static const char NO_COLLECTOR[] = "no vendor has been opened under this number"
 
 uint32_t kc_kit_abi(void) { return KC_KIT_ABI; }
 
-/* The number of the collector of a vendor, or -1; *taken tells that one of the same name records. */
+/* The number of a vendor's collector, or -1; *taken: one of the same name is recording. */
 static int find(const struct kit_vendor *vendor, bool *taken) {
     int found = -1;
     for (int i = 0; collectors_get(i) != NULL; i++) {

@@ -1,14 +1,14 @@
 /* The kit's interface: what libkineto_collector.so exports for vendors of every kind, driven by
- * sources/kit/kit_binding.py. CUPTI has one of its own, since it does more (cupti/collector.h).
+ * sources/kit/kit_binding.py. CUPTI has its own, since it does more (cupti/collector.h).
  *
- * A vendor has one collector per process; several vendors record at the same time. Each of them, on one thread at a time
- * (the agent's):
+ * A vendor has one collector per process; several vendors record at the same time. Each of them, on one thread at a
+ * time (the agent's):
  *
  *   kc_kit_open -> kc_kit_prepare -> kc_kit_start -> kc_kit_counts* -> kc_kit_stop -> kc_kit_problem? -> kc_kit_close
  *
- * kc_kit_stop may come from any thread at any time: of a program that is about to use the library itself.
- * Functions return 0 (or what their comments say) on success and a negative kc_error otherwise; those with an `error`
- * buffer put a text into it. In a forked child everything returns KC_FORKED and does nothing.
+ * kc_kit_stop may be called on any thread at any time: that of a program about to use the library itself. Functions
+ * return 0 (or what their comments say) on success and a negative kc_error otherwise; those with an `error` buffer put
+ * a text into it. In a forked child everything returns KC_FORKED and does nothing.
  */
 #ifndef KINETO_KIT_H
 #define KINETO_KIT_H
@@ -45,22 +45,22 @@ struct kit_stop_result {
 };
 
 KC_EXPORT uint32_t kc_kit_abi(void);
-/* Finds a vendor by the name of one that this library has, or by the path (with a slash) of a plug-in's shared library,
- * and opens the vendor's library at `path`. Returns the collector's number, for all the others; *version: kit_library's.
- * May be called again. */
+/* Finds a vendor in this library by its name, or in a plug-in's shared library by the plug-in's path (with a slash),
+ * and opens the vendor's library at `path`. Returns the collector's number, which the other functions take; *version:
+ * kit_library's. May be called again. */
 KC_EXPORT int kc_kit_open(const char *vendor, const char *path, uint64_t *version, char *error, size_t error_bytes);
 /* Facts for the metadata: a JSON object, or an empty text. After kc_kit_open. */
 KC_EXPORT int kc_kit_describe(int collector, char *text, size_t text_bytes);
 /* Makes the arena; returns its descriptor, which stays the collector's. */
 KC_EXPORT int kc_kit_prepare(int collector, const struct kit_config *config, char *error, size_t error_bytes);
-/* Starts the thread and the vendor, and puts the library's answer to each kind into results[i]. After a failure
+/* Starts the thread and the vendor, and stores the library's result for each kind in results[i]. After a failure
  * kc_kit_close is still due. */
 KC_EXPORT int kc_kit_start(int collector, const uint32_t *kinds, uint32_t count, int32_t *results, char *error,
                            size_t error_bytes);
 KC_EXPORT int kc_kit_counts(int collector, struct kc_counts *counts);
-/* Stops the vendor, flushes and makes everything READY, within `limit_ms`. Again: the same result. */
+/* Stops the vendor, flushes and makes everything READY, within `limit_ms`. A repeated call returns the same result. */
 KC_EXPORT int kc_kit_stop(int collector, uint32_t limit_ms, struct kit_stop_result *result);
-/* Why less was recorded than was asked for, in the vendor's words; empty if all is well. After kc_kit_stop. */
+/* Why less was recorded than requested, in the vendor's words; empty if nothing is missing. After kc_kit_stop. */
 KC_EXPORT int kc_kit_problem(int collector, char *text, size_t text_bytes);
 KC_EXPORT int kc_kit_close(int collector);
 /* The library's own text for one of its results. */

@@ -2,19 +2,19 @@
  *
  * Theory of operation
  *   Records in lent buffers carry a kind and no size. The library's next_record knows the sizes; the distance between
- *   two records that it returns is the size of the first. A buffer with a kind not seen before is walked with it
- *   once (`learn`); all others are walked by the learned sizes: 3 ns a record with names (tests/bench/collector.py)
- *   where CUDA 13's cuptiActivityGetNextRecord alone takes 9. A walk must end exactly at the last valid byte. One that
- *   does not is learned anew, and if the records contradict the sizes learned before, the buffer is not published: its
- *   records count as dropped, because the daemon could only misread them.
+ *   two records that it returns is the size of the first. A buffer with a new kind is walked with it once (`learn`);
+ *   all others are walked by the learned sizes: 3 ns a record with names (tests/bench/collector.py) where CUDA 13's
+ *   cuptiActivityGetNextRecord alone takes 9. A walk must end exactly at the last valid byte. One that does not is
+ *   learned again, and if the records contradict the sizes learned before, the buffer is not published: its records
+ *   count as dropped, because the daemon could only misread them.
  *
  *   Pushed records have headers with their sizes, which our own code has written.
  *
  *   The name in a record is a pointer into this process. Its text is put into the string table before the buffer turns
  *   READY, so that the daemon can name every record it sees, even after the process died. Names known by their pointers
- *   cost a look-up in the walk. Where a pointer tells nothing (KIT_BY_TEXT), a second pass over the buffer reads the
- *   texts, a page of memory with one system call, and puts their hashes in the place of the pointers. It comes after
- *   the walk has succeeded, since a walk may be repeated and a pointer is replaced once.
+ *   cost a look-up in the walk. If pointers do not identify texts (KIT_BY_TEXT), a second pass over the buffer reads
+ *   the texts, a page of memory with one system call, and puts their hashes in the place of the pointers. It comes
+ *   after the walk has succeeded, since a walk may be repeated and a pointer is replaced once.
  *
  * Threads: the collector's; the agent's prepares the walker.
  * Blocks: inside the library's next_record at most.
@@ -147,7 +147,7 @@ static inline void note_name(struct walker *walker, const uint8_t *record, struc
     }
 }
 
-/* Puts the hash of the text in the place of its address; 0 if it cannot be read. */
+/* Replaces the address of a text by its hash; by 0 if it cannot be read. */
 static void replace_text(struct walker *walker, uint32_t space, uint8_t *place) {
     struct walker_scratch *scratch = walker->scratch;
     const char *text;
@@ -170,7 +170,7 @@ static void replace_text(struct walker *walker, uint32_t space, uint8_t *place) 
     memcpy(place, &key, sizeof key);
 }
 
-/* In a buffer that has been walked. */
+/* Does so in a buffer that has been walked. */
 static void replace_texts(struct walker *walker, const struct kit_name *name, uint8_t *buffer, size_t valid) {
     names_pages_reset(&walker->scratch->pages);
     for (uint8_t *record = buffer; record < buffer + valid; record += walker->sizes[kind_of(record)]) {
@@ -182,7 +182,7 @@ static void replace_texts(struct walker *walker, const struct kit_name *name, ui
 
 /* ---- walks ---- */
 
-/* See walk. `one`: a name is in one kind of records alone, and of space 0. */
+/* See walk. `one`: names occur in one kind of record only, in space 0. */
 static inline __attribute__((always_inline)) int64_t walk_names(struct walker *walker, const uint8_t *buffer,
                                                                 size_t valid, bool one) {
     const struct walker_pointer only = {.offset = walker->pointer.offset, .space = ARENA_SPACE_KERNEL_NAME};
@@ -205,8 +205,8 @@ static inline __attribute__((always_inline)) int64_t walk_names(struct walker *w
     return records;
 }
 
-/* The number of records, or -1 if the learned sizes do not fit. Names of kernels alone, as CUPTI has them, are looked
- * for 0.25 ns a record faster than those of any kind and space: a tenth of the whole. */
+/* The number of records, or -1 if the learned sizes do not fit. Looking for names of kernels only, as with CUPTI, is
+ * 0.25 ns a record faster than for names of any kind and space: a tenth of the total. */
 static int64_t walk(struct walker *walker, const uint8_t *buffer, size_t valid) {
     const bool one = walker->pointer_count == 1 && walker->pointer.space == ARENA_SPACE_KERNEL_NAME;
     return one ? walk_names(walker, buffer, valid, true) : walk_names(walker, buffer, valid, false);
@@ -223,7 +223,7 @@ static int64_t walk_or_learn(struct walker *walker, uint8_t *buffer, size_t vali
     return records;
 }
 
-/* What add_text of another thread has pushed: an arena_string, then the text. */
+/* Takes what another thread's add_text has pushed: an arena_string, then the text. */
 static void take_text(struct walker *walker, const uint8_t *record, uint32_t bytes) {
     struct arena_string head;
     memcpy(&head, record, sizeof head);
@@ -271,7 +271,7 @@ static int64_t parse(struct walker *walker, uint8_t *buffer, uint64_t valid) {
     if (valid == 0) {
         return 0;
     }
-    /* Texts of other threads have headers wherever they are. */
+    /* Texts of other threads always have headers. */
     const bool headed = walker->next_record == NULL || kind_of(buffer) == KIT_KIND_TEXT;
     return headed ? walk_headed(walker, buffer, valid) : walk_or_learn(walker, buffer, valid);
 }

@@ -61,7 +61,7 @@ bool names_insert(struct names *names, uint64_t key) {
     return true;
 }
 
-/* One read that fails instead of faulting; where the call is forbidden (seccomp), a plain read. */
+/* A read that fails instead of faulting; if the call is forbidden (seccomp), a plain read. */
 static int64_t read_own_memory(uint64_t address, char *to, size_t bytes) {
     struct iovec local = {.iov_base = to, .iov_len = bytes};
     struct iovec remote = {.iov_base = (void *)(uintptr_t)address, .iov_len = bytes}; // NOLINT: an address

@@ -1,4 +1,4 @@
-/* The texts that are in the string table already, and reading those that records point to. */
+/* The set of texts that are in the string table, and reading texts that records point to. */
 #ifndef KINETO_KIT_RECORD_NAMES_H
 #define KINETO_KIT_RECORD_NAMES_H
 
@@ -15,7 +15,7 @@ struct names {
     uint64_t used;
 };
 
-/* Copies of pages of this process in which texts lie. */
+/* Copies of pages of this process that contain texts. */
 struct names_pages {
     uint64_t page[NAMES_PAGES]; /* its address; 0: none */
     char copy[NAMES_PAGES][NAMES_PAGE_BYTES];
@@ -23,19 +23,19 @@ struct names_pages {
 
 bool names_init(struct names *names);
 void names_free(struct names *names);
-/* True if `key` was not there; it is now. An exhausted set answers true without keeping the key. */
+/* Returns true if `key` was not in the set; it is now. A full set returns true without keeping the key. */
 bool names_insert(struct names *names, uint64_t key);
 /* Copies the NUL-terminated text at `address` of this process, which need not be readable. Returns its length
  * without the NUL (at most `size`), or -1. */
 int64_t names_read_text(uint64_t address, char *text, uint32_t size);
-/* Forgets the copies: texts may have changed. */
+/* Discards the copies: texts may have changed. */
 void names_pages_reset(struct names_pages *pages);
-/* The text at `address`, in a copy of its page, which is made if there is none: its length, and *text until the next
- * call. -1: it reaches into the next page, or cannot be read; names_read_text tells. */
+/* Finds the text at `address` in a copy of its page, which is made if needed. Returns its length, with *text valid
+ * until the next call; -1: it extends into the next page or cannot be read (see names_read_text). */
 int64_t names_find_text(struct names_pages *pages, uint64_t address, const char **text);
 
-/* The number under which a key of a string space stands in the set; keys are addresses, small numbers or hashes. One
- * that gives 0 counts as known. */
+/* The number that the set stores for a key of a string space; keys are addresses, small numbers or hashes. 0 counts as
+ * known. */
 static inline uint64_t names_key(uint32_t space, uint64_t key) { return key ^ ((uint64_t)space << 56); }
 
 static inline uint64_t names_slot(const struct names *names, uint64_t key) {

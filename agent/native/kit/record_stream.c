@@ -1,10 +1,10 @@
 /* See record_stream.h.
  *
  * Theory of operation
- *   All threads share one buffer of the arena. `cursor` holds its index and the bytes taken; a thread takes its bytes by
- *   compare-and-swap, writes them and adds them to `written`. Who finds the buffer full lends the next one and marks the
- *   old one `sealed` with the bytes taken; the collector's thread seals now and then, too. A sealed buffer is complete
- *   once as much is written as was taken: the collector's thread looks, nobody waits.
+ *   All threads share one buffer of the arena. `cursor` holds its index and the bytes taken; a thread takes its bytes
+ *   by compare-and-swap, writes them and adds them to `written`. A thread that finds the buffer full lends the next one
+ *   and marks the old one `sealed` with the bytes taken; the collector's thread also seals periodically. A sealed
+ *   buffer is complete once as many bytes are written as were taken: the collector's thread checks, no thread waits.
  *
  * Threads: stream_reserve, stream_commit and stream_drop run on every thread of the program that writes a record;
  *   stream_seal and stream_collect on the collector's thread; the rest on the agent's.

@@ -1,4 +1,4 @@
-/* Records that threads of the program write into the arena themselves: pushed records, CUDA calls. */
+/* Records that the program's threads write into the arena themselves: pushed records, CUDA calls. */
 #ifndef KINETO_KIT_RECORD_STREAM_H
 #define KINETO_KIT_RECORD_STREAM_H
 
@@ -17,25 +17,25 @@
 struct stream {
     uint64_t cursor;
     uint64_t dropped;
-    uint32_t *sealed;  /* by buffer: bytes taken when it was given up, 0: not given up */
+    uint32_t *sealed;  /* by buffer: bytes taken when it was sealed, 0: not sealed */
     uint32_t *written; /* by buffer */
     struct wake *work;
-    uint32_t open; /* pushed records are taken */
+    uint32_t open; /* pushed records are accepted */
 };
 
-/* Room for the state of `buffers` buffers; `work` is posted when one is full. Open. False if there is no memory. */
+/* Allocates the state of `buffers` buffers, open; `work` is posted when one is full. False if there is no memory. */
 bool stream_init(struct stream *stream, uint32_t buffers, struct wake *work);
 void stream_free(struct stream *stream);
-/* Pushed records that begin after this are not taken. */
+/* Pushed records that begin after this are not accepted. */
 void stream_close(struct stream *stream);
 static inline bool stream_is_open(const struct stream *stream) {
     return __atomic_load_n(&stream->open, __ATOMIC_SEQ_CST) != 0;
 }
-/* A buffer is full: of `index`, with `taken` bytes. */
+/* Seals a full buffer: number `index`, with `taken` bytes. */
 void stream_seal_one(struct stream *stream, uint32_t index, uint32_t taken);
 
-/* Takes room for `bytes`, no more than a buffer has: its place, or NULL when no buffer is free. *index tells the buffer,
- * for stream_commit. Between pool_enter, which gave `arena`, and pool_leave. */
+/* Reserves `bytes`, at most a buffer's size. Returns the address, or NULL when no buffer is free; *index is the buffer,
+ * for stream_commit. Call between pool_enter, which returned `arena`, and pool_leave. */
 static inline uint8_t *stream_reserve(struct stream *stream, struct pool *pool, struct arena *arena, uint32_t bytes,
                                       uint32_t *index) {
     uint64_t cursor = __atomic_load_n(&stream->cursor, __ATOMIC_ACQUIRE);
@@ -50,7 +50,7 @@ static inline uint8_t *stream_reserve(struct stream *stream, struct pool *pool, 
             continue;
         }
         const int64_t next = pool_lend(pool, arena);
-        if (next < 0) { /* but another thread may have taken the last one, for all */
+        if (next < 0) { /* but another thread may have taken the last one */
             const uint64_t before = cursor;
             cursor = __atomic_load_n(&stream->cursor, __ATOMIC_ACQUIRE);
             if (cursor != before) {
@@ -70,7 +70,7 @@ static inline uint8_t *stream_reserve(struct stream *stream, struct pool *pool, 
     }
 }
 
-/* All `bytes` of what was reserved are written. */
+/* All reserved `bytes` are written. */
 static inline void stream_commit(struct stream *stream, uint32_t index, uint32_t bytes) {
     __atomic_fetch_add(&stream->written[index], bytes, __ATOMIC_RELEASE);
 }
@@ -79,9 +79,9 @@ static inline void stream_drop(struct stream *stream, uint64_t records) {
     __atomic_fetch_add(&stream->dropped, records, __ATOMIC_RELAXED);
 }
 
-/* The collector's thread: gives up the buffer in use, so that stream_collect finds it. */
+/* On the collector's thread: seals the buffer in use, so that stream_collect finds it. */
 void stream_seal(struct stream *stream);
-/* Makes given-up buffers COMPLETED and counts what was dropped. True if one still waits for a writer. */
+/* Makes sealed buffers COMPLETED and counts dropped records. Returns true if one still waits for a writer. */
 bool stream_collect(struct stream *stream, struct arena *arena);
 
 #endif

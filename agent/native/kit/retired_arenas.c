@@ -1,7 +1,7 @@
-/* Arenas of recordings that are over, of which the library still holds a buffer.
+/* Arenas of past recordings of which the library still holds a buffer.
  *
- * What the library may still write to is not unmapped: its memory is given back but for the buffers in question, and the
- * mapping stays until a detach proves that it has let go.
+ * An arena to which the library may still write is not unmapped: its memory is freed except for the buffers in
+ * question, and the mapping stays until a detach proves that the library has released it.
  *
  * Threads: retired_add and retired_free run on the agent's; retired_release on the collector's; retired_forked in a
  *   forked child.

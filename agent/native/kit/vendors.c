@@ -1,7 +1,7 @@
 /* See vendors.h. A vendor in this library is one row of OWN.
  *
  * Threads: the agent's.
- * Blocks: inside the loader, while it loads a plug-in.
+ * Blocks: inside the loader while a plug-in is loaded.
  */
 #define _GNU_SOURCE
 #include "kit/vendors.h"

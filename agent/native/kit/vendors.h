@@ -6,8 +6,8 @@
 
 #include "kit/vendor.h"
 
-/* By the name of one in this library, or by the path, which has a slash, of a plug-in's shared library, which stays
- * loaded. NULL with a text if there is none that fits. */
+/* Finds a vendor of this library by name, or a plug-in by the path (with a slash) of its shared library, which stays
+ * loaded. NULL with a text if there is none. */
 const struct kit_vendor *vendors_find(const char *name, char *error, size_t error_bytes);
 
 #endif

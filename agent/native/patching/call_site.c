@@ -1,15 +1,15 @@
 /* Theory of operation
  *
- * Who has looked a function up before us calls its entry, so only the function itself can tell. Its first instructions
- * are short (push %rbp), and a thread may have been put aside between any two of them: nothing may be written over
- * them. But what they lead to is a direct call of the library's own, and its displacement is one operand. Changing that
- * is one store: a thread takes the old way or the new one, and where threads stand does not matter. The new way
- * is a stub (call_stub.c), which keeps all registers, calls us and goes on to where the call went. The function's
- * own instructions run where they are, so nothing has to be moved.
+ * A caller that looked a function up before us calls its entry, so calls can only be seen in the function itself. Its
+ * first instructions are short (push %rbp), and a thread may have been preempted between any two of them: nothing may
+ * be written over them. But they lead to a direct call within the library, and its displacement is one operand.
+ * Changing that is one store: a thread takes the old path or the new one, wherever it is at the moment. The new path is
+ * a stub (call_stub.c), which preserves all registers, calls us and goes on to the target of the call. The function's
+ * own instructions stay in place, so nothing has to be moved.
  *
- * The instructions before the call are decoded, for their lengths and for what they push: that finds the function's
- * return address, hence who called it. Whatever the decoder does not know ends the search. Nothing is ever changed
- * but a displacement of a call that was found so.
+ * The instructions before the call are decoded, for their lengths and for what they push: that gives the function's
+ * return address, hence its caller. An unknown instruction ends the search. Only the displacement of a call found this
+ * way is ever changed.
  *
  * Threads: the agent's.
  * Blocks: never. The instructions are only read here.
@@ -21,10 +21,10 @@
 #if defined(__x86_64__)
 
 #define INSTRUCTIONS_MOST 64u
-#define INSTRUCTION_BYTES 15u /* the longest there are */
-#define WINDOW_BYTES 32u      /* of which one is decoded: prefixes, and what is read behind them */
+#define INSTRUCTION_BYTES 15u /* the longest possible */
+#define WINDOW_BYTES 32u      /* read to decode one: prefixes, and the bytes after them */
 #define PATHS_MOST 8u
-#define FRAME_MOST (1 << 20) /* bytes: no function takes so many at once, and sums stay within an int32_t */
+#define FRAME_MOST (1 << 20) /* bytes: no function allocates this much at once, and sums fit in an int32_t */
 #define RSP 4u
 
 /* ---- decoding ---- */
@@ -63,7 +63,7 @@ static struct operand operand_at(const uint8_t *at, uint32_t rex) {
     return operand;
 }
 
-/* How instructions with a ModRM byte are told apart: what they write, and what follows the operand. */
+/* The kinds of instructions with a ModRM byte: what they write, and what follows the operand. */
 enum form { UNKNOWN, TO_RM, TO_REG, READS, TO_RM_8, READS_8 };
 
 // clang-format off: a row for each form
@@ -97,7 +97,7 @@ static struct instruction with_operand(enum form form, const uint8_t *at, uint32
     return (struct instruction){form == UNKNOWN || to_stack_pointer ? END : NEXT, before + operand.length + more, 0, 0};
 }
 
-/* 81 and 83: an operation with a number. */
+/* 81 and 83: an operation with an immediate. */
 static struct instruction with_number(const uint8_t *at, uint32_t before, uint32_t rex, bool narrow) {
     const struct operand operand = operand_at(at, rex);
     const uint8_t *number = at + operand.length;
@@ -119,10 +119,20 @@ static struct instruction after_0f(const uint8_t *at, uint32_t before, uint32_t 
     return with_operand(form_of_0f(*at), at + 1, before + 1, rex);
 }
 
+/* ff: only push, and a call through a RIP-relative pointer. */
+static struct instruction of_pointer(const uint8_t *at, uint32_t before, uint32_t rex, bool narrow) {
+    const struct operand operand = operand_at(at, rex);
+    if (*at == 0x15) {
+        return (struct instruction){CALL_THROUGH, before + operand.length, 0, read_i32(at + 1)};
+    }
+    return (operand.reg & 7) == 6 && !narrow ? (struct instruction){NEXT, before + operand.length, 8, 0}
+                                             : (struct instruction){END, 0, 0, 0};
+}
+
 static struct instruction decode(const uint8_t *at) {
     uint32_t n = 0;
     uint32_t rex = 0;
-    bool narrow = false; /* 16 bits: then no number may follow */
+    bool narrow = false; /* 16 bits: then no immediate may follow */
     for (; n < INSTRUCTION_BYTES && (at[n] == 0x66 || at[n] == 0xf2 || at[n] == 0xf3); n++) {
         narrow |= at[n] == 0x66;
     }
@@ -161,9 +171,7 @@ static struct instruction decode(const uint8_t *at) {
     case 0xe8: return (struct instruction){CALL, n + 4, 0, read_i32(at + n)};
     case 0xe9: return (struct instruction){JUMP, n + 4, 0, read_i32(at + n)};
     case 0xeb: return (struct instruction){NEAR_JUMP, n + 1, 0, (int8_t)at[n]};
-    case 0xff: /* of its operations, a call through a pointer that is addressed from the instruction */
-        return at[n] == 0x15 ? (struct instruction){CALL_THROUGH, n + 5, 0, read_i32(at + n + 1)}
-                             : (struct instruction){END, 0, 0, 0};
+    case 0xff: return of_pointer(at + n, n, rex, narrow);
     default: return with_operand(form_of(opcode), at + n, n, rex);
     }
 }
@@ -181,7 +189,7 @@ struct search {
         int32_t depth;
     } paths[PATHS_MOST];
     uint32_t paths_count;
-    bool lost; /* on one of them */
+    bool lost; /* on one of its paths */
 };
 
 static bool within(const struct search *search, const uint8_t *at) { return at >= search->begin && at < search->end; }
@@ -209,7 +217,7 @@ static void add_site(struct search *search, uint8_t *next, int32_t distance, int
     }
 }
 
-/* The function may end where its memory does: what lies behind its end reads as zeros. */
+/* The function may end where its memory does: bytes after its end read as zeros. */
 static struct instruction decode_within(const struct search *search, const uint8_t *at) {
     uint8_t window[WINDOW_BYTES] = {0};
     const size_t left = (size_t)(search->end - at);

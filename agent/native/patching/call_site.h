@@ -1,4 +1,4 @@
-/* Having a function that another library exports tell us that it was entered, while other threads may be in it. */
+/* Getting notified of calls of a function that another library exports, while other threads may be inside it. */
 #ifndef KINETO_CALL_SITE_H
 #define KINETO_CALL_SITE_H
 
@@ -9,25 +9,25 @@
 /* One direct call (or tail jump) at the beginning of a function. */
 struct call_site {
     uint8_t *displacement; /* its four bytes */
-    uint8_t *next;         /* the instruction after it: what the displacement counts from */
-    uint8_t *callee;       /* where it leads by itself */
-    uint32_t depth;        /* bytes on the stack between where it leads to and the function's return address */
-    uint8_t *stub;         /* where it leads once redirected; NULL: it cannot be */
+    uint8_t *next;         /* the instruction after it, to which the displacement is relative */
+    uint8_t *callee;       /* its original target */
+    uint32_t depth;        /* bytes on the stack between its target and the function's return address */
+    uint8_t *stub;         /* its target once redirected; NULL: cannot be redirected */
 };
 
-/* What a stub calls: `stack` is the stack pointer at its beginning. */
+/* Called by a stub: `stack` is the stack pointer at its beginning. */
 typedef void (*call_site_reached)(void *user, const uint8_t *stack);
 
-/* The first calls of the function on its paths, `most` of them at most. 0: there is none, or its instructions are not
- * known. A path on which it returns without a call is not told of. */
+/* Finds the first calls of the function on its paths, `most` at most. 0: there is none, or an instruction is unknown.
+ * Paths that return without a call are ignored. */
 uint32_t call_sites_find(uint8_t *function, size_t bytes, struct call_site *sites, uint32_t most);
-/* The pointer that the function's first call goes through, on the path on which no branch is taken; NULL: there is none, or
- * its instructions are not known. */
+/* Finds the pointer through which the function's first call goes on the path without taken branches; NULL: there is
+ * none, or an instruction is unknown. */
 void **call_pointer_find(uint8_t *function, size_t bytes);
-/* Makes stubs; each calls reached(users[i]) and goes on to the callee. A site for which there is no room within reach
- * has none afterwards. 0, or an errno: there are none at all. */
+/* Makes stubs; each calls reached(users[i]) and goes on to the callee. A site without room within reach gets none.
+ * Returns 0, or an errno if there are none at all. */
 int call_sites_prepare(struct call_site *sites, void *const *users, uint32_t count, call_site_reached reached);
-/* From now on it leads to its stub, which it must have, or by itself again. 0 or an errno. */
+/* Redirects it to its stub, which must exist, or back to its original target. Returns 0 or an errno. */
 int call_site_redirect(const struct call_site *site, bool to_stub);
 
 #endif

@@ -1,13 +1,13 @@
 /* Theory of operation
  *
  *   PTI's core makes a thread when it is first used, and registers a destructor that ends it when the process exits. A
- *   forked child has no such thread: there the destructor waits for it for ever (for the waiters of a condition
- *   variable that the child has copied), so that a child which ends by exit() never does. Every program in which PTI was
- *   used has that; through us, a program would have it that never asked for PTI.
+ *   forked child has no such thread: there the destructor waits for it forever (for the waiters of a condition variable
+ *   that the child has copied), so a child that calls exit() hangs. Every program that uses PTI has this problem;
+ *   because of us, a program that never asked for PTI would.
  *
- *   The core registers its destructors by __cxa_atexit, which it calls through its own table of imported functions. Its
- *   entry there is ours: it registers a function that calls PTI's destructor in the process that has registered it, and
- *   does nothing in others. What PTI registered before we came (because the program has used it) stays as it was.
+ *   The core registers its destructors by __cxa_atexit, which it calls through its own table of imported functions. We
+ *   replace its entry there: ours registers a function that calls PTI's destructor in the process that has registered
+ *   it, and does nothing in others. Destructors that PTI registered before us (because the program has used it) stay.
  *
  * Threads: the agent's places the guard; guarded runs on the thread that exits, register_guarded on the one that uses
  *   the core first.
@@ -80,7 +80,7 @@ static bool is_core(const char *path) {
     return strncmp(name, CORE, sizeof CORE - 1) == 0;
 }
 
-/* glibc has made addresses of what is in the file as offsets. */
+/* glibc has replaced the file's offsets by addresses. */
 static void read_dynamic(struct image *image, const ElfW(Dyn) *entry) {
     for (; entry->d_tag != DT_NULL; entry++) {
         const uintptr_t address = entry->d_un.d_ptr;

@@ -1,11 +1,11 @@
-/* Keeps what PTI does when a process exits out of forked children. */
+/* Keeps PTI's exit destructors from running in forked children. */
 #ifndef KINETO_PTI_EXIT_GUARD_H
 #define KINETO_PTI_EXIT_GUARD_H
 
 #include <stdbool.h>
 
-/* After PTI's core library has been loaded, before it is called. False: it has been built in a way that we do not know.
- * Again: nothing more to do. */
+/* Call after PTI's core library has been loaded, before it is called. False: the layout of the library is unknown. A
+ * repeated call has no effect. */
 bool exit_guard_place(void);
 
 #endif

@@ -90,7 +90,7 @@ static uint32_t drivers(void **found) {
     return has_queries() && ze.driver_get(&count, found) == 0 ? (count < DRIVERS_MOST ? count : DRIVERS_MOST) : 0;
 }
 
-/* The GPUs of one driver; false: its handles are not the same at the second call, of which PTI knows the first ones. */
+/* The GPUs of one driver; false: its handles change at the second call, and PTI knows only the first ones. */
 static bool gpus_of(void *driver, void **gpus, uint32_t *count) {
     void *first[LEVEL_ZERO_DEVICES_MOST] = {NULL}, *second[LEVEL_ZERO_DEVICES_MOST] = {NULL};
     uint32_t found = LEVEL_ZERO_DEVICES_MOST, again = LEVEL_ZERO_DEVICES_MOST;
@@ -111,7 +111,7 @@ static bool gpus_of(void *driver, void **gpus, uint32_t *count) {
     return true;
 }
 
-/* What PTI itself tries, to know whether it may trace on demand. */
+/* Does what PTI itself does to find out whether it may trace on demand. */
 static bool introspects(void *driver) {
     const struct description context_how = {.type = CONTEXT_DESCRIPTION};
     const struct description pool_how = {.type = EVENT_POOL_DESCRIPTION, .count = 1};

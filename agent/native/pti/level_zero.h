@@ -1,5 +1,5 @@
-/* What the process's own Level Zero says about drivers and devices, asked before PTI is: PTI calls abort() where it finds
- * none. No library is loaded and nothing is initialised. */
+/* Facts about drivers and devices from the process's own Level Zero, checked before PTI is used: PTI calls abort() if
+ * it finds none. No library is loaded and nothing is initialised. */
 #ifndef KINETO_LEVEL_ZERO_H
 #define KINETO_LEVEL_ZERO_H
 
@@ -41,7 +41,7 @@ enum level_zero_state {
     LEVEL_ZERO_ABSENT = 1,           /* no loader is mapped, or no driver is initialised */
     LEVEL_ZERO_NO_DEVICE = 2,        /* no GPU, or handles that change at each call */
     LEVEL_ZERO_NO_TRACING = 3,       /* the loader cannot switch tracing on and off, or its tracing layer is missing */
-    LEVEL_ZERO_NO_INTROSPECTION = 4, /* the driver is too old: PTI would trace for ever */
+    LEVEL_ZERO_NO_INTROSPECTION = 4, /* the driver is too old: PTI would never stop tracing */
 };
 
 struct level_zero_device {
@@ -51,11 +51,11 @@ struct level_zero_device {
     uint64_t memory_bytes; /* 0: unknown */
 };
 
-/* Which of the states this process is in, with a text for all but the first. */
+/* Returns which of the states this process is in, with a text for all but the first. */
 enum level_zero_state level_zero_look(char *error, size_t error_bytes);
 /* The GPUs in the order of the drivers, LEVEL_ZERO_DEVICES_MOST at most. Returns their number. */
 uint32_t level_zero_devices(struct level_zero_device *devices);
-/* In a forked child, where PTI was recording: calls of Level Zero go past it again. An atomic counter of the loader. */
+/* In a forked child, if PTI was recording: makes Level Zero calls bypass it again. An atomic counter of the loader. */
 void level_zero_untrace(void);
 
 #endif

@@ -1,9 +1,9 @@
 /* See pti_api.h.
  *
  * Theory of operation
- *   A static initialiser of libpti_view sets environment variables, by which a libsycl that is loaded later would report
- *   to it. They are not ours to leave: programs that this process starts would be traced by them. So those that appear
- *   while we load the library are removed again. Where the program has loaded it, they are the program's.
+ *   A static initialiser of libpti_view sets environment variables that make a libsycl loaded later report to it. We
+ *   must not leave them: programs started by this process would be traced because of them. So those that appear while
+ *   we load the library are removed again. If the program has loaded it, they are the program's.
  *
  * Threads: the agent's.
  * Blocks: inside the loader.
@@ -76,7 +76,7 @@ int pti_api_open(struct pti_api *api, const char *path, char *error, size_t erro
 uint32_t pti_largest_record(const struct pti_api *api) { return api->major == 0 ? LARGEST_RECORD_0 : LARGEST_RECORD_1; }
 
 bool pti_core_loads(const struct pti_api *api) {
-    return strcmp(api->memory_type_text(PTI_MEMORY_DEVICE), "INVALID") != 0; /* what the front alone answers */
+    return strcmp(api->memory_type_text(PTI_MEMORY_DEVICE), "INVALID") != 0; /* the stub's only answer */
 }
 
 const char *pti_result_text(int32_t result) {

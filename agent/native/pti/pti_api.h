@@ -1,4 +1,4 @@
-/* The functions of libpti_view that the collector calls, and the numbers of PTI's public headers that it knows. */
+/* The functions of libpti_view that the collector calls, and the numbers that it uses from PTI's public headers. */
 #ifndef KINETO_PTI_API_H
 #define KINETO_PTI_API_H
 
@@ -10,7 +10,7 @@ typedef int32_t pti_result;
 
 enum {
     PTI_OK = 0,
-    PTI_NOT_IMPLEMENTED = 2, /* of every function where the core library cannot be loaded */
+    PTI_NOT_IMPLEMENTED = 2, /* returned by every function if the core library cannot be loaded */
 };
 
 enum pti_view {
@@ -27,7 +27,7 @@ enum pti_view {
 enum {
     PTI_GROUP_LEVEL_ZERO = 1,
     PTI_GROUP_SYCL = 3,
-    PTI_GROUP_SYCL_LEVEL_ZERO = 4, /* of records alone: a call of SYCL with a number of Level Zero */
+    PTI_GROUP_SYCL_LEVEL_ZERO = 4, /* in records only: a SYCL call with a Level Zero number */
     PTI_GROUP_ALL = 0x7fffffff,
     PTI_CLASS_OPERATIONS = 1,
     PTI_CLASS_HOST_SYNCHRONIZATION = 2,
@@ -35,7 +35,7 @@ enum {
     PTI_MEMORY_DEVICE = 2,
 };
 
-/* In every record of the kind; the same in all versions that are known. */
+/* In every record of the kind; the same in all known versions. */
 #define PTI_KERNEL_NAME_OFFSET 24u
 
 typedef void (*pti_requested)(unsigned char **buffer, size_t *size);
@@ -58,12 +58,12 @@ struct pti_api {
     pti_result (*runtime_class)(uint32_t enable, int32_t group_class, int32_t group);
 };
 
-/* Opens the library and reads its version, which works without its core; nothing else of it is called. Returns 0, or a
- * negative kc_error with a text. */
+/* Opens the library and reads its version, which works without its core; calls nothing else. Returns 0, or a negative
+ * kc_error with a text. */
 int pti_api_open(struct pti_api *api, const char *path, char *error, size_t error_bytes);
-/* Bytes of the largest record that this version writes: what it asks a buffer to have at least. */
+/* Bytes of the largest record that this version writes: the least size of a buffer. */
 uint32_t pti_largest_record(const struct pti_api *api);
-/* Whether it loads its core library. Makes none of its threads and hooks nothing. */
+/* Whether it loads its core library. Starts none of its threads and hooks nothing. */
 bool pti_core_loads(const struct pti_api *api);
 /* A text for a result. */
 const char *pti_result_text(int32_t result);

@@ -1,6 +1,7 @@
 /* See switch_thread.h.
  *
- * Threads: who has the collector's turn calls; the two functions run on a thread of ours, with signals blocked.
+ * Threads: the one that has the collector's turn calls; the two functions run on a thread of ours, with signals
+ *   blocked.
  * Blocks: as long as the two functions do.
  */
 #define _GNU_SOURCE

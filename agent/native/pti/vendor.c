@@ -1,31 +1,31 @@
-/* Intel's PTI (libpti_view) as a vendor of the kit. kit/vendor.h says what each function is for.
+/* Intel's PTI (libpti_view) as a vendor of the kit. kit/vendor.h describes each function.
  *
  * Theory of operation
- *   PTI keeps one buffer for each thread that submits work, and writes a record when it learns that a kernel has ended:
- *   on a thread of the program, with a lock of its own. A buffer that is nearly full goes to a thread of PTI's, which
+ *   PTI keeps one buffer for each thread that submits work, and writes a record when it finds that a kernel has ended:
+ *   on a thread of the program, under a lock of its own. A buffer that is nearly full goes to a thread of PTI's, which
  *   returns it.
  *
  *   No flush while a view is on. ptiFlushAllViews takes the buffers of all threads on PTI's thread without the lock
- *   under which they are written, and a thread that writes at that moment writes through a pointer that has gone. So
- *   there is one flush only, after everything has been disabled, and buffers are small (gpu_activities.py), because what
- *   is in them is lost if the process is killed.
+ *   under which they are written, and a thread that writes at that moment writes through a dangling pointer. So there
+ *   is only one flush, after everything has been disabled, and buffers are small (gpu_activities.py), because their
+ *   records are lost if the process is killed.
  *
- *   Never no buffer. Versions before 1.0 write to address 0 when they get none, later ones print a line for each record.
- *   When the kit has none left, `last_resort` serves: it is as large as the largest record, so it holds one record and
- *   comes back at once; so does what arrives after the end of a recording.
+ *   Every request gets a buffer. Versions before 1.0 write to address 0 when they get none, later ones print a line for
+ *   each record. When the kit has none left, `last_resort` serves: it is as large as the largest record, so it holds
+ *   one record and comes back at once; requests after the end of a recording get it, too.
  *
- *   No buffer of ours stays. PTI returns a buffer through whichever callbacks are set by then, and Kineto dies of one
- *   that it has not lent. So all are taken back before anybody else sets callbacks: in flush after stop, until none is
- *   out; and buffers that Kineto has left there are flushed before our callbacks are set. A view is on or off for the
- *   whole process, so that nothing is disabled that was not enabled here.
+ *   None of our buffers stays in PTI. PTI returns a buffer through the callbacks that are set by then, and Kineto
+ *   crashes on one that it has not lent. So all are taken back before another tool sets callbacks: in flush after stop,
+ *   until none is out; and buffers that Kineto has left there are flushed before our callbacks are set. A view is on or
+ *   off for the whole process, so only views enabled here are disabled.
  *
- *   Fork: a child has no thread of PTI's: nothing of it is called there, and calls of Level Zero go past it again.
- *   exit_guard.c says what happens when the child ends.
+ *   Fork: a child has no PTI thread: PTI is not called there, and calls of Level Zero bypass it again. exit_guard.c
+ *   handles the end of the child.
  *
  *   Views are switched on and off by one thread of ours (switch_thread.h).
  *
  * Threads: requested runs on threads of the program (with a lock of PTI's), completed on PTI's thread; flush and
- *   next_record on the collector's; the others on the agent's, one that is given way to or one that exits.
+ *   next_record on the collector's; the others on the agent's, one to which the agent yields or one that exits.
  * Blocks: inside PTI; flush also for SETTLE_NS and, if PTI is slow to return a buffer, for RETURN_LIMIT_NS. The two
  *   callbacks never do.
  */
@@ -56,14 +56,14 @@
 static struct {
     struct pti_api api;
     const struct kit_host *host;
-    const uint32_t *wanted; /* kinds, and what becomes of each: while recording begins */
+    const uint32_t *wanted; /* kinds, and the result for each: while recording begins */
     int32_t *results;
     uint32_t wanted_count;
     int32_t enabled[KIT_KINDS_MOST];
     uint32_t enabled_count;
     uint32_t recording; /* views are on */
-    int64_t lent;       /* buffers that are out */
-    bool named;         /* calls have their names in the string table */
+    int64_t lent;       /* buffers that PTI has */
+    bool named;         /* the names of calls are in the string table */
     bool with_calls;
     uint8_t last_resort[LAST_RESORT_BYTES];
 } self;
@@ -165,9 +165,9 @@ static int vendor_open(const struct kit_host *host, const char *path, struct kit
     return 0;
 }
 
-/* Those that wait, and the one that executes command lists. Not those that append work: PTI reads their correlation from
- * the launch after other threads may have freed it. The first choice switches off all other calls, of which there are
- * 200. */
+/* Chooses the calls that wait, and the one that executes command lists. Not those that append work: PTI reads their
+ * correlation from the launch after other threads may have freed it. The first choice switches off all other calls, of
+ * which there are 200. */
 static pti_result choose_driver_calls(void) {
     const pti_result result = self.api.driver_class(1, PTI_CLASS_HOST_SYNCHRONIZATION, PTI_GROUP_LEVEL_ZERO);
     (void)self.api.driver_call(1, PTI_GROUP_LEVEL_ZERO, PTI_ID_EXECUTE_COMMAND_LISTS);
@@ -216,7 +216,7 @@ static void vendor_stop(void) {
 
 static int vendor_start(const uint32_t *kinds, uint32_t count, int32_t *results, char *error, size_t error_bytes) {
     int number = 0;
-    (void)self.api.flush(); /* what the program's own profiler has left, while its callbacks are set */
+    (void)self.api.flush(); /* buffers left by the program's own profiler, while its callbacks are set */
     self.named = false;
     self.with_calls = false;
     self.lent = 0;
@@ -246,7 +246,7 @@ static void add_name(int32_t group, uint32_t id) {
         return;
     }
     const uint32_t space = group == PTI_GROUP_LEVEL_ZERO ? ARENA_SPACE_DRIVER_API : ARENA_SPACE_RUNTIME_API;
-    /* As the two numbers lie side by side in records: in those of calls the group comes first. */
+    /* As the two numbers lie side by side in records: in call records the group comes first. */
     (void)self.host->add_text(space, (uint64_t)id << 32 | (uint32_t)group, name, (uint32_t)strlen(name));
     (void)self.host->add_text(SPACE_SYNCHRONIZATION, (uint64_t)(uint32_t)group << 32 | id, name,
                               (uint32_t)strlen(name));
@@ -263,7 +263,7 @@ static void add_names(void) {
 }
 
 static int32_t vendor_flush(bool forced) {
-    (void)forced; /* whether views are on decides */
+    (void)forced; /* depends on whether views are on */
     if (self.with_calls && !self.named) {
         add_names();
     }
@@ -295,7 +295,7 @@ static void append(char **at, const char *end, const char *text) {
     *at += length < end - *at ? length : end - *at - 1;
 }
 
-/* A name of a device, without what JSON would have to escape. */
+/* Removes characters that JSON would have to escape from a device's name. */
 static void plain(char *name) {
     for (; *name != 0; name++) {
         *name = *name < ' ' || *name > '~' || *name == '"' || *name == '\\' ? '?' : *name;

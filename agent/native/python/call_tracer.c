@@ -1,18 +1,18 @@
 /* See call_tracer.h.
  *
  * Theory of operation
- *   The interpreter calls `on_event` for each call and return on a thread that has it as its profile function, with
- *   the GIL held: so there is one writer at a time, one buffer, no lock. A record is 16 bytes: time, thread, name. What
- *   is called has a number there (callable_names.c).
+ *   The interpreter calls `on_event` for each call and return on a thread that has it as its profile function, with the
+ *   GIL held: so there is one writer at a time, one buffer, no lock. A record is 16 bytes: time, thread, name. The
+ *   callee is a number there (callable_names.c).
  *
- *   The function is set thread by thread, on threads that have none: where the program has one of its own, that stays.
- *   Which word of PyThreadState holds it is found by setting it on the calling thread. What is on a thread's stack at
- *   that time is recorded as if it were called then. Setting it may run the program's audit hooks, and while these run
- *   threads may end: so the list of threads is gone through anew after each.
+ *   The function is set thread by thread, on threads that have none: a profile function of the program stays. The word
+ *   of PyThreadState that holds it is found by setting it on the calling thread. Frames already on a thread's stack are
+ *   recorded as if they were called then. Setting it may run the program's audit hooks, during which threads may end:
+ *   so the list of threads is restarted after each.
  *
- *   With modules_only the same function leaves out whatever is not a call of torch.nn.Module.__call__ or its return.
+ *   With modules_only the same function skips everything except calls of torch.nn.Module.__call__ and their returns.
  *
- *   No buffer free ends the recording for good: with a hole in it, returns would be taken for those of other calls.
+ *   Recording ends for good when no buffer is free: with a gap, returns would be matched with the wrong calls.
  *
  * Threads: on_event runs on every recorded thread of the program, with the GIL; the exported functions marked (GIL)
  *   on the agent's with the GIL, the others without.
@@ -40,7 +40,7 @@
 #define REFUSED_MOST 64u
 #define STACK_MOST 1024u
 #define THREADS_MOST 2048u
-#define STATE_WORDS 32u /* of PyThreadState, in which the profile function is looked for; all versions have more */
+#define STATE_WORDS 32u /* of PyThreadState, searched for the profile function; all versions have more */
 #define NO_BUFFER UINT32_MAX
 
 enum event { CALL = 0, RETURN = 3, C_CALL = 4, C_EXCEPTION = 5, C_RETURN = 6 };
@@ -54,9 +54,9 @@ _Static_assert(sizeof(struct record) == ARENA_PYTHON_CALL_BYTES, "records.PYTHON
 
 /* A thread with at least one event. */
 struct thread {
-    void *state; /* PyThreadState: one of a library has another each time it calls Python */
+    void *state; /* PyThreadState: a library's thread has a new one each time it calls Python */
     uint32_t id;
-    bool cut; /* another profile function is there now, or the state has ended */
+    bool cut; /* it has another profile function now, or the state has ended */
 };
 
 enum phase { CLOSED, OPENED, PREPARED, RECORDING, STOPPED };
@@ -84,7 +84,8 @@ static struct {
 
 static struct thread crowd; /* threads beyond THREADS_MOST, which are not recorded */
 static _Thread_local struct thread *own;
-static _Thread_local uint64_t own_recording; /* for which `own` holds; in later ones that row is another thread's */
+static _Thread_local uint64_t own_recording; /* recording for which `own` is valid; in later ones that row is another
+                                              * thread's */
 
 static uint64_t now_ns(void) {
     struct timespec now;
@@ -139,7 +140,8 @@ static void write_record(uint64_t now, uint32_t thread, uint32_t name) {
 
 /* ---- the profile function ---- */
 
-/* What is on this thread's stack, from the frame outwards, as if it was called when the function was set. */
+/* Records the frames on this thread's stack, from the frame outwards, as if they were called when the function was
+ * set. */
 static void record_stack(void *frame) {
     uint32_t names[STACK_MOST];
     uint32_t depth = 0;
@@ -157,7 +159,7 @@ static void record_stack(void *frame) {
     }
 }
 
-/* The first event of this thread, or the first after another had its profile function there, or with a new state. */
+/* Handles the first event of this thread, or the first after it had another profile function or got a new state. */
 static void begin_thread(void *frame, bool frame_is_new) {
     if (own_recording != self.recording) {
         own = self.threads_used < THREADS_MOST ? &self.threads[self.threads_used++] : &crowd;
@@ -235,7 +237,7 @@ static void *next_with(profile_function function) {
     return NULL;
 }
 
-/* On every thread that has `from`: `to`. An audit hook of the program's may refuse it. */
+/* Changes `from` to `to` on every thread that has `from`. The program's audit hook may refuse. */
 static uint64_t change_all(profile_function from, profile_function to) {
     uint64_t changed = 0;
     void *thread;
@@ -250,8 +252,8 @@ static uint64_t change_all(profile_function from, profile_function to) {
     return changed;
 }
 
-/* Other interpreters may have a GIL of their own, which keeps us off their threads. The main one was the first to be
- * made and is the last in their list, so that no other needs to be looked at: it might end meanwhile. */
+/* Other interpreters may have their own GIL, so we cannot touch their threads. The main one was created first and is
+ * the last in the list, so no other, which might end, needs to be read. */
 static void look_for_others(void) { self.result.elsewhere |= python.newest_interpreter() != python.main_interpreter(); }
 
 static void set_all(void) {
@@ -263,7 +265,7 @@ static void set_all(void) {
     }
 }
 
-/* Finds the word of PyThreadState by setting the function on this thread, which is left out. */
+/* Finds the word of PyThreadState by setting the function on this thread, which is not recorded. */
 static bool find_profile_word(void *thread) {
     profile_function words[STATE_WORDS];
     const profile_function wanted = on_event;
@@ -292,7 +294,7 @@ static void unset_this(void *thread) {
 static void in_forked_child(void) {
     self.writing = false;
     if (self.arena != NULL) {
-        arena_close(self.arena); /* else the daemon would see no end of this process */
+        arena_close(self.arena); /* otherwise the daemon would not see the end of this process */
         free(self.arena);
         self.arena = NULL;
     }
@@ -383,7 +385,8 @@ int kc_tracer_start(void *module_call, char *error, size_t error_bytes) {
     self.phase = RECORDING;
     self.writing = true;
     set_all();
-    unset_this(thread); /* last: the interpreter prepares all code for the first thread, and back for the last */
+    unset_this(thread); /* last: the interpreter converts all code when the first thread has a function, and back at the
+                         * last */
     return 0;
 }
 

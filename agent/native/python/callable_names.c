@@ -1,16 +1,16 @@
 /* See callable_names.h.
  *
  * Theory of operation
- *   A number stands for a code object, a C function or a module, by its address; it gets its text in the string table
- *   when it is first seen. Odd numbers are of C functions. Code objects are kept until the end of the recording, so
- *   that no other gets the address of one. C functions and modules are not: that would keep the program's objects
- *   alive. A module's address counts with its type, and that of a C function's definition, which some libraries free,
- *   with the text of its name.
+ *   A number stands for a code object, a C function or a module, by its address; its text enters the string table when
+ *   it is first seen. C functions have odd numbers. Code objects are kept alive until the end of the recording, so that
+ *   no other gets the address of one. C functions and modules are not: that would keep the program's objects alive. A
+ *   module is identified by its address and type, and a C function by the address of its definition, which some
+ *   libraries free, and its name.
  *
  * Threads: that of on_event (call_tracer.c), with the GIL; python_find and python_names_prepare run on the agent's
  *   without it.
- * Blocks: never waits. What it asks of the interpreter for a callable that is new (attributes of code objects and
- *   frames) runs no code of the program.
+ * Blocks: never waits. The interpreter's functions used for a new callable (attributes of code objects and frames) run
+ *   no code of the program.
  */
 #define _GNU_SOURCE
 #include "python/callable_names.h"
@@ -25,7 +25,7 @@
 #define NAMES_MOST (NAMES_SLOTS / 4 * 3)
 #define TEXT_BYTES 1024u
 
-/* What is at the beginning of objects in builds without free threading and without reference tracing. */
+/* The beginning of objects in builds without free threading and without reference tracing. */
 struct object {
     int64_t references;
     struct type *type;
@@ -48,7 +48,7 @@ struct name {
     uint64_t key;  /* address; 0: empty */
     uint64_t type; /* modules: of their type; C functions: a hash of the name */
     uint64_t value;
-    bool is_code; /* which is kept */
+    bool is_code; /* a code object, kept alive */
 };
 
 struct python python;
@@ -95,7 +95,7 @@ const char *python_find(void) {
     return NULL;
 }
 
-/* The slot of the key, which may be empty; NULL if there is no room for another. */
+/* The slot of the key, which may be empty; NULL if the table is full. */
 static struct name *slot_of(uint64_t key, uint64_t type) {
     uint64_t at = (key ^ type * 31) * 0x9E3779B97F4A7C15u >> 40 & (NAMES_SLOTS - 1);
     while (self.names[at].key != 0 && (self.names[at].key != key || self.names[at].type != type)) {
@@ -242,7 +242,7 @@ uint64_t python_names_end(void) {
 
 void python_names_forked(void) {
     if (self.names != NULL) {
-        (void)madvise(self.names, NAMES_SLOTS * sizeof *self.names, MADV_DONTNEED); /* the code objects stay kept */
+        (void)madvise(self.names, NAMES_SLOTS * sizeof *self.names, MADV_DONTNEED); /* the code objects stay alive */
         self.used = 0;
     }
 }

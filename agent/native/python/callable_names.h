@@ -1,6 +1,6 @@
-/* The interpreter's functions, and the numbers of what Python calls in the string table of a recording.
+/* The interpreter's functions, and the numbers of callables in the string table of a recording.
  *
- * Everything but python_find and python_names_prepare is called with the GIL held.
+ * Everything except python_find and python_names_prepare is called with the GIL held.
  */
 #ifndef KINETO_PYTHON_NAMES_H
 #define KINETO_PYTHON_NAMES_H
@@ -31,21 +31,21 @@ extern struct python {
     void (*clear_error)(void);
 } python;
 
-/* Finds the functions; gives the name of one that is missing, or NULL. */
+/* Finds the functions; returns the name of a missing one, or NULL. */
 const char *python_find(void);
 
 /* False if there is no memory. */
 bool python_names_prepare(void);
 /* module_call: the code object of torch.nn.Module.__call__, or NULL. */
 void python_names_begin(struct arena *arena, void *module_call);
-/* Lets go what was kept; gives the number of calls whose names found no room. */
+/* Releases the kept objects; returns the number of calls whose names found no room. */
 uint64_t python_names_end(void);
 void python_names_forked(void);
 
 uint32_t python_name_of_frame(void *frame);
-/* Whether the frame is of torch.nn.Module.__call__. */
+/* Whether the frame is that of torch.nn.Module.__call__. */
 bool python_calls_module(void *frame);
-/* function: what the profile function gets of a call in C. */
+/* function: the argument of the profile function for a C call. */
 uint32_t python_name_of_c_function(const void *function);
 
 #endif

@@ -1,4 +1,5 @@
-/* Code objects and texts, see frame_walk.h. Nothing of them is believed but by its type, and none of it is followed.
+/* Code objects and texts, see frame_walk.h. Objects are trusted only if their type is right, and no pointer is followed
+ * directly.
  *
  * Threads: the sampler's without the GIL, or the agent's (kc_sampler_look, _read_text) with it.
  * Blocks: never; one system call for each read.
@@ -7,8 +8,8 @@
 
 #define CODE_BYTES_MOST 256u
 #define CODES_AT_ONCE 32u
-#define TEXT_BYTES_MOST 64u  /* what is read of a text before the characters */
-#define CHARACTERS_MOST 256u /* where they may begin */
+#define TEXT_BYTES_MOST 64u  /* bytes read before the characters of a text */
+#define CHARACTERS_MOST 256u /* where the characters may begin, at most */
 #define NAMES_AT_ONCE 32u
 
 bool code_fits(const struct kc_sampler_layout *layout) {
@@ -30,9 +31,9 @@ static uint32_t code_bytes(const struct kc_sampler_layout *layout) {
            (uint32_t)sizeof(uint64_t);
 }
 
-/* Freed memory keeps what it held until it is used again; only where the count of references stood, the allocators write
- * at once: no number, or a pointer, which is longer. Bits 48 to 63 are flags from 3.14 on. Builds without a GIL have no
- * such count, and another place for the type. */
+/* Freed memory keeps its contents until it is reused; only the word of the reference count is overwritten at once by
+ * the allocators: with zero, or with a pointer, which is larger. Bits 48 to 63 are flags from 3.14 on. Builds without a
+ * GIL have no such count, and another place for the type. */
 static bool is_alive(const struct kc_sampler_layout *layout, const uint8_t *object) {
     const uint64_t references = word_in(object, 0);
     return layout->object_type != sizeof references || ((uint32_t)references != 0 && (uint16_t)(references >> 32) == 0);
@@ -51,7 +52,7 @@ static bool read_code(const struct kc_sampler_layout *layout, const uint8_t *obj
 
 static uint64_t mix(uint64_t value, uint64_t with) { return (value ^ with) * 0x9E3779B97F4A7C15u + (value >> 29); }
 
-/* Length and hash of each code's name and file; the hash follows the length in all versions. */
+/* Reads length and hash of each code's name and file; the hash follows the length in all versions. */
 static bool read_texts(const struct walker_of_stacks *walker, struct code_identity *codes, uint32_t count) {
     uint64_t addresses[2 * CODES_AT_ONCE];
     uint64_t words[2 * CODES_AT_ONCE][2];
@@ -59,7 +60,7 @@ static bool read_texts(const struct walker_of_stacks *walker, struct code_identi
     uint32_t pieces = count;
     for (uint32_t i = 0; i < count; i++) {
         addresses[i] = codes[i].name + walker->layout->text_length;
-        if (i == 0 || codes[i].filename != codes[i - 1].filename) { /* neighbours are often of one file */
+        if (i == 0 || codes[i].filename != codes[i - 1].filename) { /* neighbours often have the same file */
             addresses[pieces++] = codes[i].filename + walker->layout->text_length;
         }
         of_file[i] = pieces - 1;
@@ -114,7 +115,7 @@ int32_t walk_instruction(const struct kc_sampler_layout *layout, const struct wa
 /* ---- texts ---- */
 
 static uint32_t put_utf8(char *text, uint32_t character) {
-    if (character >= 0xD800 && character < 0xE000) { /* a byte that was no UTF-8 when Python read it */
+    if (character >= 0xD800 && character < 0xE000) { /* a byte that was not UTF-8 when Python read it */
         character = '?';
     }
     if (character < 0x80) {
@@ -193,7 +194,7 @@ int32_t walk_names(const struct walker_of_stacks *walker, uint64_t address, char
             }
         }
         const int32_t length = walk_text(walker, items[place], texts + used, most - used);
-        if (length < 0 || used + (uint32_t)length + 4 > most) { /* 4: else it may have been cut */
+        if (length < 0 || used + (uint32_t)length + 4 > most) { /* 4: otherwise it may have been cut */
             return -1;
         }
         used += (uint32_t)length;

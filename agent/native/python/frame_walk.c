@@ -1,20 +1,20 @@
 /* See frame_walk.h.
  *
  * Theory of operation
- *   The threads run on while their frames are read, so that nothing read here is true for sure: every pointer is only
- *   an argument of a system call, every object is checked by its type, every chain is bounded, a thread state must name
- *   the interpreter in whose list it was found.
+ *   The threads keep running while their frames are read, so nothing read here is certain: every pointer is only an
+ *   argument of a system call, every object is checked by its type, every chain is bounded, a thread state must point
+ *   to the interpreter in whose list it was found.
  *
- *   What changes fast is the inner end of a stack. It is read between two looks at which frame is the innermost, all in
- *   one system call (`hold`, some 0.3 us): what both of these frames have below them was there all the time. The rest
- *   is walked once before and once after that, and must be the same. Only a call shorter than the hold can be missing;
- *   its time goes to its caller.
+ *   The inner end of a stack changes fast. It is read between two reads of the innermost frame pointer, all in one
+ *   system call (`hold`, some 0.3 us): the frames below both of these were there all the time. The rest is walked once
+ *   before and once after that, and must be the same. Only a call shorter than the hold can be missing; its time goes
+ *   to its caller.
  *
- *   A thread that calls and returns too fast even for that is walked three times: what the first and the last walk have
- *   in common, and the call that the one in the middle saw made from there. To wait until the thread holds still would
- *   be a choice in favour of code that makes few calls: functions of 20 us were found with shares 5 points too low that
- *   way. The price: the bytes of a callee that has returned stay where its caller's next callee will be, so that in
- *   code that calls every 50 ns 2 to 7 % of the samples, on a busy machine, have a callee below the wrong caller.
+ *   A thread that calls and returns too fast even for that is walked three times: the sample is what the first and the
+ *   last walk have in common, plus the call from there that the middle one saw. Waiting until the thread stands still
+ *   would favour code that makes few calls: functions of 20 us had shares 5 points too low that way. The price: the
+ *   bytes of a callee that has returned stay where its caller's next callee will be, so that in code that calls every
+ *   50 ns 2 to 7 % of the samples, on a busy machine, have a callee below the wrong caller.
  *
  * Threads: the sampler's without the GIL, or the agent's (kc_sampler_look, _runs, _change_item) with it.
  * Blocks: never: no lock of the interpreter, bounded chains, one system call for each read.
@@ -30,13 +30,13 @@
 #define ATTEMPTS 6u
 #define HOLD_FRAMES 8u
 #define HOLD_BYTES MEMORY_PAGE_BYTES
-#define HELD_FRAMES_MOST (HOLD_BYTES / 64u) /* none is shorter; a chain that was torn may be a circle */
+#define HELD_FRAMES_MOST (HOLD_BYTES / 64u) /* none is shorter; a torn chain may be a circle */
 #define HOLD_TIMES_SHORTEST 3
 #define HOLD_LEAST_LIMIT_NS 1500
 #define THREAD_BYTES_MOST 512u
 #define FRAME_BYTES_MOST 160u
 #define GIL_BYTES_MOST 64u
-#define OFFSET_MOST (1u << 20) /* of what is read by itself: interpreters have some 300 KB */
+#define OFFSET_MOST (1u << 20) /* for data read by itself: interpreters have some 300 KB */
 #define TAGS 3u                /* low bits of the reference to the code in a frame, from 3.14 on */
 
 /* ---- offsets ---- */
@@ -139,7 +139,7 @@ static uint32_t frame_bytes(const struct kc_sampler_layout *layout) {
            (uint32_t)sizeof(uint64_t);
 }
 
-/* False: there is no frame in these bytes. */
+/* Returns false if these bytes are no frame. */
 static bool decode_frame(const struct kc_sampler_layout *layout, const uint8_t *bytes, uint64_t address,
                          struct walked_frame *frame) {
     frame->address = address;
@@ -160,7 +160,7 @@ static bool decode_frame(const struct kc_sampler_layout *layout, const uint8_t *
     return frame->code != 0;
 }
 
-/* Follows the chain from `address`, appending to `stack`. False: it leads nowhere. */
+/* Follows the chain from `address`, appending to `stack`. Returns false if it breaks. */
 static bool walk_on(struct walker_of_stacks *walker, uint64_t address, struct stack *stack) {
     uint8_t bytes[FRAME_BYTES_MOST];
     const uint32_t size = frame_bytes(walker->layout);
@@ -193,7 +193,7 @@ struct hold {
     uint8_t bytes[HOLD_BYTES];
 };
 
-/* A frame object lies alone, the frames since 3.11 lie side by side: the page of the innermost one is taken then. */
+/* A frame object lies alone, frames since 3.11 lie side by side: then the innermost one's page is read. */
 static void choose_pieces(const struct walker_of_stacks *walker, uint64_t innermost, struct hold *hold) {
     const struct stack *stack = &walker->stack;
     if (walker->layout->frames != KC_FRAME_OBJECTS) {
@@ -209,7 +209,7 @@ static void choose_pieces(const struct walker_of_stacks *walker, uint64_t innerm
     }
 }
 
-/* Whether the call was not interrupted: the frame that was the innermost before may be so again then. */
+/* Whether the call was not interrupted: after an interruption the same frame may be innermost again. */
 static bool in_time(struct walker_of_stacks *walker, int64_t took_ns) {
     if (walker->shortest_hold_ns == 0 || took_ns < walker->shortest_hold_ns) {
         walker->shortest_hold_ns = took_ns;
@@ -259,7 +259,7 @@ static bool held_frame(const struct walker_of_stacks *walker, const struct hold 
     return false;
 }
 
-/* Is `address` below `from` in what is held, or what comes next below it? */
+/* Whether `address` is below `from` in the held bytes, or the next frame below it. */
 static bool is_below(const struct walker_of_stacks *walker, const struct hold *hold, uint64_t from, uint64_t address) {
     struct walked_frame frame;
     for (uint32_t i = 0; i < HELD_FRAMES_MOST && from != address; i++) {
@@ -278,7 +278,8 @@ static bool is_below(const struct walker_of_stacks *walker, const struct hold *h
     return from == address && address != 0;
 }
 
-/* Puts what was there during the whole hold into walker->second. `*next` is the frame below that. False: nothing. */
+/* Copies the frames that were there during the whole hold to walker->second. `*next` is the frame below them. False:
+ * none. */
 static bool keep_held(struct walker_of_stacks *walker, const struct hold *hold, uint64_t *next) {
     struct stack *kept = &walker->second;
     uint64_t address = hold->from;
@@ -297,7 +298,7 @@ static bool keep_held(struct walker_of_stacks *walker, const struct hold *hold, 
 
 /* ---- a whole stack ---- */
 
-/* Whether the outer parts of both stacks, from `address` on, are the same. 0: both have all of it. */
+/* Whether the outer parts of both stacks, from `address` on, are equal. 0: both whole stacks. */
 static bool same_below(const struct stack *before, const struct stack *now, uint32_t from_now, uint64_t address) {
     uint32_t i = 0;
     while (i < before->depth && before->frames[i].address != address) {
@@ -317,7 +318,7 @@ static bool same_below(const struct stack *before, const struct stack *now, uint
     return false;
 }
 
-/* Leaves what is shown in walker->stack. */
+/* Stores the visible frames in walker->stack. */
 static void show(struct walker_of_stacks *walker) {
     const struct stack *from = &walker->second;
     struct stack *to = &walker->stack;
@@ -339,7 +340,7 @@ static void show(struct walker_of_stacks *walker) {
 static uint32_t agreed(const struct stack *one, const struct stack *other) {
     uint32_t a = one->depth;
     uint32_t b = other->depth;
-    if (one->truncated || other->truncated) { /* maybe at different frames: from the outermost that both have */
+    if (one->truncated || other->truncated) { /* perhaps at different frames: from the outermost common one */
         while (a > 0 && one->frames[a - 1].address != other->frames[b - 1].address) {
             a--;
         }
@@ -363,8 +364,8 @@ static bool walk_anew(struct walker_of_stacks *walker, const struct python_threa
     return from != 0 && walk_on(walker, from, stack) && stack->depth > 0;
 }
 
-/* For a thread that is too quick for a hold: what it had below it before and after a walk in the middle was there all
- * the time, and the call that this walk saw made from there is true. Puts them into walker->second. */
+/* For a thread that is too fast for a hold: frames that it had both before and after a middle walk were there all the
+ * time, and the call from there that the middle walk saw is real. Stores them in walker->second. */
 static bool keep_agreed(struct walker_of_stacks *walker, const struct python_thread *thread) {
     const struct stack *before = &walker->stack;
     struct stack *middle = &walker->third;
@@ -405,7 +406,7 @@ static bool keep_whole(struct walker_of_stacks *walker, const struct python_thre
     }
     const uint64_t last = now->frames[now->depth - 1].address;
     *partial = hold.from != hold.to;
-    /* A frame that is being made has no caller yet. */
+    /* A frame under construction has no caller yet. */
     return now->truncated || last == outermost || last == before->frames[before->depth - 1].address;
 }
 

@@ -20,11 +20,11 @@ static inline uint64_t word_in(const uint8_t *bytes, uint32_t offset) {
 struct walked_frame {
     uint64_t address;
     uint64_t previous;
-    uint64_t code;        /* 0: one of the interpreter's own */
-    uint64_t instruction; /* as it stands in the frame */
+    uint64_t code;        /* 0: an internal frame of the interpreter */
+    uint64_t instruction; /* as stored in the frame */
 };
 
-#define FRAMES_MOST (2 * STACK_DEPTH_MOST) /* with those of the interpreter's own */
+#define FRAMES_MOST (2 * STACK_DEPTH_MOST) /* including the interpreter's internal ones */
 
 /* One thread's frames, innermost first. */
 struct stack {
@@ -36,7 +36,7 @@ struct stack {
 struct walker_of_stacks {
     const struct kc_sampler_layout *layout;
     struct memory memory;
-    struct stack stack; /* what walk_stack has found: STACK_DEPTH_MOST frames at the most, none of them hidden */
+    struct stack stack; /* the result of walk_stack: STACK_DEPTH_MOST frames at most, no internal ones */
     struct stack second;
     struct stack third;
     int64_t shortest_hold_ns; /* so far */
@@ -54,7 +54,7 @@ struct python_thread {
 
 enum walk {
     WALK_WHOLE,
-    WALK_PARTIAL, /* the thread went on meanwhile; calls shorter than the look may be missing */
+    WALK_PARTIAL, /* the thread kept running; calls shorter than the read may be missing */
     WALK_TORN,
     WALK_EMPTY, /* no Python frame */
 };
@@ -62,54 +62,54 @@ enum walk {
 uint64_t walk_interpreters(const struct walker_of_stacks *walker);
 uint64_t walk_next_interpreter(const struct walker_of_stacks *walker, uint64_t interpreter);
 uint64_t walk_threads(const struct walker_of_stacks *walker, uint64_t interpreter);
-/* False if there is no thread state of this interpreter at that address. */
+/* Reads a thread state. False if there is none of this interpreter at that address. */
 bool walk_thread(const struct walker_of_stacks *walker, uint64_t address, uint64_t interpreter,
                  struct python_thread *thread);
-/* Reads the frames. `*outermost` is the outermost frame of the thread when it was last read, 0 if it was not. */
+/* Reads the frames. `*outermost` is the thread's outermost frame when last read, 0 if not read. */
 enum walk walk_stack(struct walker_of_stacks *walker, const struct python_thread *thread, uint64_t *outermost);
 
-/* Where the interpreter's GIL is, 0 if that is not known. */
+/* The address of the interpreter's GIL, 0 if unknown. */
 uint64_t walk_gil(const struct walker_of_stacks *walker, uint64_t interpreter);
 /* The thread (pthread_t) that holds this GIL, 0 if none does. Not the thread state: up to 3.11 a thread that moves to
  * another interpreter keeps the GIL that it took for the first one. */
 uint64_t walk_gil_holder(const struct walker_of_stacks *walker, uint64_t gil);
 
-/* Whether this interpreter's garbage collector runs now, on the thread that has its GIL. False if that is not known. */
+/* Whether this interpreter's garbage collector is running, on the thread that has its GIL. False if unknown. */
 bool walk_collects(const struct walker_of_stacks *walker, uint64_t interpreter);
 
-/* What identifies a code object, read each time: its memory may have become another one's, and that of its texts too. */
+/* What identifies a code object, read each time: its memory, and that of its texts, may have been reused. */
 struct code_identity {
     uint64_t address;
     uint64_t filename;
     uint64_t name;
     uint64_t lines;
-    uint64_t names;     /* 0: not known, as is the next one */
+    uint64_t names;     /* 0: unknown, as is the next one */
     uint64_t variables; /* names of locals, cells and free variables */
-    uint64_t texts;     /* made of the lengths and hashes of both texts */
+    uint64_t texts;     /* combines the lengths and hashes of both texts */
     uint32_t first_line;
-    uint32_t units; /* of bytecode; 0: not known */
+    uint32_t units; /* of bytecode; 0: unknown */
 };
 
-/* Whether all offsets lie within what is read of an object. What follows relies on it. */
+/* Whether all offsets lie within the part of an object that is read. The functions below rely on it. */
 bool walk_fits(const struct kc_sampler_layout *layout);
 bool code_fits(const struct kc_sampler_layout *layout); /* those of code objects and texts */
-/* Whether a word at each of these offsets ends within so many bytes. */
+/* Whether a word at each of these offsets ends within `bytes`. */
 bool offsets_fit(const uint32_t *offsets, size_t count, uint32_t bytes);
 
-/* The code objects of the stack, in its order. False if one of them is none. */
+/* Reads the code objects of the stack, in its order. False if one of them is not a code object. */
 bool walk_codes(struct walker_of_stacks *walker, const struct stack *stack, struct code_identity *codes);
 /* The offset in bytes of a frame's instruction from the start of its bytecode, -1 if unknown. */
 int32_t walk_instruction(const struct kc_sampler_layout *layout, const struct walked_frame *frame,
                          const struct code_identity *code);
 
-/* A str as UTF-8, cut to `most` bytes; returns its length, negative if it is no str that can be read. */
+/* Reads a str as UTF-8, cut to `most` bytes; returns its length, negative if it is not a readable str. */
 int32_t walk_text(const struct walker_of_stacks *walker, uint64_t address, char *text, uint32_t most);
-/* The items of a tuple of str, a NUL after each; returns their length, negative if unreadable or longer. */
+/* Reads the items of a tuple of str, a NUL after each; returns their length, negative if unreadable or too long. */
 int32_t walk_names(const struct walker_of_stacks *walker, uint64_t address, char *texts, uint32_t most);
-/* The bytecode as it is now; returns its length, negative if it cannot be read or needs more. */
+/* Reads the current bytecode; returns its length, negative if it is unreadable or too long. */
 int32_t walk_bytecode(const struct walker_of_stacks *walker, const struct code_identity *code, uint8_t *data,
                       uint32_t most);
-/* A bytes object, cut. */
+/* Reads a bytes object, cut to `most`. */
 int32_t walk_bytes(const struct walker_of_stacks *walker, uint64_t address, uint8_t *data, uint32_t most);
 
 #endif

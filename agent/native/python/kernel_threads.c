@@ -1,11 +1,11 @@
 /* See kernel_threads.h.
  *
  * The CPU clock of a thread is named by its tid alone: no descriptor, no right, 0.2 us. A descriptor is only opened to
- * list the threads (ten times a second), for a new thread's name, and for what a thread waits for that has been running
- * and is not on a processor now; sampler_thread.c sees to it that these are in a table of their own.
+ * list the threads (ten times a second), for a new thread's name, and for the wait reason of a thread that has been
+ * running and is off the processor now; sampler_thread.c keeps these in a separate descriptor table.
  *
  * Threads: the sampler's.
- * Blocks: never for long: it reads /proc, and clocks by system calls.
+ * Blocks: never for long: reads of /proc, and of clocks by system calls.
  */
 #define _GNU_SOURCE
 #include "python/kernel_threads.h"
@@ -20,8 +20,8 @@
 
 #include "common/wake.h"
 
-#define OWN_PREFIX "kineto-" /* names of the agent's threads; no other thread's name begins so */
-#define NAME_LOOKS 3u        /* a thread of ours has its name within so many refreshes */
+#define OWN_PREFIX "kineto-" /* names of the agent's threads; no other thread's name begins like this */
+#define NAME_LOOKS 3u        /* a thread of ours has its name within this many refreshes */
 #define LISTING_BYTES 8192u
 
 static size_t read_file(const char *path, char *text, size_t bytes) {
@@ -50,7 +50,7 @@ static enum task_wait wait_of_older_call(long number, uint64_t first, uint64_t s
 
 static enum task_wait wait_of_call(long number, uint64_t first, uint64_t second) {
     switch (number) {
-    case -1: /* in the kernel, but in no call */
+    case -1: /* in the kernel, but not in a system call */
     case SYS_mmap:
     case SYS_munmap:
     case SYS_mremap:
@@ -103,7 +103,7 @@ enum task_state task_state_off_cpu(uint32_t tid, uint64_t gil, uint32_t gil_byte
     if (read_file(path, text, sizeof text) == 0) {
         return TASK_UNKNOWN;
     }
-    if (strncmp(text, "running", 7) == 0) { /* it would run, but others do */
+    if (strncmp(text, "running", 7) == 0) { /* runnable, but others are running */
         *wait = TASK_READY;
         return TASK_RUNNING;
     }
@@ -162,7 +162,7 @@ struct task *tasks_find(struct tasks *tasks, uint32_t tid) {
     memmove(task + 1, task, (tasks->count - at) * sizeof *task);
     tasks->count++;
     *task = (struct task){.tid = tid, .present = true};
-    if (!tasks->began) { /* it has been there before: its CPU time so far is not of this recording */
+    if (!tasks->began) { /* it existed before: its CPU time so far is not of this recording */
         (void)thread_cpu_ns(tid, &task->cpu_ns);
     }
     look_at_name(task);

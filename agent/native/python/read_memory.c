@@ -1,11 +1,11 @@
 /* See read_memory.h.
  *
- * process_vm_readv on the own process needs no right and copies through the kernel: a page that is not there, or that
- * goes away meanwhile, makes the call fail. A sandbox may forbid it (seccomp); then /proc/self/mem does the same, at
- * the price of a descriptor and of one call for each piece. Either takes 0.3 us for up to a page.
+ * process_vm_readv on our own process needs no permission and copies through the kernel: a page that is missing, or
+ * that is unmapped by then, makes the call fail. A sandbox may forbid it (seccomp); then /proc/self/mem does the
+ * same, at the price of a descriptor and one call for each piece. Either takes 0.3 us for up to a page.
  *
  * Threads: any, but each `struct memory` belongs to one.
- * Blocks: never for long; a page that is swapped out is waited for by the kernel.
+ * Blocks: never for long; the kernel may wait for a page that is swapped out.
  */
 #define _GNU_SOURCE
 #include "python/read_memory.h"

@@ -29,7 +29,7 @@
 #define PUBLISH_PERIOD_NS (250 * NS_PER_MS) /* a killed process loses no more than this */
 #define INTERPRETERS_MOST 256u
 #define GIL_HELD 256u /* bit in the state of a sample */
-#define WAIT_SHIFT 16 /* what it waits for, likewise */
+#define WAIT_SHIFT 16 /* what it waits for, in the state of a sample */
 /* interval, holder, locked, switch number; twice a condition variable and a mutex */
 #define GIL_BYTES ((uint32_t)(32 + 2 * (sizeof(pthread_cond_t) + sizeof(pthread_mutex_t))))
 
@@ -41,7 +41,7 @@ struct record {
     uint32_t cpu_us;
 };
 
-/* What holds for all threads of one tick. */
+/* Data of one tick, the same for all threads. */
 struct tick {
     int64_t time_ns;
     uint64_t number;
@@ -103,7 +103,7 @@ static void publish(struct sampler *sampler) {
     sampler->buffer = SAMPLER_NO_BUFFER;
 }
 
-/* The lowest FREE one: its memory is there already. */
+/* Takes the lowest FREE one: its memory is already mapped. */
 static bool lend(struct sampler *sampler) {
     for (uint32_t i = 0; i < sampler->arena.fixed.buffer_count; i++) {
         if (arena_load_state(&sampler->arena, i) == ARENA_FREE) {
@@ -147,9 +147,9 @@ static void write_sample(struct sampler *sampler, const struct tick *tick, struc
 
 /* ---- one thread ---- */
 
-/* CPU time since this was last asked; cpu_ns is the clock. */
+/* CPU time since the last call; cpu_ns is the clock. */
 static uint64_t cpu_used(struct task *task, uint64_t cpu_ns) {
-    if (cpu_ns < task->cpu_ns) { /* another thread has the id of one that ended */
+    if (cpu_ns < task->cpu_ns) { /* a new thread has the id of one that ended */
         task->cpu_ns = 0;
         task->settled = task->named = false;
         task->looks_at_name = 0;
@@ -171,7 +171,7 @@ static enum task_state state_now(struct task *task, uint64_t cpu_ns, uint64_t us
     return 2 * used_ns > tick->elapsed_ns ? TASK_RUNNING : TASK_IDLE;
 }
 
-/* Walks the stack and gives it a node. False: no sample. */
+/* Walks the stack and assigns it a node. False: no sample. */
 static bool look(struct sampler *sampler, const struct python_thread *thread, struct task *task, enum walk *walked) {
     *walked = walk_stack(&sampler->walker, thread, &task->outermost);
     if (*walked == WALK_EMPTY) {
@@ -183,7 +183,7 @@ static bool look(struct sampler *sampler, const struct python_thread *thread, st
         named = stack_names_node(sampler->names, &sampler->walker, &sampler->arena, &task->node);
         pthread_mutex_unlock(&sampler->strings);
     }
-    if (named != NAMED) { /* a torn one is a look that failed, no record that was lost: more room would not help */
+    if (named != NAMED) { /* a torn stack is a failed look, not a lost record: more room would not help */
         sampler->result.torn_samples += named == NAMED_TORN;
         sampler->result.unnamed_samples += named == NAMED_FULL;
         arena_add(&sampler->arena, ARENA_DROPPED, named == NAMED_FULL);
@@ -194,7 +194,7 @@ static bool look(struct sampler *sampler, const struct python_thread *thread, st
     return true;
 }
 
-/* The kernel's id of a thread, 0 if there is no such thread any more, and its CPU clock. */
+/* The kernel's id of a thread and its CPU clock; 0 if the thread has ended. */
 static uint32_t tid_of(const struct sampler *sampler, const struct python_thread *thread, uint64_t *cpu_ns) {
     const uint32_t native = (uint32_t)thread->native_id;
     if (thread_cpu_ns(native, cpu_ns)) {
@@ -204,7 +204,8 @@ static uint32_t tid_of(const struct sampler *sampler, const struct python_thread
     return thread_cpu_ns(tid, cpu_ns) ? tid : 0;
 }
 
-/* The collector keeps the GIL: a thread that has it before and after it is seen to run is the one that it runs on. */
+/* The garbage collector keeps the GIL: a thread that has the GIL before and after a running collector is seen runs
+ * it. */
 static bool collects(const struct sampler *sampler, const struct python_thread *thread, uint64_t gil, uint64_t holder) {
     return holder == thread->id && walk_collects(&sampler->walker, thread->interpreter) &&
            walk_gil_holder(&sampler->walker, gil) == holder;
@@ -222,12 +223,12 @@ static void sample_python_thread(struct sampler *sampler, const struct tick *tic
     if (used_ns != 0 || !task->settled) {
         enum walk walked;
         const bool found = look(sampler, thread, task, &walked);
-        if (walked == WALK_EMPTY) { /* maybe inside another interpreter, else it is a native thread for now */
+        if (walked == WALK_EMPTY) { /* perhaps inside another interpreter, otherwise it is a native thread for now */
             return;
         }
         task->tick = tick->number;
         task->settled = false;
-        if (!found) { /* its CPU time is told by the next sample */
+        if (!found) { /* its CPU time is in the next sample */
             return;
         }
         task->state = state_now(task, cpu_ns, used_ns, tick, gil);
@@ -275,7 +276,7 @@ static void sample_interpreter(struct sampler *sampler, const struct tick *tick,
 
 static void sample_all(struct sampler *sampler, const struct tick *tick) {
     const struct walker_of_stacks *walker = &sampler->walker;
-    uint64_t interpreter = walk_interpreters(walker); /* the newest first: what runs inside another one is met first */
+    uint64_t interpreter = walk_interpreters(walker); /* newest first: code inside another interpreter is found first */
     for (uint32_t i = 0; i < INTERPRETERS_MOST && interpreter != 0; i++) {
         sample_interpreter(sampler, tick, interpreter);
         interpreter = walk_next_interpreter(walker, interpreter);
@@ -298,7 +299,7 @@ static bool told_to_end(const struct sampler *sampler) {
     return __atomic_load_n(&sampler->command, __ATOMIC_SEQ_CST) != SAMPLER_RUN;
 }
 
-/* False: it is time to end. */
+/* Returns false if it is time to end. */
 static bool wait_until(struct sampler *sampler, int64_t deadline) {
     for (;;) {
         const uint32_t seen = wake_seen(&sampler->work);
@@ -334,7 +335,7 @@ static void sample_until_told(struct sampler *sampler) {
             publish(sampler);
             published = now;
         }
-        if (tick.number > 1) { /* the first one names most of what there is: no measure for the others */
+        if (tick.number > 1) { /* the first one names most frames: no measure for the others */
             rate_spent(&rate, clock_ns(CLOCK_THREAD_CPUTIME_ID) - cpu);
         }
         __atomic_store_n(&sampler->ticks, tick.number, __ATOMIC_RELEASE);
@@ -348,9 +349,9 @@ void *sampler_run(void *argument) {
     struct sampler *sampler = argument;
     (void)prctl(PR_SET_NAME, "kineto-stacks");
     sampler->own_tid = (uint32_t)syscall(SYS_gettid);
-    /* A table of descriptors of its own, with nothing in it: what this thread opens for a moment never takes a number
-     * that the program counts on, and a program that closes what it has not opened cannot turn a read of ours into a
-     * read of its own pipe. None of the program's descriptors is copied, so none is kept open. */
+    /* A separate, empty table of descriptors: descriptors that this thread opens briefly never take a number that the
+     * program counts on, and a program that closes descriptors it has not opened cannot turn our read into a read of
+     * its own pipe. None of the program's descriptors is copied, so none is kept open. */
     (void)syscall(SYS_close_range, 0u, UINT_MAX, CLOSE_RANGE_UNSHARE_FLAG);
     if (memory_open(&sampler->walker.memory)) {
         ids_learn(&sampler->ids, &sampler->walker.memory);

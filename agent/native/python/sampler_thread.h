@@ -14,7 +14,7 @@
 
 enum sampler_command { SAMPLER_RUN, SAMPLER_FINISH };
 
-/* One recording, in memory of its own that no forked child has. The thread is the only writer of the arena but for the
+/* One recording, in separate memory that no forked child has. The thread is the only writer of the arena except for the
  * string table, which `strings` guards. */
 struct sampler {
     struct kc_sampler_layout layout;
@@ -29,8 +29,8 @@ struct sampler {
     struct wake done;
     uint32_t command; /* sampler_command */
     uint32_t ended;
-    uint64_t ticks; /* read by others too */
-    /* The rest is the thread's; others read it once it has ended. */
+    uint64_t ticks; /* read by other threads, too */
+    /* The rest belongs to the thread; others read it once it has ended. */
     uint32_t own_tid;
     uint32_t buffer; /* the LOANED one, or SAMPLER_NO_BUFFER */
     uint32_t buffer_used;
@@ -39,13 +39,13 @@ struct sampler {
 
 #define SAMPLER_NO_BUFFER UINT32_MAX
 
-/* NULL with errno. */
+/* NULL with errno set on failure. */
 struct sampler *sampler_create(const struct kc_sampler_layout *layout, const struct thread_ids *ids,
                                const struct kc_sampler_config *config);
 void sampler_destroy(struct sampler *sampler);
 /* The thread's function; its argument is the sampler. */
 void *sampler_run(void *sampler);
-/* The program's own name of a thread; false if the table is full. Any thread. */
+/* Sets the program's own name of a thread; false if the table is full. Any thread. */
 bool sampler_name(struct sampler *sampler, uint32_t tid, const char *name, uint32_t length);
 
 #endif

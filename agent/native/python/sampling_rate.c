@@ -1,8 +1,8 @@
 /* See sampling_rate.h.
  *
- * A program that does the same thing every 5 or 10 ms would be seen in the same place again and again by a sampler that
- * keeps time as well. With one tick at a random moment of each period every moment is as likely as any other, and two
- * ticks are less than two periods apart.
+ * A sampler with a fixed period would see a program that does the same thing every 5 or 10 ms in the same place again
+ * and again. With one tick at a random moment of each period every moment is as likely as any other, and two ticks are
+ * less than two periods apart.
  *
  * Threads: the sampler's.
  * Blocks: never.

@@ -1,4 +1,4 @@
-/* When to sample: at a random moment of each period, in periods that are long enough for what a sample costs. */
+/* When to sample: at a random moment of each period, with periods long enough for the cost of a sample. */
 #ifndef KINETO_STACKS_RATE_H
 #define KINETO_STACKS_RATE_H
 
@@ -19,7 +19,7 @@ struct stack_rate {
 };
 
 void rate_begin(struct stack_rate *rate, uint32_t hz, uint32_t max_load_ppm);
-/* A tick took so much CPU time. */
+/* A tick took this much CPU time. */
 void rate_spent(struct stack_rate *rate, int64_t cost_ns);
 /* The time of the next tick, monotonic. */
 int64_t rate_next(struct stack_rate *rate);

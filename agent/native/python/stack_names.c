@@ -1,15 +1,16 @@
 /* See stack_names.h.
  *
- * A code object is known by its address together with what it points to and the hashes that Python keeps of its name and
- * file, all read for this very sample: a program that makes and frees code gets the same addresses again and again, for
- * the code and for its texts. The texts are read once, and only believed if all is the same afterwards.
+ * A code object is identified by its address together with its pointers and the hashes that Python keeps of its name
+ * and file, all read for this very sample: a program that makes and frees code gets the same addresses again and again,
+ * for the code and for its texts. The texts are read once, and only trusted if everything is the same afterwards.
  *
- * The bytecode of the code object that runs, and the names that it loads, tell the decoder what a line calls. They are
- * written once, too, when the code is first seen as the innermost one. Its instructions may be specialised meanwhile:
- * these are 16-bit words that change one by one, and the decoder knows all of them.
+ * From the bytecode of the running code object and the names that it loads, the decoder finds what a line calls. They
+ * are written once, too, when the code is first seen as the innermost one. Its instructions may be specialised
+ * since: these are 16-bit words that change one by one, and the decoder knows all of them.
  *
  * A stack is a chain of nodes: (parent node, code number, offset of the instruction). Both tables are open-addressed
- * and of a fixed size; their memory is only touched as far as it is used. A full one costs the sample, which is counted.
+ * and of a fixed size; their memory is only touched as far as it is used. If one is full, the sample is lost and
+ * counted.
  *
  * Threads: the sampler's, under the lock of the string table; the agent's makes and frees it.
  * Blocks: never; a system call for each read of a code object that is new.
@@ -24,10 +25,10 @@
 #define NODES (1u << 18)
 #define FILE_BYTES_MOST 1024u
 #define NAME_BYTES_MOST 512u
-#define LINES_BYTES_MOST (64u << 10) /* some 10,000 lines; beyond it the decoder gives the first line */
+#define LINES_BYTES_MOST (64u << 10) /* some 10,000 lines; beyond that the decoder shows the first line */
 #define ENTRY_HEAD_BYTES 13u
-#define BYTECODE_BYTES_MOST (16u << 10) /* of what is larger no callees are told */
-#define NAMES_BYTES_MOST (4u << 10)     /* of attributes and globals, and again of variables */
+#define BYTECODE_BYTES_MOST (16u << 10) /* no callees for larger code */
+#define NAMES_BYTES_MOST (4u << 10)     /* of attributes and globals, and the same again for variables */
 #define BYTECODE_HEAD_BYTES 8u
 
 struct code_entry {
@@ -113,7 +114,7 @@ static enum named write_code(struct stack_names *names, struct walker_of_stacks 
                : NAMED_FULL;
 }
 
-/* Only of code that was seen as the innermost one: nobody asks what the others call. */
+/* Only for code seen as the innermost one: callees of the others are never shown. */
 static void write_bytecode(struct stack_names *names, struct walker_of_stacks *walker, struct arena *arena,
                            struct code_entry *code) {
     uint8_t *entry = names->entry;

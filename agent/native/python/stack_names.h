@@ -1,4 +1,4 @@
-/* Numbers for code objects and stacks, and the entries of the string table that say what they stand for. */
+/* Numbers for code objects and stacks, and the entries of the string table that define them. */
 #ifndef KINETO_STACKS_NAMES_H
 #define KINETO_STACKS_NAMES_H
 
@@ -7,7 +7,7 @@
 
 struct stack_names;
 
-/* What is needed for one recording, in memory of its own that no forked child has; NULL with errno. */
+/* Allocates the state of one recording, in separate memory that no forked child has; NULL with errno set on failure. */
 struct stack_names *stack_names_create(void);
 void stack_names_destroy(struct stack_names *names);
 

@@ -1,12 +1,12 @@
-/* The exported functions of the stack sampler. stack_sampler.h says how they are used.
+/* The exported functions of the stack sampler. stack_sampler.h describes their use.
  *
  * Theory of operation
- *   A thread without Python reads what the interpreter has in memory about its threads: interpreters, thread states,
+ *   A thread without Python reads the interpreter's data about its threads from memory: interpreters, thread states,
  *   frames, code objects. It takes no lock of the interpreter, calls none of its functions and never has the GIL, so
  *   that a sample is taken when it is due and not when the program happens to release the GIL. It runs inside the
- *   program because there it needs no right to do so (a daemon would need ptrace, which Yama, containers and other
- *   users' processes withhold), stops nobody, writes the same arena as every other source, and can be checked on the
- *   spot: before a recording the agent compares what kc_sampler_look finds on its own thread with what Python says.
+ *   program because there it needs no permission (a daemon would need ptrace, which Yama, containers and other users'
+ *   processes deny), stops no thread, writes the same kind of arena as every other source, and can be checked on the
+ *   spot: before a recording the agent compares the result of kc_sampler_look on its own thread with Python's.
  *
  *   read_memory.c     reads memory by a system call: a wrong address is an error, never a fault.
  *   frame_walk.c      finds threads and frames, and tells a stack that changed meanwhile.
@@ -16,11 +16,11 @@
  *   sampler_thread.c  the thread: at each tick one record for each Python thread, and for each other one that has run.
  *   sampling_rate.c   when the next tick is.
  *
- *   A thread that has had no CPU time since its last sample is still where it was: it costs a look at its clock.
+ *   A thread that has had no CPU time since its last sample is still where it was: it costs one read of its clock.
  *
  *   Fork: nothing of this is mapped in the child (MADV_DONTFORK), the arena's descriptor is closed there. Exit: a
- *   handler ends the thread, which publishes what it has. Of a process that is killed, what was published (every
- *   250 ms) stays in the arena.
+ *   handler ends the thread, which publishes what it has. If the process is killed, data published so far (every 250
+ *   ms) stays in the arena.
  *
  * Threads: the exported functions run on the agent's, those that read the interpreter's memory with the GIL
  *   (sampler_binding.py); at_exit runs on the thread that exits.
@@ -44,7 +44,7 @@
 #define NS_PER_MS 1000000LL
 #define BUFFERS_LEAST 4u
 #define BUFFERS_MOST 64u
-#define EXIT_LIMIT_NS (1000 * NS_PER_MS)
+#define EXIT_LIMIT_NS (20 * NS_PER_MS)
 #define STACK_BYTES (256u << 10)
 #define INTERPRETERS_MOST 256u
 #define THREADS_MOST 8192u
@@ -58,7 +58,7 @@ static struct {
     struct walker_of_stacks looker; /* of the agent's thread */
     struct sampler *sampler;
     struct sampler *stuck; /* its thread has not ended in time */
-    struct arena arena;    /* a copy of that of `sampler`, which a forked child has not */
+    struct arena arena;    /* a copy of that of `sampler`, which a forked child does not have */
     pthread_t thread;
     _Atomic bool running;
     _Atomic bool exiting;
@@ -68,7 +68,7 @@ static struct {
 
 static void in_forked_child(void) {
     if (self.sampler != NULL) {
-        arena_close(&self.arena); /* else the daemon would see no end of this process */
+        arena_close(&self.arena); /* otherwise the daemon would not see the end of this process */
     }
     memory_close(&self.looker.memory); /* it is the parent's memory */
     self.opened = false;
@@ -77,7 +77,7 @@ static void in_forked_child(void) {
     memset(&self.ids, 0, sizeof self.ids);
 }
 
-/* True once the thread has done all it will do. */
+/* Returns true once the thread has finished. */
 static bool end_thread(int64_t limit_ns) {
     struct sampler *sampler = self.sampler;
     __atomic_store_n(&sampler->command, SAMPLER_FINISH, __ATOMIC_SEQ_CST);
@@ -86,7 +86,7 @@ static bool end_thread(int64_t limit_ns) {
 }
 
 static void at_exit(void) {
-    self.exiting = true; /* before `running` is asked: kc_sampler_close does it the other way round */
+    self.exiting = true; /* before `running` is read: kc_sampler_close does the opposite */
     if (self.running && end_thread(EXIT_LIMIT_NS) && atomic_exchange(&self.running, false)) {
         pthread_join(self.thread, NULL);
     }
@@ -157,7 +157,7 @@ static bool is_own(const struct python_thread *thread, uint64_t interpreter, voi
     return true;
 }
 
-/* Whether the thread's id for the kernel can be found in one way or the other. */
+/* Whether the kernel's id of the thread can be found in any way. */
 static bool knows_tid(const struct python_thread *thread) {
     const uint32_t tid = (uint32_t)syscall(SYS_gettid);
     return thread->native_id == tid || ids_tid(&self.ids, &self.looker.memory, thread->id) == tid;
@@ -179,7 +179,7 @@ int kc_sampler_look(struct kc_sampler_frame *frames, uint32_t most, uint32_t *ho
     if (!knows_tid(&own.thread)) {
         return refuse(KC_SAMPLER_UNREAD, error, error_bytes, "the system's id of a thread is not where it should be");
     }
-    /* A partial one is whole here, since this thread stands still; the caller compares it anyway. */
+    /* A partial one is complete here, since this thread stands still; the caller compares it anyway. */
     const enum walk walked = walk_stack(walker, &own.thread, &outermost);
     if ((walked != WALK_WHOLE && walked != WALK_PARTIAL) || !walk_codes(walker, &walker->stack, codes)) {
         return refuse(KC_SAMPLER_UNREAD, error, error_bytes,
@@ -332,7 +332,7 @@ int kc_sampler_name(uint32_t tid, const char *name, uint32_t length) {
     if (self.sampler == NULL) {
         return KC_ORDER;
     }
-    if (!self.running && !self.sampler->ended) { /* no thread yet: it need not write the kernel's name */
+    if (!self.running && !self.sampler->ended) { /* no thread yet: it need not record the kernel's name */
         struct task *task = tasks_find(&self.sampler->tasks, tid);
         if (task != NULL) {
             task->named = true;
@@ -364,7 +364,7 @@ int kc_sampler_stop(uint32_t limit_ms, struct kc_sampler_stop_result *result) {
     bool ended = true;
     if (self.running) {
         ended = end_thread(limit_ms * NS_PER_MS);
-        if (atomic_exchange(&self.running, false)) { /* else an exiting process has joined it */
+        if (atomic_exchange(&self.running, false)) { /* otherwise an exiting process has joined it */
             (void)(ended ? pthread_join(self.thread, NULL) : pthread_detach(self.thread));
         }
     }
@@ -383,7 +383,7 @@ int kc_sampler_close(void) {
     }
     (void)kc_sampler_stop(0, &result);
     if (self.exiting) {
-        return 0; /* the exit handler may be at work in it */
+        return 0; /* the exit handler may be using it */
     }
     struct sampler *sampler = self.sampler;
     self.sampler = NULL;

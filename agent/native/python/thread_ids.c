@@ -1,7 +1,7 @@
-/* See thread_ids.h. Before 3.11 a thread state has no thread id of the kernel's, only a pthread_t; in 3.11.0 and 3.11.1
- * a forked child's main thread has its parent's. In glibc and musl the id is in the structure that pthread_t points to.
+/* See thread_ids.h. Before 3.11 a thread state has no kernel thread id, only a pthread_t; in 3.11.0 and 3.11.1 a forked
+ * child's main thread has its parent's. In glibc and musl the id is in the structure that pthread_t points to.
  *
- * Threads: the sampler's; ids_learn runs on the agent's, which looks at itself.
+ * Threads: the sampler's; ids_learn runs on the agent's, which reads its own structure.
  * Blocks: never.
  */
 #define _GNU_SOURCE

@@ -1,4 +1,4 @@
-/* From pthread_t to the kernel's thread id. */
+/* Maps a pthread_t to the kernel's thread id. */
 #ifndef KINETO_STACKS_IDS_H
 #define KINETO_STACKS_IDS_H
 
@@ -6,16 +6,16 @@
 
 #define IDS_OFFSETS_MOST 8u
 
-/* Where in the pthread structure that id may stand: at all of these places in every thread that was looked at. */
+/* Candidate offsets of that id in the pthread structure: it is at all of them in every thread checked so far. */
 struct thread_ids {
     uint32_t learned;
     uint32_t count;
     uint32_t offsets[IDS_OFFSETS_MOST];
 };
 
-/* On a thread that is to be looked at. */
+/* Learns from the calling thread. */
 void ids_learn(struct thread_ids *ids, const struct memory *memory);
-/* 0: unknown. The caller checks that there is such a thread. */
+/* Returns 0 if unknown. The caller checks that there is such a thread. */
 uint32_t ids_tid(const struct thread_ids *ids, const struct memory *memory, uint64_t pthread);
 
 #endif

@@ -1,24 +1,24 @@
-/* The collector for a process without Python: its functions by packets. serve.h has the packets.
+/* The collector for a process without Python: serves its functions by packets. serve.h defines the packets.
  *
  * Theory of operation
- *   A thread that has nothing else to do calls kc_serve with its end of a socket and stays until the other end is
- *   closed or says LEAVE: one packet, one call, one answer. What decides (which libcupti, which activities, how
- *   long) is at the other end, in a process of the daemon.
+ *   A dedicated thread calls kc_serve with its end of a socket and stays until the other end is closed or sends LEAVE:
+ *   one packet, one call, one answer. The decisions (which libcupti, which activities, how long) are made at the other
+ *   end, in a process of the daemon.
  *
- *   End of the socket: whatever is going on is ended as a capture is: stop, detach, close. So a daemon that dies
+ *   End of the socket: a recording in progress is ended like a capture: stop, detach, close. So the death of a daemon
  *   leaves a process as it was.
  *
- *   Fork: a child has no such thread; it closes the descriptor, else the daemon would not see our end. Exit: the
- *   handler waits for the command that is being done, and no other is begun: vendor libraries are about to be
- *   taken down. It runs before the collector's own exit handler, because it is registered again after kc_prepare
- *   has registered that one.
+ *   Fork: a child has no such thread; it closes the descriptor, otherwise the daemon would not see our end. Exit: the
+ *   handler waits for the command in progress, and no other is started: vendor libraries are about to be torn down. It
+ *   runs before the collector's own exit handler, because it is registered again after kc_prepare has registered that
+ *   one.
  *
- *   A program may close descriptors that it did not open and get the number anew. Before each use the number is
- *   looked at; if it is not our socket any more it is let go of.
+ *   A program may close descriptors that it did not open and reuse the number. The number is checked before each use,
+ *   and abandoned if it is not our socket any more.
  *
- * Threads: a thread of the target that the daemon made and that has nothing else to do; its signals are blocked.
- *   at_exit runs on the thread that exits.
- * Blocks: the thread sleeps in recvmsg between packets and does what the collector's functions do. at_exit waits for
+ * Threads: a dedicated thread of the target, created by the daemon, with signals blocked. at_exit runs on the thread
+ *   that exits.
+ * Blocks: the thread sleeps in recvmsg between packets and blocks as the collector's functions do. at_exit waits for
  *   the command in progress, up to its limit.
  */
 #define _GNU_SOURCE
@@ -48,20 +48,20 @@
 #define KINDS_LIMIT 16u
 #define PATH_LIMIT 4096u
 #define LIMIT_MS_MOST 30000u
-#define STOP_LIMIT_MS 2000u /* as sources/cupti/gpu_activities.py has them */
+#define STOP_LIMIT_MS 2000u /* as in sources/cupti/gpu_activities.py */
 #define DETACH_LIMIT_MS 1000u
 #define DETACH_VERSION 24u
 #define EXIT_LIMIT_S 1
 
 static struct {
     _Atomic bool running;
-    _Atomic bool forked; /* this is the child of a process that was being served */
+    _Atomic bool forked; /* this is a child forked from a process that was being served */
     bool hooked;         /* the fork handler is registered */
-    bool exit_hooked;    /* the exit handler is, after the collector's */
+    bool exit_hooked;    /* the exit handler is registered, after the collector's */
     _Atomic bool exiting;
-    pthread_mutex_t working; /* held while a command is done; for good once the process exits */
+    pthread_mutex_t working; /* held during a command; for good once the process exits */
     _Atomic int fd;          /* -1: none */
-    dev_t device;            /* what fd was when we got it */
+    dev_t device;            /* identity of fd when we got it */
     ino_t inode;
     uint32_t version; /* of CUPTI, 0: not opened */
     uint8_t request[SERVE_PACKET_BYTES + 1] __attribute__((aligned(8)));
@@ -119,7 +119,7 @@ static void at_exit(void) {
 
 /* ---- the socket ---- */
 
-/* Bytes of the next packet; 0 at the end. recvmsg: where the agent is let in by a seccomp filter, that is allowed. */
+/* Returns the bytes of the next packet; 0 at the end. recvmsg: a seccomp filter that admits the agent allows it. */
 static size_t receive(void) {
     for (;;) {
         const int fd = atomic_load(&serve.fd);
@@ -346,7 +346,7 @@ static void end_recording(void) {
     struct kc_detach_result detached;
     (void)kc_stop(STOP_LIMIT_MS, &stopped);
     if (serve.version >= DETACH_VERSION) {
-        (void)kc_detach(DETACH_LIMIT_MS, &detached); /* refused where there is nothing to detach */
+        (void)kc_detach(DETACH_LIMIT_MS, &detached); /* refused if there is nothing to detach */
     }
     (void)kc_close();
 }
@@ -377,7 +377,7 @@ static void (*const COMMANDS[])(struct argument, struct answer *) = {
     [SERVE_DRAIN] = do_drain,
 };
 
-/* One packet; false at the end of it all. */
+/* Serves one packet; false at the end. */
 static bool serve_one(size_t bytes) {
     struct serve_request request;
     struct answer answer;
@@ -425,7 +425,7 @@ static void serve_until_end(void) {
     bool goes_on = greet(0, "");
     while (goes_on) {
         const size_t bytes = receive();
-        pthread_mutex_lock(&serve.working); /* for ever, once the process exits */
+        pthread_mutex_lock(&serve.working); /* forever, once the process exits */
         goes_on = bytes > 0 && serve_one(bytes);
         if (!goes_on) {
             end_recording();

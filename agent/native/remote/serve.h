@@ -1,4 +1,4 @@
-/* What kc_serve and its client (daemon/kinetod/attach/channel/remote_collector.py) say to each other.
+/* The protocol between kc_serve and its client (daemon/kinetod/attach/channel/remote_collector.py).
  *
  * One packet each way on a SOCK_SEQPACKET socket, native byte order: the two are on one machine. A request is a header
  * and the command's argument; its answer has the same command and sequence, then `result_bytes` of the command's

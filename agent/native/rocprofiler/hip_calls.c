@@ -1,16 +1,16 @@
 /* Theory of operation
- *   rocprofiler's own records of calls have neither arguments nor streams. Its callbacks do: they say where a launch
- *   begins and ends, and hand over the arguments, whose places in the call's structure are in hip_arguments.h. One
- *   record is pushed when a call ends.
+ *   rocprofiler's own records of calls have neither arguments nor streams. Its callbacks do: they mark where a launch
+ *   begins and ends, and pass the arguments, whose places in the call's structure are in hip_arguments.h. One record is
+ *   pushed when a call ends.
  *
- *   The begin of a call lies in the word that rocprofiler keeps for each call and client (`user`), so that nothing is
- *   needed per thread. It is 0 for calls that began before the recording.
+ *   The start time of a call is stored in the word that rocprofiler keeps for each call and client (`user`), so no
+ *   per-thread state is needed. It is 0 for calls that began before the recording.
  *
- *   A kernel whose code was loaded before we came has the kernel id 0 in dispatches, or one that nobody tells us the
- *   name of. HIP itself knows the name of what a launch launches: it is asked once for each function, after the launch
- *   has succeeded, so that nothing is loaded on our account. The key of a name is a hash of its text. Which functions
- *   are known is in a table without locks, each entry valid for one epoch: a recording begins a new one, and so does the
- *   unloading of a module, after which another function may have the same address.
+ *   A kernel whose code was loaded before us has the kernel id 0 in dispatches, or one whose name we never get. HIP
+ *   itself knows the name of a launched function: it is queried once for each function, after the launch has succeeded,
+ *   so that nothing is loaded because of us. The key of a name is a hash of its text. Known functions are in a
+ *   lock-free table, each entry valid for one epoch: a recording begins a new one, and so does the unloading of a
+ *   module, after which another function may have the same address.
  *
  * Threads: hip_call_made runs on every thread of the program that calls HIP, inside the call; hip_calls_tell on the
  *   collector's; the rest on the agent's.
@@ -31,11 +31,11 @@
 
 #define FUNCTIONS 16384u /* a power of two; at most that many kernels are named by their launches */
 #define PROBES 8u
-#define ARGUMENTS_OFFSET 8u /* in the payload, behind its size */
+#define ARGUMENTS_OFFSET 8u /* in the payload, after its size */
 #define RESULT_BYTES 24u    /* at the end of the payload: the union of all results, an int32_t first */
 #define EPOCH_SHIFT 48u     /* addresses have 47 bits */
 
-/* What puts work on the device or waits for it, and what may stop the device to allocate. */
+/* Calls that put work on the device or wait for it, and those that may stop the device to allocate. */
 static const char *const RUNTIME_CALLS[] = {
     "hipLaunch*",          "hipExtLaunch*",   "hipExtModuleLaunch*", "hipHccModuleLaunch*",
     "hipModuleLaunch*",    "hipDrvLaunch*",   "hipGraphLaunch*",     "hipMemcpy*",
@@ -43,9 +43,9 @@ static const char *const RUNTIME_CALLS[] = {
     "hipStreamWaitEvent*", "hipEventRecord*", "hipMalloc",           "hipFree",
     "hipHostMalloc",       "hipHostFree",     "hipMallocManaged",    "hipModuleUnload",
 };
-/* All allocations, if they are wanted. */
+/* All allocations, if requested. */
 static const char *const MEMORY_CALLS[] = {"hipMalloc*", "hipFree*", "hipExtMalloc*", "hipHostAlloc*", "hipMem*Alloc*"};
-/* Code that is loaded; not what the compiler puts beside each launch. */
+/* Code loading; not the calls that the compiler adds to each launch. */
 static const char *const COMPILER_CALLS[] = {"__hipRegister*", "__hipUnregister*"};
 
 enum { UNLOADS = 1, LAUNCHES = 2, ALLOCATES_ONLY = 4 }; /* of an operation */
@@ -143,7 +143,7 @@ static void find_names(void) {
     if (library != NULL) {
         *(void **)&calls.name_of = dlsym(library, "hipKernelNameRef");
         *(void **)&calls.name_of_host = dlsym(library, "hipKernelNameRefByPtr");
-        dlclose(library); /* the program has it, and the code stays */
+        dlclose(library); /* the program has loaded it, and the code stays */
     }
 }
 
@@ -181,7 +181,7 @@ void hip_calls_begin(const struct kit_host *host, uint32_t functions, bool all_a
     atomic_store(&calls.launches, 0);
     atomic_fetch_add(&calls.epoch, 1);
     if (calls.name_of == NULL) {
-        find_names(); /* HIP may have been loaded since */
+        find_names(); /* HIP may have been loaded in the meantime */
     }
     atomic_store(&calls.recording, true);
 }

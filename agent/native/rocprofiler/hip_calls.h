@@ -10,11 +10,11 @@
 
 #define HIP_OPERATIONS_MOST 1024u /* 1.0.0 has 478 */
 
-/* Kinds of pushed records, and of what is switched on. Those of rocprofiler's own records are below 34. */
+/* Kinds of pushed records, which can also be switched on. rocprofiler's own kinds are below 34. */
 #define HIP_RUNTIME_CALL 60u
 #define HIP_COMPILER_CALL 61u
 
-struct hip_call {   /* a pushed record; kineto_trace/decode/rocprofiler/rocm_schema.py has the same */
+struct hip_call {   /* a pushed record; kineto_trace/decode/rocprofiler_records.py has the same */
     uint64_t start; /* CLOCK_BOOTTIME ns */
     uint64_t end;
     uint64_t correlation;
@@ -33,16 +33,16 @@ struct hip_operations {
 
 /* On the agent's thread, before anything is configured: finds the calls to record by their names. */
 void hip_calls_choose(const struct rocp_api *api, struct hip_operations *runtime, struct hip_operations *compiler);
-/* From here on calls are recorded. functions: space for the names of launched kernels. all_allocations: those in stream
- * order, too. */
+/* Starts recording calls. functions: string space for the names of launched kernels. all_allocations: record
+ * stream-ordered ones, too. */
 void hip_calls_begin(const struct kit_host *host, uint32_t functions, bool all_allocations);
 void hip_calls_end(void);
 /* In a forked child. */
 void hip_calls_kill(void);
-/* Calls that were recorded since hip_calls_begin, and launches of kernels among them, but for graphs. */
+/* Calls recorded since hip_calls_begin, and launches of kernels among them, except graphs. */
 uint64_t hip_calls_made(void);
 uint64_t hip_calls_launches(void);
-/* On the collector's thread: puts the names of all operations that are recorded into `space`, by kind << 32 | operation. */
+/* On the collector's thread: adds the names of all recorded operations to `space`, by kind << 32 | operation. */
 void hip_calls_tell(const struct rocp_api *api, const struct kit_host *host, uint32_t space);
 
 /* For rocprofiler: a rocprofiler_callback_tracing_cb_t. */

@@ -1,9 +1,9 @@
-/* See kernel_ids.h. rocprofiler tells the name of a kernel once, when its code is loaded, which may be long before a
- * recording. So the names are kept in a list that only grows, at its head; a recording reads it from the head to where
- * it began to read the time before.
+/* See kernel_ids.h. rocprofiler reports the name of a kernel once, when its code is loaded, which may be long before a
+ * recording. So the names are kept in a list that only grows, at its head; each read goes from the head to where the
+ * previous one began.
  *
- * Threads: kernel_ids_add on whatever thread of the program loads code; kernel_ids_tell on the collector's;
- *   kernel_ids_rewind on the agent's, while nothing is recorded.
+ * Threads: kernel_ids_add on the thread of the program that loads code; kernel_ids_tell on the collector's;
+ *   kernel_ids_rewind on the agent's, between recordings.
  * Blocks: never; a name allocates memory.
  */
 #define _GNU_SOURCE
@@ -24,7 +24,7 @@ static struct {
     struct kernel *_Atomic head;
     _Atomic uint64_t count;
     _Atomic uint64_t lost;
-    struct kernel *_Atomic told; /* this one and those behind it */
+    struct kernel *_Atomic told; /* this one and those after it */
 } kernels;
 
 void kernel_ids_add(uint64_t kernel_id, const char *name) {

@@ -1,4 +1,4 @@
-/* Resolving rocprofiler-sdk's functions, and whether its interface is one that we know. See rocprofiler_api.h.
+/* Resolving rocprofiler-sdk's functions, and checking that its interface is known. See rocprofiler_api.h.
  *
  * Threads: the agent's.
  * Blocks: inside the loader, when the library is opened.
@@ -34,7 +34,7 @@ static int resolve(void *library, const char *path, const char *symbol, void *fu
     return 0;
 }
 
-/* The numbers of kinds may change with a major version; their names are how to tell. */
+/* The numbers of kinds may change with a major version; their names identify them. */
 static int compare_kinds(const struct rocp_api *api, const char *path, char *error, size_t error_bytes) {
     for (size_t i = 0; i < sizeof KINDS / sizeof *KINDS; i++) {
         const char *name = NULL;
@@ -54,7 +54,7 @@ static int compare_kinds(const struct rocp_api *api, const char *path, char *err
 int rocprofiler_api_open(struct rocp_api *api, const char *path, uint64_t *version, char *error, size_t error_bytes) {
     uint32_t major = 0, minor = 0, patch = 0;
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
-    if (library == NULL) { /* global: the runtime that initialises next looks for it among the loaded ones */
+    if (library == NULL) { /* global: the runtime that initialises next looks for it among the loaded libraries */
         library = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
     }
     if (library == NULL) {

@@ -1,8 +1,8 @@
 /* The part of rocprofiler-sdk's public C interface that the collector uses, resolved at run time.
  *
- * No header of AMD's is needed to build. Structures and numbers are those of 1.0.0 to 1.4.1 (SONAME 1); 0.6 has others
- * and is refused. What can be asked of the library is asked before anything is configured: rocprofiler_api_open compares
- * the names of the kinds below with the library's own. Records bear their sizes, which record_sizes.c knows.
+ * No AMD header is needed to build. Structures and numbers are those of 1.0.0 to 1.4.1 (SONAME 1); 0.6 has others and
+ * is refused. Checks against the library come before anything is configured: rocprofiler_api_open compares the names of
+ * the kinds below with the library's own. Records contain their sizes, which rocprofiler_client.c knows.
  */
 #ifndef KINETO_ROCPROFILER_API_H
 #define KINETO_ROCPROFILER_API_H
@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Versions whose records are known: kineto_agent/sources/rocprofiler/known_versions.py has them, too. */
+/* Versions whose records are known, as in kineto_agent/sources/rocprofiler/known_versions.py. */
 #define ROCP_VERSION_LEAST 10000
 #define ROCP_VERSION_BEYOND 10500
 
@@ -33,7 +33,7 @@
 #define ROCP_BUFFER_SCRATCH_MEMORY 12
 #define ROCP_BUFFER_MEMORY_ALLOCATION 16
 
-#define ROCP_PHASE_ENTER 1 /* of a code object: it is loaded */
+#define ROCP_PHASE_ENTER 1 /* for a code object: it is loaded */
 #define ROCP_PHASE_EXIT 2
 #define ROCP_CATEGORY_TRACING 1u
 #define ROCP_POLICY_LOSSLESS 2
@@ -70,7 +70,7 @@ struct rocp_kernel_symbol { /* ..._code_object_kernel_symbol_register_data_t, it
     const char *name;
 };
 
-struct rocp_agent { /* rocprofiler_agent_v0_t of 1.0.0; later ones are longer */
+struct rocp_agent { /* rocprofiler_agent_v0_t of 1.0.0; longer in later versions */
     uint64_t size;
     uint64_t id;
     int32_t type;
@@ -182,9 +182,9 @@ struct rocp_api {
     const char *(*status_text)(rocp_status status);
 };
 
-/* Opens the library at `path` (the process's own copy: a second one would be another profiler), resolves every function,
- * gives its version as 10000 * major + 100 * minor + patch, and checks that its kinds are numbered as above. Returns 0
- * or -1 with a text in `error`. */
+/* Opens the library at `path` (the process's own copy: a second one would be another profiler), resolves every
+ * function, stores its version as 10000 * major + 100 * minor + patch, and checks that its kinds are numbered as above.
+ * Returns 0 or -1 with a text in `error`. */
 int rocprofiler_api_open(struct rocp_api *api, const char *path, uint64_t *version, char *error, size_t error_bytes);
 
 #endif

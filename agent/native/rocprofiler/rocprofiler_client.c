@@ -1,24 +1,24 @@
 /* Theory of operation
- *   rocprofiler takes a client's wishes once: contexts, services and buffers can be made only while it calls the client's
- *   initialize function, and a function is asked once in the life of a process. So everything that any recording may
- *   want is configured at the first one, in contexts of its own, which are then started and stopped. The contexts are
- *   never finalised: with a single client that would end rocprofiler for the whole process.
+ *   rocprofiler configures a client only once: contexts, services and buffers can be made only while it calls the
+ *   client's initialize function, once in the life of a process. So everything that any recording may need is
+ *   configured at the first one, in separate contexts, which are then started and stopped. The contexts are never
+ *   finalised: with a single client that would end rocprofiler for the whole process.
  *
- *   Buffers: with the policy DISCARD rocprofiler allocates only one of a buffer's two halves, and what comes after the
- *   first flush is lost without being counted (its buffer.cpp, from 1.0.0 to today). So the policy is LOSSLESS: a
+ *   Buffers: with the policy DISCARD rocprofiler allocates only one of a buffer's two halves, and records after the
+ *   first flush are lost without being counted (its buffer.cpp, from 1.0.0 to today). So the policy is LOSSLESS: a
  *   producer, which is a thread of rocprofiler's or HSA's for all records but those of allocations, waits while both
- *   halves are full. They are emptied by a memcpy each into the arena, which never waits: what finds no room there is
+ *   halves are full. Each is emptied by a memcpy into the arena, which never waits: records that find no room there are
  *   dropped and counted. rocprofiler keeps a header of 16 bytes for each byte of a half, and clears them at each flush;
  *   hence the moderate size.
  *
- *   The wishes name nothing that makes rocprofiler put queues of its own before the program's (counters, thread traces,
- *   PC sampling, HIP graphs).
+ *   The configuration includes nothing that makes rocprofiler put its own queues before the program's (counters, thread
+ *   traces, PC sampling, HIP graphs).
  *
- *   No finalize function is given: rocprofiler announces those on the program's standard error when the process exits.
- *   The kit's handler, registered after rocprofiler's and hence run before it, flushes instead.
+ *   No finalize function is registered: rocprofiler announces those on the program's standard error when the process
+ *   exits. The kit's handler, registered after rocprofiler's and hence run before it, flushes instead.
  *
  * Threads: client_configure, client_start and client_stop run on the agent's; on_records on a thread of rocprofiler's
- *   that serves us alone, with signals blocked; on_code_object on whatever thread loads code; client_flush on the
+ *   that serves only us, with signals blocked; on_code_object on the thread that loads code; client_flush on the
  *   collector's.
  * Blocks: client_flush waits for on_records. The callbacks never wait.
  */
@@ -40,7 +40,7 @@
 #define WATERMARK_BYTES (BUFFER_BYTES / 4 * 3)
 #define HSA_OPERATIONS_MOST 128u
 
-/* HSA has calls for each packet that is put into a queue. These are the ones that take time. */
+/* HSA has calls for each packet put into a queue. These are the calls that take time. */
 static const char *const HSA_CALLS[] = {
     "hsa_memory_allocate",
     "hsa_memory_free",
@@ -60,7 +60,7 @@ static const char *const HSA_CALLS[] = {
     "hsa_amd_agents_allow_access",
 };
 
-/* Sizes of records by kind: rocprofiler_layouts.py of the decoder has them, too. */
+/* Sizes of records by kind, as in the decoder's rocprofiler_layouts.py. */
 static const struct {
     uint32_t kind;
     uint32_t sizes[2];
@@ -78,7 +78,7 @@ struct hsa_operations {
 static struct {
     const struct rocp_api *api;
     bool asked, ready;
-    int status; /* of the first of its functions that refused */
+    int status; /* of the first function that failed */
     const char *step;
     uint64_t contexts[PARTS];
     bool started[PARTS];
@@ -153,7 +153,7 @@ static void after_thread(int library, void *data) {
     pthread_sigmask(SIG_SETMASK, &signals_before, NULL);
 }
 
-/* ---- what is wished, once ---- */
+/* ---- the configuration, made once ---- */
 
 static bool succeeds(int status, const char *step) {
     if (status != ROCP_SUCCESS && client.status == ROCP_SUCCESS) {
@@ -191,7 +191,7 @@ static bool make_buffer(void) {
 static bool wish_for_records(enum client_part part, int kind, const struct hsa_operations *operations) {
     const int32_t *numbers = operations == NULL ? NULL : operations->numbers;
     const size_t count = operations == NULL ? 0 : operations->count;
-    return (operations != NULL && count == 0) || /* none would mean all of them */
+    return (operations != NULL && count == 0) || /* none would mean all */
            succeeds(client.api->trace_by_buffer(client.contexts[part], kind, numbers, count, client.buffer),
                     "configure_buffer_tracing_service");
 }

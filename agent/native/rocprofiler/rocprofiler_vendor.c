@@ -1,13 +1,13 @@
 /* See rocprofiler_vendor.h.
  *
  * Theory of operation
- *   The kit does what all vendors need. This says how rocprofiler is opened, which contexts of our client a recording
- *   starts, and how it is drained: contexts that are stopped still give the records of work that is in the queues, so
- *   the last flush is repeated until nothing comes any more.
+ *   The kit does what all vendors need. This file opens rocprofiler, starts our client's contexts for a recording, and
+ *   drains it: stopped contexts still deliver the records of queued work, so the last flush is repeated until no more
+ *   come.
  *
- *   rocprofiler sets variables of the environment when it is configured, for the library that tells it of runtimes. A
- *   process that inherits them cannot be profiled properly. Where the runtime has registered already nobody in this
- *   process needs them, and those that were not there before are removed again.
+ *   rocprofiler sets environment variables when it is configured, for the library that notifies it of runtimes. A
+ *   process that inherits them cannot be profiled properly. If the runtime has registered already, this process does
+ *   not need them, and those that were not there before are removed again.
  *
  * Threads: flush, take_dropped and read_clock run on the collector's; the rest on the agent's.
  * Blocks: inside rocprofiler. The last flush sleeps between its attempts, DRAIN_LIMIT_NS at most.
@@ -33,8 +33,8 @@
 #define NS_PER_MS 1000000LL
 #define DRAIN_LIMIT_NS (1500 * NS_PER_MS)
 #define DRAIN_PERIOD_MS 10
-#define QUIET_NS (40 * NS_PER_MS)    /* nothing came for so long: nothing is in the queues */
-#define AWAITED_NS (500 * NS_PER_MS) /* likewise, with launches whose dispatches have not come */
+#define QUIET_NS (40 * NS_PER_MS)    /* no record for this long: nothing is in the queues */
+#define AWAITED_NS (500 * NS_PER_MS) /* the same, with launches whose dispatches have not come */
 #define BUSY_ATTEMPTS 50
 #define BUSY_PERIOD_US 200
 #define AGENTS_MOST 64u
@@ -47,9 +47,9 @@ static struct {
     struct rocp_api api;
     uint64_t version;
     const struct kit_host *host;
-    bool told;       /* names of operations, in this recording */
-    bool dispatches; /* are recorded */
-    bool calls;      /* HIP's, likewise */
+    bool told;       /* names of operations have been added in this recording */
+    bool dispatches; /* are being recorded */
+    bool calls;      /* HIP's, are being recorded */
     uint64_t kernels_lost_before;
     char variables_left[160]; /* of the environment: names */
 } self;
@@ -66,7 +66,7 @@ static int open_library(const struct kit_host *host, const char *path, struct ki
     return 0;
 }
 
-/* Whether this process has AMD's device open, as a runtime that has initialised does. */
+/* Whether this process has AMD's device open, as it does once a runtime has initialised. */
 static bool runtime_is_up(void) {
     char path[64], target[256];
     bool found = false;
@@ -99,7 +99,7 @@ static void append(struct text *text, const char *format, ...) {
     text->length += more > 0 ? (size_t)more : 0;
 }
 
-/* Names of devices are ASCII; what JSON does not take as it is is left out. */
+/* Names of devices are ASCII; characters that JSON would escape are left out. */
 static void append_name(struct text *text, const char *key, const char *name) {
     append(text, ",\"%s\":\"", key);
     for (const char *at = name == NULL ? "" : name; *at != 0 && at - name < 128; at++) {

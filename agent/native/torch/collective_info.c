@@ -1,8 +1,8 @@
 /* See collective_info.h.
  *
- * torch::ParamCommsDebugInfo is the calling thread's, pushed around the op (RECORD_PARAM_COMMS), and is what Kineto's
- * arguments of a collective are made of. It is read through the layout table, if its class is that one: the object's
- * virtual table is libtorch_cpu's.
+ * torch::ParamCommsDebugInfo belongs to the calling thread, is pushed around the op (RECORD_PARAM_COMMS), and is the
+ * source of Kineto's arguments of a collective. It is read through the layout table, if the object's virtual table
+ * shows that it is of this class: it must be libtorch_cpu's.
  *
  * Threads: ops_comms_describe runs on the thread of the program that begins the op; ops_comms_open on the agent's.
  * Blocks: never while describing: no lock, no allocation, no system call. Opening takes the loader's lock.
@@ -23,7 +23,7 @@
 
 static struct {
     const uint8_t *(*get)(uint64_t kind); /* c10::ThreadLocalDebugInfo::get; the kind is an enum or a pointer */
-    const uint64_t *kind;                 /* where it is an object */
+    const uint64_t *kind;                 /* if it is an object */
     const uint8_t *table;
 } comms_of;
 
@@ -41,7 +41,7 @@ static void put_text(const struct kc_observer_layout *layout, const uint8_t *str
     put(comms, text, kept);
 }
 
-/* Of more than Kineto shows, the first ones and the last. */
+/* If there are more than Kineto shows: the first ones and the last. */
 static void put_numbers(const uint8_t *vector, struct ops_comms *comms) {
     const uint8_t *first = ops_pointer(vector), *end = ops_pointer(vector + sizeof first);
     const uint32_t count = first == NULL ? 0 : (uint32_t)((uint64_t)(end - first) / sizeof(int64_t));

@@ -1,4 +1,5 @@
-/* What PyTorch says about a collective while its op "record_param_comms" begins (protocol/records.py gives the form). */
+/* PyTorch's description of a collective, read while its op "record_param_comms" begins (format:
+ * protocol/records.py). */
 #ifndef KINETO_OPS_COMMS_H
 #define KINETO_OPS_COMMS_H
 
@@ -11,15 +12,15 @@
 #define OPS_COMMS_BYTES 2048u
 
 struct ops_comms {
-    int64_t sequence; /* of the collective in its process group, -1: not known to this torch */
+    int64_t sequence; /* of the collective in its process group, -1: unknown to this torch */
     uint32_t bytes;
     uint8_t transfer; /* the number counts transfers between two ranks */
     uint8_t text[OPS_COMMS_BYTES];
 };
 
-/* Finds what is needed in the library that ops_torch_open has opened. Without it nothing is ever described. */
+/* Finds the required symbols in the library opened by ops_torch_open. Without it nothing is ever described. */
 void ops_comms_open(const char *path);
-/* False if this thread's op is not described. Only while a start callback runs. */
+/* Returns false if this thread's op is not described. Only while a start callback runs. */
 bool ops_comms_describe(const struct kc_observer_layout *layout, struct ops_comms *comms);
 
 #endif

@@ -1,4 +1,5 @@
-/* See cross_thread_ends.h. A ring that is written and read without a lock; when it is full, the oldest are forgotten.
+/* See cross_thread_ends.h. A ring that is written and read without a lock; when it is full, the oldest entries are
+ * dropped.
  *
  * An end belongs to the RecordFunction at that address whose op began before it; the address may be used again later.
  *
@@ -14,7 +15,7 @@
 
 static struct {
     uint64_t taken;
-    uint64_t count; /* of those taken, are there */
+    uint64_t count; /* how many of the taken slots are filled */
     struct {
         const void *function; /* NULL: empty or taken */
         uint64_t end;

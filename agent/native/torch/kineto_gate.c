@@ -1,23 +1,22 @@
 /* Theory of operation
  *
- * torch's profiler, asked for operators alone, also has CUPTI record every runtime and driver call, but for some that
- * it switches off one by one, and registers its buffers and clock there. While other threads make calls that is not
- * safe: a thread that is inside one at that moment may never leave it as CUPTI sees it, and all its later calls get
- * the correlation id of that one. (Seen on CUDA 13.0, once in 30 to 100 sessions, with the kinds switched on and off
- * again, and also where single calls were switched off and the clock was registered and nothing else: the program's
- * next torch.profiler session then fails, since it takes correlation ids for unique.) So our sessions must not change
- * anything in CUPTI.
+ * torch's profiler, even for operators only, makes CUPTI record every runtime and driver call, except some that it
+ * switches off one by one, and registers its buffers and clock there. While other threads make calls that is not safe:
+ * for CUPTI, a thread inside a call at that moment may never leave it, and all its later calls get the correlation id
+ * of that one. (Seen on CUDA 13.0, once in 30 to 100 sessions, with the kinds switched on and off again, and also where
+ * single calls were switched off and the clock was registered and nothing else: the program's next torch.profiler
+ * session then fails, since it takes correlation ids for unique.) So our sessions must not change anything in CUPTI.
  *
- * Kineto calls CUPTI through the table of addresses (global offset table) of the library that it is linked into. For
- * the time of one call on one thread, the table's entries of the functions in GATES lead here. What other threads ask
- * for is passed on. The code stays mapped for ever (the collector is never unloaded).
+ * Kineto calls CUPTI through the table of addresses (global offset table) of the library that it is linked into. During
+ * one call on one thread, the table's entries of the functions in GATES lead here. Calls of other threads are passed
+ * on. The code stays mapped (the collector is never unloaded).
  *
- * The entries are found in the library's relocations, once. An entry that the dynamic linker has not resolved yet
- * (lazy binding) may be overwritten by it on another thread: then that thread's calls, and ours after it, go straight
- * to CUPTI, which kc_gate_down tells by what was kept off.
+ * The entries are found in the library's relocations, once. An entry that the dynamic linker has not resolved yet (lazy
+ * binding) may be overwritten by it on another thread: then that thread's calls, and ours after it, go straight to
+ * CUPTI, and are missing from the count that kc_gate_down returns.
  *
- * Threads: kc_gate_up and kc_gate_down run on the agent's, which then calls Kineto; the gates themselves on whatever
- *   thread calls CUPTI from that library.
+ * Threads: kc_gate_up and kc_gate_down run on the agent's, which then calls Kineto; the gates themselves on the thread
+ *   that calls CUPTI from that library.
  * Blocks: never. Up and down take the loader's lock.
  */
 #define _GNU_SOURCE
@@ -48,7 +47,7 @@
 
 typedef void (*function)(void); /* any of them */
 
-/* Name and parameters of everything by which Kineto changes what CUPTI records, for libcupti's whole process. */
+/* Names and parameters of all functions by which Kineto changes what CUPTI records for the whole process. */
 #define EACH_GATE(X)                                                                              \
     X(cuptiActivityEnable, (uint32_t kind), (kind))                                               \
     X(cuptiActivityDisable, (uint32_t kind), (kind))                                              \
@@ -70,7 +69,7 @@ struct entry {
     function before;
 };
 
-/* What the dynamic linker knows of the object; it stays loaded. */
+/* The dynamic linker's data about the object, which stays loaded. */
 struct object {
     const char *name;
     bool found;
@@ -84,7 +83,7 @@ static struct {
     uint32_t count;
     _Atomic(function) real[GATED];
     _Atomic(pid_t) thread;  /* 0: no gate is up */
-    _Atomic(pid_t) process; /* of that thread: a child that was forked meanwhile has no gate up */
+    _Atomic(pid_t) process; /* of that thread: a child forked since has no gate up */
     _Atomic uint64_t kept_off;
 } gate;
 
@@ -134,7 +133,7 @@ static int look(struct dl_phdr_info *info, size_t size, void *wanted) {
     return object->found;
 }
 
-/* An address in the dynamic section: the linker has made it absolute, some libcs have not. */
+/* An address in the dynamic section: glibc's linker has made it absolute, some libcs have not. */
 static const void *absolute(const struct object *object, ElfW(Addr) address) {
     return (const void *)(address < object->base ? object->base + address : address);
 }
@@ -198,12 +197,12 @@ static bool writable(const struct entry *entry, bool yes) {
     return !entry->read_only || mprotect(start, page, yes ? PROT_READ | PROT_WRITE : PROT_READ) == 0;
 }
 
-/* Puts back the first `count` entries, those that the dynamic linker has not filled in meanwhile. */
+/* Restores the first `count` entries, except those that the dynamic linker has filled in since. */
 static void put_back(uint32_t count) {
     for (uint32_t n = 0; n < count; n++) {
         struct entry *entry = &gate.entries[n];
         function ours = GATES[entry->which].ours;
-        /* If it is not writable, or was up at a fork without `before`, the entry passes everything on. */
+        /* If it is not writable, or was up at a fork without `before`, the entry passes all calls on. */
         if (entry->before != NULL && writable(entry, true)) {
             (void)atomic_compare_exchange_strong(entry->at, &ours, entry->before);
             (void)writable(entry, false);
@@ -247,7 +246,7 @@ int kc_gate_up(const char *object_name, const char *cupti, char *error, size_t e
             return refuse_system(error, error_bytes, "mprotect", number);
         }
         function before = atomic_exchange(entry->at, GATES[entry->which].ours);
-        entry->before = before == GATES[entry->which].ours ? entry->before : before; /* else it was up at a fork */
+        entry->before = before == GATES[entry->which].ours ? entry->before : before; /* otherwise it was up at a fork */
         (void)writable(entry, false);
     }
     return 0;

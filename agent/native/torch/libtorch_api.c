@@ -1,7 +1,7 @@
 /* See libtorch_api.h.
  *
- * The checks construct a RecordFunction in memory of ours, filled with a pattern before, and look at what torch's own
- * constructor has put where. It never runs: its callbacks are chosen, not called. Its destructor follows.
+ * The checks construct a RecordFunction in our own memory, filled with a pattern before, and check what torch's own
+ * constructor has stored where. It never runs: its callbacks are chosen, not called. Then it is destroyed.
  *
  * Threads: the agent's.
  * Blocks: inside torch while callbacks are registered, and in the loader.
@@ -44,10 +44,10 @@ int ops_torch_open(struct ops_torch *torch, const char *path, char *error, size_
         }
         memcpy(wanted[i].place, &found, sizeof found);
     }
-    return 0; /* the library is kept: our callbacks may outlive a recording in its threads */
+    return 0; /* the library stays loaded: our callbacks may outlive a recording in its threads */
 }
 
-/* Where in a RecordFunction of `scope` the two callbacks stand side by side, -1: nowhere. */
+/* The offset in a RecordFunction of `scope` at which the two callbacks lie side by side, -1: nowhere. */
 static long find(const struct ops_torch *torch, uint8_t scope, const struct ops_callback *callback) {
     _Alignas(64) uint8_t space[SPACE_BYTES];
     long found = -1;

@@ -1,4 +1,4 @@
-/* The functions of libtorch_cpu that the observer calls, and what is checked before they are trusted. */
+/* The functions of libtorch_cpu that the observer calls, and the checks before they are trusted. */
 #ifndef KINETO_OPS_TORCH_H
 #define KINETO_OPS_TORCH_H
 
@@ -9,9 +9,9 @@
 #include "torch/observer.h"
 
 #define OPS_SCOPES 10u
-#define OPS_SCOPE_UNUSED 9u /* STATIC_RUNTIME_MODEL: for checks, nothing in a Python process runs in it */
+#define OPS_SCOPE_UNUSED 9u /* STATIC_RUNTIME_MODEL: for checks; nothing in a Python process uses it */
 
-/* at::RecordFunctionCallback; the generator of sources/torch/object_layouts.py checks it for each version in there. */
+/* at::RecordFunctionCallback; the generator of sources/torch/object_layouts.py checks it for each supported version. */
 struct ops_callback {
     void *start;
     void *end;
@@ -32,9 +32,9 @@ struct ops_torch {
     void (*destroy)(void *function);
 };
 
-/* Finds the functions in the library, which must be loaded already. 0 or KC_LIBRARY. */
+/* Finds the functions in the library, which must be loaded already. Returns 0 or KC_LIBRARY. */
 int ops_torch_open(struct ops_torch *torch, const char *path, char *error, size_t error_bytes);
-/* True if the callback is found, with its scopes, where this torch keeps callbacks. `callback` must do no harm. */
+/* True if the callback is found, with its scopes, where this torch keeps callbacks. `callback` must be harmless. */
 bool ops_torch_takes(const struct ops_torch *torch, struct ops_callback callback);
 /* True if a RecordFunction made by this torch has its members where `layout` says. */
 bool ops_torch_fits(const struct ops_torch *torch, const struct kc_observer_layout *layout);

@@ -1,12 +1,12 @@
-/* The exported functions of the observer. observer.h says how they are used, op_thread.c what the callbacks do.
+/* The exported functions of the observer. observer.h describes their use, op_thread.c the callbacks.
  *
  * Theory of operation
- *   Three global callbacks, one for each scope that is recorded, so that the scope of an op is known without looking.
- *   They are registered for a recording only. An op that began before they were removed still calls its end, at any
- *   later time: the code is never unmapped, and without a recording the callbacks return at once.
+ *   Three global callbacks, one for each scope that is recorded, so that the scope of an op is known without reading
+ *   it. They are registered only during a recording. An op that began before they were removed still calls its end
+ *   callback, at any later time: the code is never unmapped, and without a recording the callbacks return at once.
  *
- *   A thread that is still inside a callback when recording stops (it was put aside by the system in the middle of
- *   some hundred nanoseconds) keeps its arena: it is retired, and unmapped before a later recording.
+ *   If a thread is still inside a callback when recording stops (it was preempted in the middle of some hundred
+ *   nanoseconds), its arena is retired, and unmapped before a later recording.
  *
  *   Fork: the arena is not mapped in the child (MADV_DONTFORK), its descriptor is closed there, the callbacks that are
  *   still registered there do nothing. torch is not called; a recording of the child's own removes them first. Exit: a
@@ -38,7 +38,7 @@
 #define NS_PER_MS 1000000LL
 #define BUFFERS_LEAST 2u
 #define BUFFERS_MOST 65536u
-#define EXIT_LIMIT_MS 100u
+#define EXIT_LIMIT_MS 20u
 #define SCOPES 3u
 
 enum phase { CLOSED, OPENED, PREPARED, RECORDING, STOPPED };
@@ -47,7 +47,7 @@ static struct {
     _Atomic enum phase phase;
     _Atomic bool exiting;
     bool process_hooks;
-    bool taken_once; /* this torch has shown that it takes our callbacks */
+    bool taken_once; /* this torch is known to take our callbacks */
     struct ops_torch torch;
     struct kc_observer_layout layout;
     bool layout_known;
@@ -96,7 +96,7 @@ static void unregister(void) {
 static void in_forked_child(void) {
     ops_threads_forked();
     if (self.arena != NULL) {
-        arena_close(self.arena); /* else the daemon would see no end of this process */
+        arena_close(self.arena); /* otherwise the daemon would not see the end of this process */
         free(self.arena);
         self.arena = NULL;
     }
@@ -104,7 +104,7 @@ static void in_forked_child(void) {
     self.phase = CLOSED;
 }
 
-/* True for the one caller who ends the recording. */
+/* Returns true to the one caller that ends the recording. */
 static bool end_recording(uint32_t limit_ms) {
     enum phase recording = RECORDING;
     ops_threads_close();
@@ -230,7 +230,7 @@ int kc_observer_start(char *error, size_t error_bytes) {
     if (self.phase != PREPARED || self.exiting) {
         return refuse(KC_ORDER, error, error_bytes, "not prepared");
     }
-    unregister(); /* those that a forked child inherited */
+    unregister(); /* those inherited by a forked child */
     self.phase = RECORDING;
     ops_threads_open(self.arena, self.layout_known ? &self.layout : NULL, self.record_inputs, self.torch.name,
                      self.torch.thread);
@@ -276,7 +276,7 @@ int kc_observer_close(void) {
     }
     (void)kc_observer_stop(EXIT_LIMIT_MS, &ignored);
     if (self.exiting) {
-        return 0; /* the exit handler may be at work in the arena */
+        return 0; /* the exit handler may be using the arena */
     }
     struct arena *arena = self.arena;
     self.arena = NULL;

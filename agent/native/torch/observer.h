@@ -1,4 +1,4 @@
-/* The observer of PyTorch's operators: at::RecordFunction callbacks that write into an arena of their own.
+/* The observer of PyTorch's operators: at::RecordFunction callbacks that write into their own arena.
  *
  * One recording at a time, every function on one thread at a time (the agent's), in this order:
  *
@@ -6,7 +6,7 @@
  *     -> kc_observer_close
  *
  * Functions return 0 (or what their comments say) on success and a negative kc_error otherwise; those with an `error`
- * buffer put a text into it. A forked child begins anew: what its parent records is not its own.
+ * buffer put a text into it. A forked child starts from scratch: its parent's recording is not its own.
  */
 #ifndef KINETO_OPS_H
 #define KINETO_OPS_H
@@ -18,9 +18,9 @@
 
 #define KC_OBSERVER_ABI 2 /* changes with any signature or structure below */
 
-enum { KC_OBSERVER_CALLBACK = -3 }; /* this torch does not take callbacks as we lay them out */
+enum { KC_OBSERVER_CALLBACK = -3 }; /* this torch does not take callbacks with our layout */
 
-/* Where things lie in torch's objects: byte offsets, of one torch minor version (sources/torch/object_layouts.py). */
+/* Byte offsets in torch's objects, for one torch minor version (sources/torch/object_layouts.py). */
 struct kc_observer_layout {
     uint32_t function_bytes; /* at::RecordFunction */
     uint32_t function_scope;
@@ -40,15 +40,15 @@ struct kc_observer_layout {
     uint32_t tensor_storage; /* c10::TensorImpl */
     uint32_t tensor_sizes;   /* c10::impl::SizesAndStrides */
     uint32_t tensor_dtype;
-    uint32_t tensor_policy; /* the byte that has sizes_strides_policy_, and its bits */
+    uint32_t tensor_policy; /* the byte with sizes_strides_policy_, and its bits */
     uint32_t tensor_policy_mask;
-    uint32_t tensor_symbolic; /* the byte that has has_symbolic_sizes_strides_, and its bit */
+    uint32_t tensor_symbolic; /* the byte with has_symbolic_sizes_strides_, and its bit */
     uint32_t tensor_symbolic_mask;
     uint32_t sizes_count; /* in SizesAndStrides */
     uint32_t sizes_values;
-    uint32_t sizes_inline; /* so many dimensions lie in the object itself */
+    uint32_t sizes_inline; /* how many dimensions fit in the object itself */
     uint32_t storage_data; /* c10::StorageImpl */
-    uint32_t string_bytes; /* of std::string: which of libstdc++'s two it is */
+    uint32_t string_bytes; /* of std::string: which of libstdc++'s two types it is */
     uint32_t comms_kind;   /* of torch::ParamCommsDebugInfo; 0: an object that the library exports */
     uint32_t comms_group;  /* std::string, as are the next two */
     uint32_t comms_description;
@@ -64,8 +64,8 @@ struct kc_observer_layout {
     uint32_t comms_out_splits;
     uint32_t comms_ranks;
     uint32_t comms_sequence; /* int64_t; 0: not in this version */
-    uint32_t comms_transfer; /* bool; 0: likewise */
-    uint32_t dtypes;         /* ScalarType below this one are types, the next is Undefined */
+    uint32_t comms_transfer; /* bool; 0: not in this version */
+    uint32_t dtypes;         /* ScalarType values below this one are types, the next is Undefined */
 };
 
 struct kc_observer_config {
@@ -73,29 +73,29 @@ struct kc_observer_config {
     uint64_t buffer_bytes;
     uint64_t strings_bytes;
     uint64_t prefault_bytes; /* buffers backed by memory before kc_observer_prepare returns */
-    uint32_t record_inputs;  /* only with a layout that kc_observer_open found right */
+    uint32_t record_inputs;  /* only with a layout that kc_observer_open accepted */
     uint32_t reserved;
 };
 
 struct kc_observer_stop_result {
     struct kc_counts counts;
-    uint64_t names_lost;      /* texts of names that did not get into the string table */
-    uint64_t inputs_lost;     /* descriptions of inputs that did not */
+    uint64_t names_lost;      /* texts of names for which the string table had no room */
+    uint64_t inputs_lost;     /* descriptions of inputs for which it had no room */
     uint64_t ended_elsewhere; /* ops that ended on another thread than the one they began on */
-    uint64_t unfinished;      /* ops that still ran */
-    uint64_t too_deep;        /* of the dropped: nested too deeply */
-    uint64_t unserved;        /* of the dropped: ops of threads beyond the limit of threads */
+    uint64_t unfinished;      /* ops that were still running */
+    uint64_t too_deep;        /* dropped ops that were nested too deeply */
+    uint64_t unserved;        /* dropped ops of threads beyond the limit of threads */
     uint64_t threads;         /* that ran an op */
     uint64_t stuck;           /* threads that stayed inside a callback: their last records are lost */
 };
 
 KC_EXPORT uint32_t kc_observer_abi(void);
 /* Finds torch's functions in the library loaded as `path` and checks that it takes our callbacks. `layout` may be NULL;
- * *layout_fits tells whether this very library keeps to it as far as at::RecordFunction goes. May be called again. */
+ * *layout_fits: whether this library matches it as far as at::RecordFunction goes. May be called again. */
 KC_EXPORT int kc_observer_open(const char *path, const struct kc_observer_layout *layout, uint32_t *layout_fits,
                                char *error, size_t error_bytes);
-/* Describes one TensorImpl as inputs are described (protocol/records.py), for a check of the layout: returns the
- * bytes put into `out`; *storage_data gets the address of its data. */
+/* Describes one TensorImpl as an input (protocol/records.py), to check the layout: returns the number of bytes written
+ * to `out`; *storage_data is the address of its data. */
 KC_EXPORT int kc_observer_describe_tensor(const void *tensor, uint8_t *out, uint32_t bytes, uint64_t *storage_data);
 /* Makes the arena; returns its descriptor, which stays the observer's. */
 KC_EXPORT int kc_observer_prepare(const struct kc_observer_config *config, char *error, size_t error_bytes);

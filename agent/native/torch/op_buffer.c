@@ -1,4 +1,4 @@
-/* See op_buffer.h. Several threads publish at a time: the header's counters are added to, not stored.
+/* See op_buffer.h. Several threads publish at once: the header's counters are added to, not stored.
  *
  * Threads: the thread of the program whose buffer it is; the agent's once that one is known to be outside.
  * Blocks: never: one compare-and-swap for each buffer.
@@ -9,7 +9,7 @@
 
 #define NO_BUFFER UINT32_MAX
 #define PUBLISH_PERIOD_NS 250000000u
-#define RETRY_NS 1000000u /* how long no buffer is looked for after none was FREE */
+#define RETRY_NS 1000000u /* how long not to look for a buffer after none was FREE */
 
 void ops_buffer_begin(struct ops_buffer *buffer, struct arena *arena) {
     *buffer = (struct ops_buffer){.arena = arena, .index = NO_BUFFER};
@@ -19,7 +19,7 @@ void ops_buffer_drop(const struct ops_buffer *buffer) {
     __atomic_fetch_add(arena_word(buffer->arena, ARENA_DROPPED), 1, __ATOMIC_RELAXED);
 }
 
-/* The lowest FREE one: its memory is there already, and maybe still in a cache. */
+/* Takes the lowest FREE one: its memory is already mapped, and maybe still in a cache. */
 static bool lend(struct ops_buffer *buffer, uint64_t now) {
     if (now < buffer->retry_ns) {
         return false;

@@ -1,4 +1,4 @@
-/* One thread's buffer of the arena, and the records that go into it. */
+/* One thread's buffer of the arena, and its records. */
 #ifndef KINETO_OPS_BUFFER_H
 #define KINETO_OPS_BUFFER_H
 
@@ -50,8 +50,8 @@ struct ops_buffer {
     struct arena *arena;
     uint64_t lent_ns;
     uint64_t retry_ns;
-    uint32_t index; /* UINT32_MAX: none is lent */
-    uint32_t used;  /* bytes of it */
+    uint32_t index; /* UINT32_MAX: none lent */
+    uint32_t used;  /* bytes of it in use */
 };
 
 /* No buffer is lent yet. */
@@ -59,7 +59,7 @@ void ops_buffer_begin(struct ops_buffer *buffer, struct arena *arena);
 /* Writes one record at the time `now`, Unix ns; counts it as dropped if no buffer is FREE. */
 void ops_buffer_append(struct ops_buffer *buffer, const void *record, uint64_t now);
 void ops_buffer_drop(const struct ops_buffer *buffer);
-/* Makes READY what there is. */
+/* Makes READY what has been written. */
 void ops_buffer_publish(struct ops_buffer *buffer);
 
 #endif

@@ -1,8 +1,8 @@
 /* See op_inputs.h.
  *
  * Reads torch's objects through the layout table, never calls their methods: those of tensor subclasses may run Python.
- * Sizes and strides are read only where the object says that they are its own (sizes_strides_policy_), so sparse,
- * nested, symbolic and Python-defined ones are described without.
+ * Sizes and strides are read only if the object stores them itself (sizes_strides_policy_), so sparse, nested, symbolic
+ * and Python-defined tensors are described without them.
  *
  * Threads: the thread of the program that begins the op; kc_observer_describe_tensor uses it on the agent's.
  * Blocks: never: no lock, no allocation, no system call, no call into torch.
@@ -42,7 +42,7 @@ static uint64_t data_of(const struct kc_observer_layout *layout, const uint8_t *
     return storage == NULL ? 0 : ops_word(storage + layout->storage_data);
 }
 
-/* The largest room that a tensor can take. */
+/* The most bytes that a tensor can take. */
 static uint32_t room_for_tensor(void) { return 4 + DIMS_MOST * 2 * (uint32_t)sizeof(int64_t); }
 
 static bool fits(const struct ops_inputs *inputs, uint32_t bytes) { return inputs->bytes + bytes <= OPS_INPUTS_BYTES; }

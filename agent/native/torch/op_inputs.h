@@ -1,4 +1,4 @@
-/* Describing the inputs of an op: types, sizes, strides, values (protocol/records.py gives the form). */
+/* Describing the inputs of an op: types, sizes, strides, values (format: protocol/records.py). */
 #ifndef KINETO_OPS_INPUTS_H
 #define KINETO_OPS_INPUTS_H
 
@@ -8,7 +8,7 @@
 #include "torch/observer.h"
 
 #define OPS_INPUTS_BYTES 4096u
-#define OPS_TENSORS_MOST 64u /* whose addresses are kept, per op */
+#define OPS_TENSORS_MOST 64u /* tensors whose addresses are kept, per op */
 
 struct ops_tensor {
     uint64_t tensor;

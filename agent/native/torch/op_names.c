@@ -1,12 +1,13 @@
 /* See op_names.h.
  *
  * Theory of operation
- *   A name is looked up on every op, on any thread: a table of hashes that is only added to, by compare-and-swap, and
- *   read without a lock. Its text is written once, by whoever finds it missing and gets the string table's lock; who
- *   does not get it within some hundred tries goes on, and tries again later. Nobody ever waits for the lock.
+ *   A name is looked up on every op, on any thread: a table of hashes to which entries are only added, by
+ *   compare-and-swap, and which is read without a lock. Its text is written once, by the thread that finds it missing
+ *   and gets the string table's lock; a thread that does not get it within some hundred tries goes on, and tries again
+ *   later. No thread waits for the lock.
  *
  * Threads: any thread of the program that runs an op, and the agent's when the recording ends.
- * Blocks: never: who does not get the lock within some hundred tries goes on.
+ * Blocks: never: a thread that does not get the lock within some hundred tries goes on.
  */
 #include "torch/op_names.h"
 
@@ -40,7 +41,7 @@ static void reset(struct set *set) {
 void ops_names_reset(void) {
     reset(&names);
     reset(&inputs);
-    __atomic_store_n(&lock, 0, __ATOMIC_RELEASE); /* a thread that is put aside for ever may hold it */
+    __atomic_store_n(&lock, 0, __ATOMIC_RELEASE); /* a thread that never runs again may hold it */
 }
 
 static bool try_lock(void) {
@@ -76,7 +77,7 @@ static enum ops_interned write_text(struct arena *arena, struct set *set, uint32
     return __atomic_load_n(&set->text[slot], __ATOMIC_RELAXED) == WRITTEN ? OPS_KNOWN : OPS_REFUSED;
 }
 
-/* The place of `key`, which is put there if it is new; SLOTS if there is no room. */
+/* The slot of `key`, which is added if it is new; SLOTS if there is no room. */
 static uint32_t place(struct set *set, uint64_t key) {
     for (uint32_t slot = (uint32_t)(key >> 32) % SLOTS;; slot = (slot + 1) % SLOTS) {
         uint64_t found = __atomic_load_n(&set->key[slot], __ATOMIC_ACQUIRE);

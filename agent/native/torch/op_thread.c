@@ -1,20 +1,20 @@
-/* What one thread does while ops are recorded.
+/* The per-thread work while ops are recorded.
  *
  * Theory of operation
- *   Each thread has a slot: a stack of its open ops and a buffer of the arena, which only it uses. An op is pushed when
- *   it begins; when it ends it is popped and written, 64 bytes. Full buffers are made READY at once, others with
- *   the first record after PUBLISH_PERIOD_NS, when the thread ends, and when recording stops.
+ *   Each thread has a slot, which only it uses: a stack of its open ops and a buffer of the arena. An op is pushed when
+ *   it begins; when it ends it is popped and written, 64 bytes. Full buffers are made READY at once, others with the
+ *   first record after PUBLISH_PERIOD_NS, when the thread ends, and when recording stops.
  *
- *   `inside` is 1 while the slot's thread is in here. It is set before `recording` is read, and `recording` is cleared
- *   before `inside` is read (sequentially consistent on all sides): who has cleared the one and then sees 0 in the
- *   other has the slot to himself until the next recording. A slot that belongs to an older recording is begun anew by
- *   its thread. Slots are never unmapped; a thread that ends gives its slot back (pthread_key).
+ *   `inside` is 1 while the slot's thread is in this file. It is set before `recording` is read, and `recording` is
+ *   cleared before `inside` is read (sequentially consistent on all sides): the thread that has cleared the one and
+ *   then sees 0 in the other has the slot to itself until the next recording. A slot that belongs to an older recording
+ *   is reset by its thread. Slots are never unmapped; a thread that ends gives its slot back (pthread_key).
  *
- *   An end is paired with the op of the same RecordFunction in the stack of its thread. What lies above it there has
- *   ended on another thread (futures), or never will. An end that finds nothing began on another thread and is told
- *   to that one (cross_thread_ends.h), or before the recording. Beyond DEPTH_MOST open ops, ops are dropped.
+ *   An end is paired with the op of the same RecordFunction in the stack of its thread. Ops above it there have ended
+ *   on another thread (futures), or never will. An end without such an op belongs to one that began on another thread,
+ *   which is notified (cross_thread_ends.h), or before the recording. Beyond DEPTH_MOST open ops, ops are dropped.
  *
- *   No lock, no allocation; the system is called for the thread's id, once a recording, and for its slot.
+ *   No lock, no allocation; system calls only for the thread's id, once a recording, and for its slot.
  *
  * Threads: ops_begin and ops_end run on threads of the program, inside an op; thread_ends where one of them ends; the
  *   rest on the agent's.
@@ -60,12 +60,12 @@ struct frame {
 struct slot {
     _Alignas(64) uint32_t taken; /* a thread has it */
     uint32_t inside;             /* and is in a callback */
-    uint64_t recording;          /* that the rest belongs to */
+    uint64_t recording;          /* to which the rest belongs */
     uint64_t torch_thread;
     uint64_t elsewhere_seen;
     struct ops_buffer buffer;
-    uint32_t stuck;     /* the agent's thread found it inside when its patience ended */
-    uint32_t left;      /* its thread has ended, and not everything is written */
+    uint32_t stuck;     /* still inside when the agent's thread stopped waiting */
+    uint32_t left;      /* its thread has ended, with texts still to write */
     uint32_t announced; /* torch_thread is in the string table, or it is full */
     uint32_t thread;
     uint32_t number; /* of the next op */
@@ -79,7 +79,7 @@ static struct {
     uint64_t recording; /* number of the current one, 0: none */
     uint64_t recordings;
     struct slot *slots;
-    uint32_t top; /* one past the highest slot that was ever taken */
+    uint32_t top; /* one past the highest slot ever taken */
     pthread_key_t key;
     struct arena *arena;
     struct kc_observer_layout layout;
@@ -92,7 +92,7 @@ static struct {
 } ops;
 
 static _Thread_local struct slot *own;
-static _Thread_local uint64_t unserved; /* the recording for which this thread got no slot */
+static _Thread_local uint64_t unserved; /* the recording in which this thread got no slot */
 
 static uint64_t now_ns(void) { return (uint64_t)clock_ns(CLOCK_REALTIME); }
 
@@ -117,7 +117,7 @@ static void write_op(struct slot *slot, const struct frame *frame, uint64_t end,
 
 /* ---- slots ---- */
 
-/* The key, once it is in the string table or will be; 0 if it will not. */
+/* The key if it is in the string table or will be; else 0. */
 static uint64_t intern(struct slot *slot, uint32_t space, const void *data, uint32_t bytes) {
     const uint64_t key = text_hash(data, bytes, space);
     const enum ops_interned result = ops_intern(ops.arena, key, space, data, bytes);
@@ -165,7 +165,7 @@ static void abandon(struct slot *slot, uint32_t depth, bool stopping, uint64_t n
     }
 }
 
-/* False: other threads were writing texts all the time, some of this slot's are to be tried again. */
+/* Returns false if other threads were writing texts all the time and some of this slot's have to be tried again. */
 static bool finish(struct slot *slot, bool stopping) {
     for (uint32_t i = 0; i < FINISH_TRIES && (slot->late.used > 0 || !slot->announced); i++) {
         catch_up(slot);
@@ -189,7 +189,7 @@ static void thread_ends(void *argument) {
     const uint64_t recording = __atomic_load_n(&ops.recording, __ATOMIC_SEQ_CST);
     const bool finished = recording == 0 || slot->recording != recording || finish(slot, false);
     if (!finished) {
-        slot->left = 1; /* the agent's thread goes on with it */
+        slot->left = 1; /* the agent's thread finishes it */
     }
     leave(slot);
     if (finished) {
@@ -214,7 +214,7 @@ static struct slot *take_slot(void) {
     return NULL;
 }
 
-/* This thread's slot if there is a recording; then leave() is due. */
+/* Returns this thread's slot if there is a recording; then leave() must be called. */
 static struct slot *enter(void) {
     uint64_t recording = __atomic_load_n(&ops.recording, __ATOMIC_ACQUIRE);
     if (recording == 0) {
@@ -245,7 +245,7 @@ static struct slot *enter(void) {
 
 /* ---- ops ---- */
 
-/* Writes the open ops that have ended on other threads since this one last looked. */
+/* Writes the open ops that have ended on other threads since the last sweep. */
 static void sweep(struct slot *slot, uint64_t now) {
     uint32_t kept = 0;
     slot->elsewhere_seen = ops_elsewhere_count();
@@ -316,7 +316,7 @@ static void push(struct slot *slot, const void *function, uint8_t scope) {
     if (ops.layout_known) {
         memcpy(&frame->sequence, (const uint8_t *)function + ops.layout.function_sequence, sizeof frame->sequence);
     }
-    if (frame->sequence >= 0) { /* without one, no forward op is meant */
+    if (frame->sequence >= 0) { /* without one there is no forward op */
         memcpy(&frame->forward_thread, (const uint8_t *)function + ops.layout.function_forward_thread,
                sizeof frame->forward_thread);
     }
@@ -438,7 +438,7 @@ void ops_threads_collect(int64_t limit_ns, struct ops_totals *totals) {
         slot->stuck = __atomic_load_n(&slot->inside, __ATOMIC_SEQ_CST);
         ops.totals.stuck += slot->stuck;
     }
-    /* Whoever is not stuck is outside, or looks in and finds no recording: nobody else writes texts now. */
+    /* Threads that are not stuck are outside, or find no recording: no other thread writes texts now. */
     for (uint32_t i = 0; i < top; i++) {
         struct slot *slot = &ops.slots[i];
         if (slot->stuck || slot->recording != ops.recordings) {

@@ -1,4 +1,4 @@
-/* Reading torch's objects, wherever the layout table says that something lies. */
+/* Reading torch's objects at the offsets of the layout table. */
 #ifndef KINETO_OPS_READ_H
 #define KINETO_OPS_READ_H
 

@@ -1,7 +1,7 @@
 /* A start callback of at::RecordFunction, in C: `handler` gets the RecordFunction and the scope.
  *
- * torch hands the start callback a place for a std::unique_ptr: it must be made empty. On x86-64 its address is the
- * first argument and the return value; on AArch64 it is in x8, which C cannot name.
+ * torch passes the start callback the address of a std::unique_ptr, which must be made empty. On x86-64 its address is
+ * the first argument and the return value; on AArch64 it is in x8, which C cannot name.
  */
 #ifndef KINETO_START_CALLBACK_H
 #define KINETO_START_CALLBACK_H

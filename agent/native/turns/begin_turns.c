@@ -1,15 +1,15 @@
 /* See begin_turns.h.
  *
  * Theory of operation
- *   There is one struct for the life of the process: the interpreter may still hold a call of it when the agent has
- *   ended, and a forked child may too. So the next agent of this process waits until the thread of the last one has
- *   left it. A forked child has the struct but no such thread, and begins anew.
+ *   There is one struct for the life of the process: the interpreter may still have a call of it queued when the agent
+ *   has ended, and so may a forked child. So the next agent of this process waits until the thread of the last one has
+ *   left it. A forked child has the struct but no such thread, and starts from scratch.
  *
- *   A sub-interpreter may have a GIL of its own, and the calls are made by the main one: there the agent does without.
+ *   A sub-interpreter may have its own GIL, and the main one makes the calls: there the agent has no such thread.
  *
  * Threads: kc_turns_begin on the one that starts the agent's, with the GIL: so one at a time; kc_turns_poll on the
  *   agent's. `enter` is the thread itself, or runs where the interpreter makes the call (gil_turns.c).
- * Blocks: kc_turns_poll alone.
+ * Blocks: only kc_turns_poll.
  */
 #define _GNU_SOURCE
 #include "turns/begin_turns.h"
@@ -30,7 +30,7 @@
 _Static_assert(sizeof(pthread_attr_t) <= ATTRIBUTES_BYTES, "room for it in gil_turns.c");
 
 static struct python_turns self;
-static bool runs; /* the thread */
+static bool runs; /* the thread is running */
 
 KC_EXPORT uint32_t kc_turns_abi(void) { return KC_TURNS_ABI; }
 
@@ -38,7 +38,7 @@ static void *enter(struct turns_role_of *role) {
     const bool is_thread = role->role == ROLE_THREAD;
     void *result = turns_enter(role);
     if (is_thread) {
-        __atomic_store_n(&runs, false, __ATOMIC_RELEASE); /* it touches nothing of ours any more */
+        __atomic_store_n(&runs, false, __ATOMIC_RELEASE); /* it uses nothing of ours any more */
     }
     return result;
 }

@@ -15,10 +15,17 @@ from kineto_agent.sources.native_interface import EnableResult, NativeCounts, Na
 
 LIBRARY = collector_library.INSTALLED
 
-_NOT_ASKED = -1  # no CUPTI result
-# For captures of graphs on streams that nobody knows: most take milliseconds. Where torch's are known, few are left.
+_NOT_ASKED = -1  # not a CUPTI result
+# For captures of graphs on unknown streams: most take milliseconds. If torch's streams are known, few are left.
 _SETTLE_MS, LONG_SETTLE_MS = 100, 500
-BUSY_BY_NOW = "CUPTI is left alone: the GPU began work that does not end while the trace was prepared"
+_CALL_STANDS = (
+    "CUPTI's first call has not returned: it waits for work of the GPU that does not end, and launches into the same "
+    "context wait with it. GPU activities come with the first capture after that work has ended"
+)
+_LEFT_ALONE = (
+    "CUPTI is left alone: %s, and CUPTI's first call would hold every launch of the program until the GPU is idle. "
+    "Trace again once the GPU's work has ended; --activities python_function shows what the program waits for"
+)
 _LIBRARY, _SYSTEM, _CUPTI, _ORDER, _FORKED, _BUSY = -1, -2, -3, -4, -5, -6
 _REASONS = {
     _LIBRARY: "CUPTI_LIBRARY",
@@ -29,7 +36,27 @@ _REASONS = {
 }
 
 DETACHED, SUBSCRIBED_ELSEWHERE, NO_CALL, REFUSED, STUCK, MUST_STAY, BUSY = range(7)  # kc_detach_outcome
-SHORT, SOON, DOES_NOT_DRAIN, CAPTURING, UNKNOWN = range(5)  # kc_drain_outcome
+SHORT, SOON, DOES_NOT_DRAIN, CAPTURING, UNKNOWN, CALLED, UNANSWERED = range(7)  # kc_drain_outcome
+
+
+def why_busy(outcome: int, queued_ns: int = 0) -> str:
+    """Explains why CUPTI cannot be called. outcome: kc_drain_outcome; queued_ns: 0 if unknown."""
+    if outcome == CAPTURING:
+        return "the program captures CUDA graphs all the time, so it cannot be told whether the GPU's work ends soon"
+    if outcome == UNANSWERED:
+        return (
+            "CUDA's driver does not answer the agent, as while another thread is in a call that waits for the GPU, so "
+            "it cannot be told whether the GPU's work ends soon"
+        )
+    if queued_ns == 0:
+        return "the GPU began work that does not end while the trace was prepared"
+    return "the GPU has worked for %.1f s without a break" % (queued_ns / 1e9)
+
+
+def busy(outcome: int, queued_ns: int = 0) -> SourceError:
+    """Error for a capture that would have to wait for the GPU; arguments as in why_busy."""
+    code = "CUDA_DOES_NOT_ANSWER" if outcome == UNANSWERED else "GPU_DOES_NOT_DRAIN"
+    return SourceError(code, _CALL_STANDS if outcome == CALLED else _LEFT_ALONE % why_busy(outcome, queued_ns))
 
 
 class CollectorConfig(ctypes.Structure):
@@ -119,6 +146,7 @@ class OtherUsers(ctypes.Structure):
     ended: int
     function: bytes
     unnoticed: bytes
+    standing_ns: int
     _fields_ = [
         ("time_ns", ctypes.c_int64),
         ("caller", ctypes.c_uint64),
@@ -127,14 +155,15 @@ class OtherUsers(ctypes.Structure):
         ("ended", ctypes.c_uint32),
         ("function", ctypes.c_char * 48),
         ("unnoticed", ctypes.c_char * 160),
+        ("standing_ns", ctypes.c_int64),
     ]
 
 
 class Collector(NativeInterface):
-    """The one collector of this process. Methods raise SourceError where the C side gives a reason."""
+    """The one collector of this process. Methods raise SourceError with the C side's reason."""
 
     ABI_FUNCTION = "kc_abi"
-    ABI = 5
+    ABI = 6
     REASONS = _REASONS
     BY_PROGRAM = ("kc_hurry", "kc_stop", "kc_yield", "kc_others")
 
@@ -151,8 +180,8 @@ class Collector(NativeInterface):
     def drain(self, limit_ms: int, streams: Sequence[int] = ()) -> DrainResult:
         """Wait for a moment in which CUPTI's first call does not wait for the GPU, before prepare().
 
-        limit_ms: how much queued work is little enough.
-        streams: handles of streams that are never destroyed, on which captures of graphs may have begun already.
+        limit_ms: maximum queued work. streams: handles of streams that are never destroyed, on which graph captures may
+        already have begun.
         """
         settle_ms = _SETTLE_MS if streams else LONG_SETTLE_MS
         wish = DrainWish(limit_ms, settle_ms, len(streams))
@@ -183,11 +212,11 @@ class Collector(NativeInterface):
         """
         result = ctypes.c_int32(_NOT_ASKED)
         if self._library.kc_subscribe(ctypes.byref(result)) == _BUSY:
-            raise SourceError("GPU_DOES_NOT_DRAIN", BUSY_BY_NOW)
+            raise busy(result.value)
         return result.value
 
     def others(self) -> OtherUsers:
-        """Who else uses CUPTI; zeros when nothing is recorded. Between prepare() and close(), on any thread."""
+        """Other users of CUPTI, from prepare() to close(); afterwards only standing_ns is not zero. On any thread."""
         others = OtherUsers()
         self._library.kc_others(ctypes.byref(others))
         return others
@@ -198,11 +227,11 @@ class Collector(NativeInterface):
         return str(self._error) if self._library.kc_record_calls(*self._error.room) < 0 else ""
 
     def yield_subscriber(self) -> None:
-        """Let go of the subscriber at once."""
+        """Release the subscriber at once."""
         self._library.kc_yield()
 
     def hurry(self) -> None:
-        """Make a detach() that is waiting on another thread give up. The only method for any thread at any time."""
+        """Make a detach() that waits on another thread give up. The only method for any thread at any time."""
         self._library.kc_hurry()
 
     def start(self, kinds: Sequence[int]) -> EnableResult:
@@ -210,13 +239,13 @@ class Collector(NativeInterface):
         return enable(self._library.kc_start, kinds, self._error)
 
     def counts(self) -> NativeCounts:
-        """Zeros when nothing is recorded."""
+        """Counts so far; zeros when nothing is recorded."""
         counts = NativeCounts()
         self._library.kc_counts(ctypes.byref(counts))
         return counts
 
     def stop(self, limit_ms: int) -> CollectorResult:
-        """Zeros when nothing was recorded (or in a forked child)."""
+        """End the recording; zeros when nothing was recorded (or in a forked child)."""
         result = CollectorResult()
         self._library.kc_stop(limit_ms, ctypes.byref(result))
         return result

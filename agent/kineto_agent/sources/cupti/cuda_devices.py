@@ -1,7 +1,7 @@
-"""What CUDA says about its devices and versions, asked through the collector (agent/native/cupti/cuda_devices.c).
+"""Reads facts about CUDA's devices and versions through the collector (agent/native/cupti/cuda_devices.c).
 
-No library is loaded, no context is made and nothing is initialised: what that leaves unknown is absent. There is one
-call per device, because each call may wait 5 ms for the GIL beside a busy thread and CUDA has a function per property.
+Loads no library, creates no context and initialises nothing: facts that need this are left out. There is one call per
+device, because each call may wait 5 ms for the GIL beside a busy thread and CUDA has a function per property.
 """
 
 import struct
@@ -30,10 +30,10 @@ _UUIDS = {1: "GPU-%s", 2: "MIG-%s"}  # by device_facts.uuid_of, as NVML prints t
 
 
 def describe(ask: Callable[[int, bytes], bytes]) -> Dict[str, Any]:
-    """`devices`, `cuda_driver_version`, `cuda_runtime_version`; only what is known.
+    """Returns `devices`, `cuda_driver_version` and `cuda_runtime_version`, as far as known.
 
-    A device is as in Kineto's deviceProperties, with its `uuid` as NVML prints it.
-    ask: returns FACTS of a device, given its index and the wanted attributes; b"" if they are unknown.
+    A device has the form of Kineto's deviceProperties, with its `uuid` as NVML prints it. ask: returns FACTS of a
+    device, given its index and the wanted attributes; b"" if they are unknown.
     """
     found: Dict[str, Any] = {"devices": []}
     count = 1

@@ -2,8 +2,8 @@
 
 Theory of operation
     The C collector (agent/native/cupti) does the work: CUPTI's callbacks, buffers and names. This module decides which
-    libcupti to use, whether its record layouts are known, which activity kinds and API calls to record, what a
-    refusal means to the user, and whether CUPTI may be detached afterwards.
+    libcupti to use, whether its record layouts are known, which activity kinds and API calls to record, how to explain
+    a refusal, and whether CUPTI may be detached afterwards.
 """
 
 import _thread
@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional
 
 from kineto_agent.protocol.records import CUPTI_FORMAT
-from kineto_agent.sources.cupti import libcupti, other_users
+from kineto_agent.sources.cupti import libcupti
 from kineto_agent.sources.cupti.activity_kinds import KINDS
 from kineto_agent.sources.cupti.known_versions import KERNEL_NAME_OFFSETS, KNOWN, RELEASES
 from kineto_agent.sources.interface import (
@@ -29,9 +29,9 @@ from kineto_agent.sources.kit.limits import (
     PREFAULT_BYTES,
     STOP_LIMIT_MS,
     STRINGS_BYTES,
+    stop_warnings,
     thread_buffer_bytes,
 )
-from kineto_agent.sources.kit.stop_warnings import stop_warnings
 
 if TYPE_CHECKING:
     from kineto_agent.sources.cupti.collector_binding import Collector, CollectorResult, DetachResult
@@ -41,10 +41,10 @@ _KIND_TYPES = {kind: name for name, kinds in KINDS.items() for kind in kinds}
 
 _CALL_KINDS = KINDS["cuda_runtime"] + KINDS["cuda_driver"]
 
-# The calls that are recorded: those that put work on the device or wait for it (fnmatch patterns over
-# cuptiGetCallbackName, whose names end in _vNNNN or _ptsz_vNNNN). All calls would make a launch-bound job 1.4 times
-# slower. The collector records them itself, through CUPTI's subscriber (agent/native/cupti/call_records.c says what
-# that saves), or not at all: CUPTI's own activity kinds would harm the tool that has the subscriber.
+# The recorded calls: those that put work on the device or wait for it (fnmatch patterns over cuptiGetCallbackName,
+# whose names end in _vNNNN or _ptsz_vNNNN). All calls would make a launch-bound job 1.4 times slower. The collector
+# records them itself, through CUPTI's subscriber (agent/native/cupti/call_records.c says what that saves), or not at
+# all: CUPTI's own activity kinds would harm the tool that has the subscriber.
 RUNTIME_CALLS = (
     "cudaLaunch*",
     "__cudaLaunch*",  # the toolkit's own entry, since CUDA 13
@@ -55,8 +55,8 @@ RUNTIME_CALLS = (
     "*Synchronize*",
     "cudaStreamWaitEvent*",
     "cudaEventRecord*",
-    # Allocations that stop the device. They take microseconds to milliseconds each, and a program that is well calls
-    # them rarely: a caching allocator is in between. Those in stream order (cudaMallocAsync) are quick and many.
+    # Allocations that stop the device. Each takes microseconds to milliseconds, and a healthy program rarely makes
+    # them, because of its caching allocator. Stream-ordered ones (cudaMallocAsync) are fast and frequent.
     *("cudaMalloc_v*", "cudaFree_v*", "cudaHostAlloc_v*", "cudaMallocHost_v*", "cudaFreeHost_v*"),
 )
 DRIVER_CALLS = (
@@ -108,7 +108,7 @@ _WHY_STAYS = {  # bits of kc_stay (agent/native/cupti/collector.h)
     4: "another tool's use of CUPTI in this process (it may have recorded CUDA graphs)",
 }
 _NOT_INITIALIZED = 15
-# Which GPU has how much, the daemon adds: it can ask without a call in this process.
+# The daemon adds how much memory each GPU has: it can query that without a call in this process.
 _NO_MEMORY = (
     "CUPTI could not initialise in this process (%s): it needs some 16 MiB of memory on each GPU that the process "
     "uses, and most often that is not free"
@@ -126,8 +126,8 @@ class CuptiSession:
 
     CUPTI's kinds, buffer callbacks and subscriber belong to the whole process: Kineto, once the program's own profiler
     has started it, uses the same. So the recording ends before that (give_way), and CUPTI is not touched afterwards:
-    disabling a kind then would take it from Kineto. The collector itself notices any other user of CUPTI
-    (agent/native/cupti/cupti_gate.c) and ends the recording on that user's thread; taken() tells about it.
+    disabling a kind would disable it for Kineto. The collector itself notices any other user of CUPTI
+    (agent/native/cupti/cupti_gate.c) and ends the recording on that user's thread; taken() reports it.
     """
 
     format = CUPTI_FORMAT
@@ -149,6 +149,7 @@ class CuptiSession:
         self._collector = collector
         self._kinds = [kind for name in KINDS if name in request.activity_types for kind in KINDS[name]]
         self._named = request.named
+        self._tell_call = request.tell_call
         self._detach_limit_ms = detach_limit_ms
         self._warnings: List[str] = []
         self._incomplete = ""
@@ -171,7 +172,7 @@ class CuptiSession:
             try:
                 self._start()
             finally:
-                if self._wanted:  # and its thread has not waited for us
+                if self._wanted:  # its thread has not waited for us
                     self._release(GIVE_WAY_LIMIT_MS)
         self._enable_ns = time.perf_counter_ns() - begin
 
@@ -198,11 +199,15 @@ class CuptiSession:
             self._record_calls(calls)
 
     def _subscribe(self) -> int:
+        begun_ns = time.time_ns()
+        self._tell_call("cuptiSubscribe", lambda: begun_ns)
         try:
             return self._collector.subscribe()
         except SourceError:
             self._refuse_if_wanted()  # give_way() ended the wait for the GPU
             raise
+        finally:
+            self._tell_call("cuptiSubscribe", lambda: self._collector.others().standing_ns)
 
     def _refuse_if_wanted(self) -> None:
         if self._wanted:
@@ -211,13 +216,13 @@ class CuptiSession:
     def _look_for_others(self, subscribed: int) -> None:
         """Raises SourceError if another profiler uses CUPTI."""
         others = self._collector.others()
-        held = subscribed == _MULTIPLE_SUBSCRIBERS and not other_users.only_kineto(self._maps)
+        held = subscribed == _MULTIPLE_SUBSCRIBERS and not libcupti.only_kineto(self._maps)
         library = self.metadata["cupti_library"]
         listens = ""
         if others.listener and not others.ended:
-            listens = other_users.may_listen(others.listener, library, self._maps)
+            listens = libcupti.unsubscribed_listener(others.listener, library, self._maps)
         if held or others.in_use or listens:
-            known = ", ".join(other_users.sessions(self._maps))
+            known = ", ".join(libcupti.session_users(self._maps))
             state = "it holds the only subscriber" if held else "it has %d activities enabled" % others.in_use
             if listens and not held and not others.in_use:
                 state = "the buffers belong to %s, which cannot be asked whether it has finished" % listens
@@ -226,21 +231,25 @@ class CuptiSession:
             self._warnings.append(_UNNOTICED % others.unnoticed.decode("utf-8", "replace"))
 
     def taken(self) -> Optional[Takeover]:
-        """Who, other than torch.profiler, has taken CUPTI: the recording has ended and must not touch it any more."""
+        """The user other than torch.profiler that has taken CUPTI: the recording has ended and must not touch it any
+        more.
+        """
         if self._taken is None and not self._closed:
             others = self._collector.others()
             if others.time_ns:
-                self._taken = Takeover(others.time_ns, other_users.name_of(others.caller, self._maps))
+                self._taken = Takeover(others.time_ns, libcupti.library_at(others.caller, self._maps))
         return self._taken
 
     @property
     def _holder(self) -> str:
-        """Who has taken CUPTI from us."""
+        """The name of the user that has taken CUPTI from us."""
         taken = self.taken()
         return _TORCH_PROFILER if taken is None else "another user of CUPTI in the program (%s)" % taken.who
 
     def _leave_out_calls(self) -> None:
-        """Do not record CUDA calls: by CUPTI's own kinds, the program's next torch.profiler session raised an error."""
+        """Leave out CUDA calls: recording them by CUPTI's own kinds made the program's next torch.profiler session
+        raise.
+        """
         if not self._kinds:
             raise SourceError("CUPTI_BUSY", _CALLS_LEFT_OUT)
         if self._named:
@@ -283,7 +292,7 @@ class CuptiSession:
         self._collector.yield_subscriber()
 
     def hurry(self) -> None:
-        """The process exits: do not detach any more, and do not wait for a detach."""
+        """Skip the detach, and do not wait for one in progress, because the process exits."""
         self._hurried = True
         self._collector.hurry()
 
@@ -354,7 +363,11 @@ class CuptiSession:
 
         if detach.outcome == collector_binding.DETACHED:
             return ""
-        if detach.outcome != collector_binding.DETACHED and (self._wanted or self.taken() is not None):
+        if detach.outcome == collector_binding.STUCK:
+            self._incomplete = _STUCK
+            self._tell_call("cuptiFinalize", lambda: self._collector.others().standing_ns)
+            return "stayed attached: " + _STUCK
+        if self._wanted or self.taken() is not None:
             return _GAVE_WAY % self._holder
         if detach.outcome == collector_binding.NO_CALL:
             return (
@@ -369,10 +382,7 @@ class CuptiSession:
         if detach.outcome == collector_binding.MUST_STAY:
             return _STAYS % " and of ".join(why for bit, why in _WHY_STAYS.items() if detach.result & bit)
         if detach.outcome == collector_binding.BUSY:
-            return gpu_drain.STAYS % gpu_drain.why_busy(detach.result, detach.ns)
-        if detach.outcome == collector_binding.STUCK:
-            self._incomplete = _STUCK
-            return "stayed attached: " + _STUCK
+            return gpu_drain.STAYS % collector_binding.why_busy(detach.result, detach.ns)
         return "stayed attached: CUPTI refused to detach: " + self._collector.result_text(detach.result)
 
     def close(self) -> None:
@@ -389,7 +399,8 @@ class CuptiSource:
     """
 
     name = "cupti"
-    on_request = frozenset(("cuda_sync",))  # on an H200 the launch-bound step takes x1.34 with it, x1.24 without
+    # on an H200 a launch-bound step takes 1.34 times as long with it, 1.24 without
+    on_request = frozenset(("cuda_sync",))
 
     def __init__(
         self,
@@ -402,7 +413,7 @@ class CuptiSource:
         self._detach_limit_ms = detach_limit_ms
 
     def find_library(self) -> Optional[str]:
-        """Path of the libcupti to use, as the process sees it; None where there is nothing to trace."""
+        """Path of the libcupti to use, as the process sees it; None if there is nothing to trace."""
         return libcupti.find(self._environ, self._maps)
 
     def load_collector(self) -> "Collector":
@@ -412,21 +423,21 @@ class CuptiSource:
         return collector_binding.load()
 
     def describe_devices(self, collector: "Collector") -> Dict[str, Any]:
-        """What CUDA says about its devices and versions; only what is known."""
+        """Facts about CUDA's devices and versions, as far as known."""
         from kineto_agent.sources.cupti import cuda_devices
 
         return cuda_devices.describe(collector.device)
 
     def activity_types(self) -> List[str]:
-        """All of them once the process has CUDA and a libcupti can be found."""
+        """All types, once the process has CUDA and a libcupti can be found."""
         return sorted(KINDS) if self.find_library() else []
 
     def would_yield(self, request: SourceRequest) -> bool:
-        """Yes: CUPTI serves only one of the two."""
+        """True: CUPTI serves only one of the two."""
         return True
 
     def prepare(self, request: SourceRequest) -> CuptiSession:
-        """Open libcupti and make the arena. Raises SourceError."""
+        """Open libcupti and create the arena. Raises SourceError."""
         from kineto_agent.sources.cupti import collector_binding, gpu_drain
 
         if request.options.get(DEVICE_GRAPHS):
@@ -438,7 +449,7 @@ class CuptiSource:
         version = collector.open(path)
         if version not in KNOWN:
             raise SourceError("CUPTI_UNKNOWN_VERSION", _unknown_version(version, path))
-        moment = gpu_drain.await_moment(collector)
+        moment = gpu_drain.await_moment(collector, request.gpu_drain_ms)
         arena_fd = collector.prepare(
             collector_binding.CollectorConfig(
                 buffer_limit_bytes=request.buffer_limit_bytes,

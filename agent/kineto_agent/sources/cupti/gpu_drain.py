@@ -1,54 +1,43 @@
-"""Whether CUPTI may be called at this moment, or taken out: its first call and its last one wait for the GPU.
+"""Finds a moment to call CUPTI for the first time, or to take it out: both calls wait for the GPU.
 
-agent/native/cupti/device_drain.c finds the moment. Here is what it needs to know of torch, and what is said where there
-is none.
+agent/native/cupti/device_drain.c does the waiting. This module adds what it needs to know about torch, and the messages
+if there is no such moment.
 """
 
 import sys
 from typing import TYPE_CHECKING, Any, Dict, List
 
 from kineto_agent.sources.cupti import collector_binding
-from kineto_agent.sources.interface import SourceError
 
 if TYPE_CHECKING:
     from kineto_agent.sources.cupti.collector_binding import Collector
 
-LIMIT_MS = 300  # of queued work; a loop that computes all the time has some 60 ms ahead
 STAYS = (
     "stayed attached: %s, and detaching CUPTI would hold every launch of the program until the GPU is idle; CUDA calls "
     "stay slightly slower until the next capture detaches"
 )
-_LEFT_ALONE = (
-    "CUPTI is left alone: %s, and CUPTI's first call would hold every launch of the program until the GPU is idle. "
-    "Trace again once the GPU's work has ended; --activities python_function shows what the program waits for"
-)
 _CUDA_DEVICE = 1  # torch's number of this type
-# torch numbers the streams of its pools in steps of 32, from 3 on those of normal priority, from 5 on the next higher.
+# torch numbers the streams of its pools in steps of 32: from 3 with normal priority, from 5 with the next higher one.
 _POOL_NUMBERS = [first + 32 * i for first in (3, 5) for i in range(32)]
 
 
-def await_moment(collector: "Collector") -> Dict[str, Any]:
+def await_moment(collector: "Collector", limit_ms: int) -> Dict[str, Any]:
     """Wait for a moment in which CUPTI's first call does not wait; returns metadata about it.
+
+    limit_ms: of queued work; a loop that computes constantly has about 60 ms queued.
 
     Raises SourceError if there is none within 1.5 s.
     """
-    drained = collector.drain(LIMIT_MS, _streams_of_torch())
-    if drained.outcome in (collector_binding.DOES_NOT_DRAIN, collector_binding.CAPTURING):
-        raise SourceError("GPU_DOES_NOT_DRAIN", _LEFT_ALONE % why_busy(drained.outcome, drained.queued_ns))
+    drained = collector.drain(limit_ms, _streams_of_torch())
+    if drained.outcome not in (collector_binding.SHORT, collector_binding.SOON, collector_binding.UNKNOWN):
+        raise collector_binding.busy(drained.outcome, drained.queued_ns)
     return {"cupti_moment_ns": drained.waited_ns, "gpu_queued_ns": drained.queued_ns}
 
 
-def why_busy(outcome: int, queued_ns: int) -> str:
-    """What keeps CUPTI from being called. outcome: kc_drain_outcome."""
-    if outcome == collector_binding.CAPTURING:
-        return "the program captures CUDA graphs all the time, so it cannot be told whether the GPU's work ends soon"
-    return "the GPU has worked for %.1f s without a break" % (queued_ns / 1e9)
-
-
 def _streams_of_torch() -> List[int]:
-    """Handles of the streams in torch's pools; empty where torch has made none, or does not say.
+    """Handles of the streams in torch's pools; empty if torch has created none, or does not expose them.
 
-    By number, which makes no stream: making them takes 70 MiB of the device's memory.
+    Looks streams up by number, which creates none: creating them takes 70 MiB of the device's memory.
     """
     torch: Any = sys.modules.get("torch")
     try:

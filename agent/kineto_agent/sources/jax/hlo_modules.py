@@ -1,15 +1,14 @@
-"""Hands over the modules that XLA has compiled for a GPU, at the end of a recording of its kernels.
+"""Sends the modules that XLA has compiled for a GPU to the daemon, at the end of a recording of its kernels.
 
 Theory of operation
-    CUPTI's records of kernels have no word about HLO. But XLA names a kernel after the instruction that it made it for
-    and launches the instructions of a module in the order of its schedule, and both are in the module, which the
-    executable keeps: the daemon finds out from which instruction each kernel comes (structure/hlo_kernels.py). So
-    nothing is recorded in the program; once, when everything else has stopped, the modules of all executables that
-    are alive go through an arena of their own.
+    CUPTI's kernel records do not mention HLO. But XLA names a kernel after its instruction and launches the
+    instructions of a module in the order of its schedule, and both are in the module, which the executable keeps: so
+    the daemon can find the instruction of each kernel (structure/hlo_kernels.py). Nothing is recorded in the program;
+    when everything else has stopped, the modules of all live executables go through an arena of their own.
 
     Reading a module takes 0.1 ms per KB of it, without the GIL, and serialising it 15 us per KB, with the GIL (measured
-    with JAX 0.11.2 on an H200; a training step of 24 layers has 2 MB: 216 and 30 ms). How large a module is shows only
-    in how long the reading took: one that took longer than LONGEST_READ_S is left out, and the outcome says so.
+    with JAX 0.11.2 on an H200; a training step of 24 layers has 2 MB: 216 and 30 ms). A module's size shows only in the
+    time that reading took: a module that took longer than LONGEST_READ_S is left out, and the outcome says so.
 """
 
 import time
@@ -22,21 +21,21 @@ from kineto_agent.sources.jax import jax_runtime
 from kineto_agent.system.debuglog import log_exception
 
 NAME = "hlo_modules"
-LONGEST_READ_S = 0.7  # 100 ms with the GIL to serialise what has been read
+LONGEST_READ_S = 0.7  # then serialising takes 100 ms with the GIL
 TOTAL_S = 3.0
 MOST_BYTES = 64 << 20
-_PAUSE_S = 0.002  # between two modules: the program gets the GIL in any case
+_PAUSE_S = 0.002  # between two modules, so that the program gets the GIL
 _GPUS = ("cuda", "rocm", "gpu")
 
 
 class HloModulesSession:
-    """A SourceSession that is not chosen by activity type."""
+    """A SourceSession that is not selected by activity type."""
 
     format = HLO_MODULES_FORMAT
     yields = False
 
     def __init__(self, buffer_limit_bytes: int) -> None:
-        """Make the arena. Raises SourceError."""
+        """Create the arena. Raises SourceError."""
         self.metadata: Dict[str, Any] = {"jax_version": jax_runtime.version()}
         self._arena = FileArena(NAME, min(MOST_BYTES, max(buffer_limit_bytes, BUFFER_BYTES)))
         self.arena_fd = self._arena.fd
@@ -71,7 +70,7 @@ class HloModulesSession:
             time.sleep(_PAUSE_S)
 
     def counts(self) -> SourceCounts:
-        """What is written."""
+        """Counts of the written modules."""
         return self._arena.counts()
 
     def stop(self) -> SourceOutcome:
@@ -83,7 +82,7 @@ class HloModulesSession:
         return SourceOutcome(self.counts(), {"modules": self._count}, warnings, detach_ns=0, cpu_ns=0)
 
     def give_way(self) -> None:
-        """Do nothing: it uses no profiler."""
+        """Do nothing: this session uses no profiler."""
 
     def close(self) -> None:
         """Free the arena."""
@@ -97,7 +96,7 @@ def _executables() -> Iterator[Any]:
 
 
 def session(buffer_limit_bytes: int) -> Optional[HloModulesSession]:
-    """The session for all modules that are known now; None without JAX on a GPU. Raises SourceError."""
+    """Return a session for all modules known now; None without JAX on a GPU. Raises SourceError."""
     if not any(getattr(client, "platform", "") in _GPUS for client in jax_runtime.clients()):
         return None
     return HloModulesSession(buffer_limit_bytes)

@@ -1,15 +1,15 @@
-"""HLO operations of JAX programs: which activity types a process offers, and why it does not.
+"""HLO operations of JAX programs: the activity types that a process offers, and why others are missing.
 
 Theory of operation
-    A session of JAX's profiler has two kinds of planes. On the host: HLO operations that a CPU ran (cpu_op), and what
-    the program and XLA's runtime annotated (user_annotation). On a device: what ran there (kernel). These are Kineto's
-    own names, so that everything that reads a trace of PyTorch reads one of JAX.
+    A session of JAX's profiler has two kinds of planes. On the host: HLO operations that a CPU ran (cpu_op), and
+    annotations of the program and of XLA's runtime (user_annotation). On a device: what ran there (kernel). These are
+    Kineto's own names, so that everything that reads a trace of PyTorch reads one of JAX.
 
     With a CPU alone a session is part of a capture by default: the program's steps take some 1.1 to 1.3 times as long
-    (docs/measurements.md). With other devices it is recorded only if one of its types is named, since nobody has
-    measured what their plug-ins cost. On NVIDIA's and AMD's GPUs XLA's profiler would take CUPTI or rocprofiler away
-    from us, and loses to us where we were first: there it is not used. CUPTI has the kernels, and hlo_modules.py says
-    from which HLO operations they come.
+    (docs/measurements.md). With other devices it is recorded only if one of its types is named, since the cost of their
+    plug-ins has not been measured. On NVIDIA's and AMD's GPUs XLA's profiler would take CUPTI or rocprofiler away from
+    us, or fail where we were first: there it is not used. CUPTI has the kernels, and hlo_modules.py maps them to HLO
+    operations.
 """
 
 from typing import FrozenSet, Iterable, List
@@ -33,16 +33,16 @@ class JaxSource:
 
     @property
     def on_request(self) -> FrozenSet[str]:
-        """Everything, unless the program computes on a CPU alone."""
+        """All types, unless the program computes only on a CPU."""
         platforms = jax_runtime.platforms()
         return frozenset() if platforms == _HOST else frozenset((*_HOST_TYPES, *_DEVICE_TYPES))
 
     def activity_types(self) -> List[str]:
-        """All of them once the program has created a backend, if nothing speaks against a session."""
+        """All types, once the program has created a backend, if nothing prevents a session."""
         return [] if not jax_runtime.platforms() or self._refusal() else self._types()
 
     def why_not(self, missing: Iterable[str]) -> str:
-        """Why it does not offer these types; "" if they are not its own, or if there is no JAX."""
+        """Why these types are not offered; "" if they are not this source's, or without JAX."""
         own = {*_HOST_TYPES, *_DEVICE_TYPES}.intersection(missing)
         if not own or not jax_runtime.imported():
             return ""
@@ -50,11 +50,11 @@ class JaxSource:
         return self._refusal() or ("JAX computes on the CPU alone here, which has no kernels" if on_cpu else "")
 
     def would_yield(self, request: SourceRequest) -> bool:
-        """No: torch.profiler runs beside it."""
+        """False: torch.profiler runs beside it."""
         return False
 
     def prepare(self, request: SourceRequest) -> XlaSession:
-        """Make the arena. Raises SourceError."""
+        """Create the arena. Raises SourceError."""
         refusal = self._refusal()
         if refusal:
             raise SourceError("JAX_PROFILER_UNAVAILABLE", refusal)
@@ -73,7 +73,7 @@ class JaxSource:
         return [*_HOST_TYPES, *devices]
 
     def _refusal(self) -> str:
-        """What speaks against a session in this program at all."""
+        """Why this program allows no session at all; "" if it does."""
         platforms = jax_runtime.platforms()
         if not platforms:
             return "the program has not used a device yet (JAX has no backend)"
@@ -85,7 +85,7 @@ class JaxSource:
         try:
             profiler = jax_runtime.find()
             jax_runtime.options(profiler)
-            if profiler.state.profile_session is None:  # otherwise: for now, which prepare() says
+            if profiler.state.profile_session is None:  # otherwise the refusal is temporary, and prepare() reports it
                 refuse_if_used(profiler)
         except SourceError as error:
             return error.reason

@@ -1,13 +1,13 @@
-"""The JAX of this process, as far as the program has imported it. It is looked at, never imported, never initialised.
+"""Inspects the JAX that the program has imported, without ever importing or initialising it.
 
 Theory of operation
-    JAX's profiler is no public interface: start_trace() keeps its session in jax._src.profiler._profile_state, and the
-    classes come from jaxlib's module `_profiler`. Everything that is used here is looked up at run time, and a JAX in
-    which something is missing is refused by name. So is a jaxlib before 0.8: each of its sessions imports TensorFlow
-    into the program, if there is one, and otherwise writes to standard error that there is none.
+    JAX's profiler has no public interface: start_trace() keeps its session in jax._src.profiler._profile_state, and the
+    classes come from jaxlib's module `_profiler`. Everything used here is looked up at run time, and a JAX that lacks
+    something is refused, with the name of the missing part. So is a jaxlib before 0.8: each of its sessions imports
+    TensorFlow into the program, if there is one, and otherwise writes to standard error that there is none.
 
-    A backend is JAX's client of one kind of device. Creating one takes a GPU's memory, or a whole TPU, so a program
-    that has created none is left alone.
+    A backend is JAX's client of one kind of device. Creating one takes a GPU's memory, or a whole TPU, so none is
+    created for a program that has none.
 """
 
 import os
@@ -49,7 +49,7 @@ def version() -> str:
 
 
 def _jaxlib_version() -> Tuple[int, int]:
-    """(0, 0) if it cannot be told."""
+    """Returns jaxlib's version; (0, 0) if unknown."""
     text = str(getattr(sys.modules.get("jaxlib.version"), "__version__", ""))
     numbers = re.match(r"(\d+)\.(\d+)", text)
     return (int(numbers.group(1)), int(numbers.group(2))) if numbers else (0, 0)
@@ -74,7 +74,7 @@ def platforms() -> List[str]:
 
 
 def find() -> Profiler:
-    """JAX's profiler. Raises SourceError (JAX_PROFILER_UNAVAILABLE) if this JAX is not as it is known."""
+    """Returns JAX's profiler. Raises SourceError (JAX_PROFILER_UNAVAILABLE) if this JAX differs from the known ones."""
     if _jaxlib_version() < OLDEST:
         reason = (
             "the profiler of jaxlib %d.%d imports TensorFlow into the program or writes to its standard error, which "
@@ -108,7 +108,7 @@ def options(profiler: Profiler) -> Any:
     try:
         made = getattr(profiler.native, _OPTIONS)()
         for name, value in wanted.items():
-            getattr(made, name)  # an unknown name might be accepted
+            getattr(made, name)  # assigning an unknown name might succeed
             setattr(made, name, value)
     except (AttributeError, TypeError) as exc:
         reason = "the profiler of JAX %s cannot be told what to record: %s" % (version(), exc)
@@ -123,7 +123,7 @@ def profiles_by_itself() -> bool:
 
 
 def logs_sessions() -> bool:
-    """Whether XLA writes a line to standard error for each session. It does unless it was told not to; JAX tells it."""
+    """Whether XLA writes a line to standard error for each session. It does unless disabled; JAX disables it."""
     try:
         return int(os.environ.get(_LOG_LEVEL, "0")) < 1
     except ValueError:

@@ -1,16 +1,16 @@
-"""The profiler of a PJRT plug-in, through the plug-in's C interface: PLUGIN_Profiler_Api, version 1.
+"""Calls the profiler of a PJRT plug-in through its C interface: PLUGIN_Profiler_Api, version 1.
 
 Theory of operation
     A plug-in is a library that exports GetPjrtApi(). Its PJRT_Api begins with its size and a chain of extensions; the
     one of type PROFILER has a table of functions: create, start, stop, collect data, destroy. Each takes one struct,
     which begins with its own size, and returns an error object or NULL. ctypes calls them without the GIL.
 
-    The plug-in is not ours, and its version may not be the one that we know. So structs are read through
-    /proc/self/mem, where a wrong address is an error and no crash, and every size must be at least the known one.
+    The plug-in is not ours, and may have an unknown version. So structs are read through /proc/self/mem, where a wrong
+    address is an error and not a crash, and every size must be at least the known one.
 
     The header says that collecting takes two calls, the first of which only states the size; XLA itself calls once and
     takes the address that plug-ins return there. Both are accepted: with an address, the data is copied from there;
-    without, a second call fills a buffer of ours. A size that cannot be one means another layout.
+    without, a second call fills a buffer of ours. An impossible size means another layout.
 
 Field offsets are those of xla/pjrt/c/pjrt_c_api_profiler_extension.h and xla/backends/profiler/plugin/profiler_c_api.h.
 """
@@ -34,7 +34,7 @@ _EXTENSION = struct.Struct("=QI4xQQ")  # struct_size, type, next, of a profiler'
 _API = struct.Struct("=10Q")  # struct_size, priv, error_destroy, error_message, error_get_code, create, destroy, …
 _PROFILER = 1  # PJRT_Extension_Type_Profiler
 _MOST_EXTENSIONS = 64
-MOST_BYTES = 1 << 34  # of collected data: an address is larger
+MOST_BYTES = 1 << 34  # of collected data: addresses are larger
 _MOST_MESSAGE = 1000
 _COPY_BYTES = 1 << 26  # the kernel copies 2 GiB at a time at most
 # tensorflow.ProfileOptions: device_tracer_level 1, version 1, and nothing of the host
@@ -101,7 +101,7 @@ def plugins(maps: str = "/proc/self/maps") -> List[str]:
 
 
 def functions_of(path: str) -> PluginFunctions:
-    """The profiler's functions of the plug-in. Raises SourceError if it has none that we know."""
+    """Return the profiler's functions of the plug-in. Raises SourceError if it has none that we know."""
     try:
         entry = getattr(Library(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW), _ENTRY)
     except (OSError, AttributeError) as exc:
@@ -111,7 +111,7 @@ def functions_of(path: str) -> PluginFunctions:
 
 
 def functions_at(api: int, name: str) -> PluginFunctions:
-    """Likewise of the PJRT_Api at this address. name: of the plug-in, for messages."""
+    """Return the functions of the PJRT_Api at this address. name: of the plug-in, for messages."""
     memory = os.open("/proc/self/mem", os.O_RDONLY | os.O_CLOEXEC)
     try:
         for size, kind, table in _extensions(memory, api):
@@ -125,7 +125,7 @@ def functions_at(api: int, name: str) -> PluginFunctions:
 
 
 def _extensions(memory: int, api: int) -> Iterator[Any]:
-    """Size, type and first member of each extension. Raises OSError."""
+    """Yield size, type and first member of each extension. Raises OSError."""
     size, extension = _read(memory, api, _HEAD)
     if size < _HEAD.size:
         raise OSError("its PJRT_Api says that it has %d bytes" % size)
@@ -156,8 +156,8 @@ def _read(memory: int, address: int, layout: struct.Struct) -> Any:
 
 def _bytes_at(memory: int, address: int, size: int) -> bytes:
     try:
-        data = os.pread(memory, size, address) if 0 < address < 1 << 63 else b""
-    except OSError:
+        data = os.pread(memory, size, address)
+    except (OSError, OverflowError):  # of an address that is none
         data = b""
     if len(data) != size:
         raise OSError("nothing lies at %#x" % address)
@@ -165,7 +165,7 @@ def _bytes_at(memory: int, address: int, size: int) -> bytes:
 
 
 class PluginProfiler:
-    """One session of a plug-in's profiler. Methods raise SourceError with the plug-in's own words."""
+    """One session of a plug-in's profiler. Methods raise SourceError with the plug-in's message."""
 
     def __init__(self, functions: PluginFunctions, name: str) -> None:
         self._functions = functions
@@ -173,7 +173,7 @@ class PluginProfiler:
         self._profiler = 0
 
     def create(self) -> None:
-        """Make the session."""
+        """Create the session."""
         args = _Create(ctypes.sizeof(_Create), OPTIONS, len(OPTIONS), None)
         self._call("create", args)
         if not args.profiler:
@@ -189,7 +189,7 @@ class PluginProfiler:
         self._call("stop", self._handle())
 
     def collect(self) -> bytes:
-        """The serialised XSpace, once recording has ended."""
+        """Return the serialised XSpace, once recording has ended."""
         args = _Collect(ctypes.sizeof(_Collect), self._profiler, None, 0)
         self._call("collect_data", args)
         size, address = args.bytes, args.buffer
@@ -208,7 +208,7 @@ class PluginProfiler:
         return self._copied(ctypes.addressof(room), args.bytes)
 
     def destroy(self) -> None:
-        """Free the session. May be repeated."""
+        """Free the session. Idempotent."""
         if self._profiler:
             args, self._profiler = self._handle(), 0
             self._call("destroy", args)
@@ -237,7 +237,7 @@ class PluginProfiler:
             )
 
     def _text(self, error: int) -> str:
-        """The words of an error, which is freed."""
+        """Return the message of an error and free it."""
         nothing = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
         said = _Message(ctypes.sizeof(_Message), None, error, None, 0)
         nothing(self._functions.error_message)(ctypes.addressof(said))

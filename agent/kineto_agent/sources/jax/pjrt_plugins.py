@@ -1,12 +1,12 @@
-"""What devices of a PJRT plug-in ran, in a program that uses XLA without JAX (torch_xla, other languages).
+"""Records the devices of a PJRT plug-in in a program that uses XLA without JAX (torch_xla, other languages).
 
 Theory of operation
-    Such a program has the plug-in's library mapped, but nobody's Python profiler. The plug-in's own profiler is driven
-    through its C interface (pjrt_api.py): it gives the planes of devices, and none of the host.
+    Such a program has the plug-in's library mapped, but no Python profiler. The plug-in's own profiler is called
+    through its C interface (pjrt_api.py): it returns the planes of devices, and none of the host.
 
-    It is recorded only if named. A plug-in may allow one session at a time, and it does not say whether the program has
-    one: then ours fails with the plug-in's words, and the program's would fail while ours runs. Plug-ins for NVIDIA's
-    and AMD's GPUs are left alone: their profilers would take CUPTI or rocprofiler away from ours.
+    It is recorded only on request. A plug-in may allow only one session at a time, and does not show whether the
+    program has one: then ours fails with the plug-in's message, and the program's would fail while ours runs. Plug-ins
+    for NVIDIA's and AMD's GPUs are left alone: their profilers would take CUPTI or rocprofiler away from ours.
 """
 
 import _thread
@@ -22,6 +22,7 @@ from kineto_agent.sources.jax import jax_runtime, pjrt_api
 from kineto_agent.system.debuglog import log_exception
 
 _TYPES = ["kernel"]
+_EXIT_LIMIT_S = 0.02
 _GPUS = ("cuda", "rocm")
 
 
@@ -53,7 +54,7 @@ class PjrtSession:
         return self._arena.counts()
 
     def stop(self) -> SourceOutcome:
-        """End recording and write what there is. Raises SourceError."""
+        """End recording and write the data. Raises SourceError."""
         begin_ns = time.thread_time_ns()
         with self._lock:
             if self._on:
@@ -75,11 +76,13 @@ class PjrtSession:
         self._arena.close()
 
     def _end(self) -> None:
-        """End the session, also at the exit of the process; a forked child must not touch it. Never raises."""
+        """End the session, also when the process exits; a forked child must not touch it. Never raises."""
         atexit.unregister(self._end)
         if self._pid != os.getpid():
             return
-        with self._lock:
+        if not self._lock.acquire(timeout=_EXIT_LIMIT_S):
+            return  # our thread is inside the plug-in while the process exits
+        try:
             try:
                 if self._on:
                     self._on = False
@@ -90,6 +93,8 @@ class PjrtSession:
                 self._profiler.destroy()
             except SourceError:
                 log_exception("the profiler of a PJRT plug-in")
+        finally:
+            self._lock.release()
 
 
 class PluginsSource:
@@ -102,15 +107,15 @@ class PluginsSource:
         self._maps = maps
 
     def activity_types(self) -> List[str]:
-        """Kernels, if a plug-in is loaded and JAX is not there to be asked."""
+        """Kernels, if a plug-in is loaded and JAX is not imported."""
         return _TYPES if self._paths() else []
 
     def would_yield(self, request: SourceRequest) -> bool:
-        """No: torch.profiler does not use plug-ins."""
+        """False: torch.profiler does not use plug-ins."""
         return False
 
     def prepare(self, request: SourceRequest) -> PjrtSession:
-        """Find the profiler and make the arena. Raises SourceError."""
+        """Find the profiler and create the arena. Raises SourceError."""
         refusals = []
         for path in self._paths():
             try:

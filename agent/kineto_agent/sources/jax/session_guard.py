@@ -1,23 +1,24 @@
-"""Standing aside for the program's own jax.profiler.
+"""Yields to the program's own jax.profiler.
 
 Theory of operation
-    XLA's profiler serves one session per process. A second one is made without an error and fails at its own end. So
-    while a session of ours is open, one that the program begins would raise in the program's stop_trace(): ours has to
-    be over before the program's begins, and ours never begins while the program's is open.
+    XLA's profiler serves one session per process. A second one is created without an error and fails at its end. So
+    while a session of ours is open, one begun by the program would raise in its stop_trace(): ours must end before the
+    program's begins, and never begin while the program's is open.
 
     All sessions that Python code begins (jax.profiler.start_trace, trace, automatic profile-guided optimisation) are
-    objects of one class of jaxlib, which jax.profiler looks up for each of them. For the length of a recording a class
-    derived from it is in its place: there, on the program's thread, ours ends first. (Newer jaxlibs call no __init__
-    that was set on the class itself.) A profiler server begins its sessions in C++, where nobody can be told: so no
-    recording begins while a server runs, and start_server() is shadowed likewise.
+    objects of one class of jaxlib, which jax.profiler looks up for each of them. During a recording a derived class
+    replaces it: there, on the program's thread, ours ends first. (Newer jaxlibs do not call an __init__ set on the
+    class itself.) A profiler server begins its sessions in C++, which we cannot intercept: so no recording begins while
+    a server runs, and start_server() is shadowed likewise.
 
-    start_trace() holds the lock of jax.profiler's state from before it makes its session until it has noted it, and
-    stop_trace() until the session has been written. Whoever holds that lock profiles, or is about to: ours begins only
-    if the lock is free, and holds it until its own session is there.
+    start_trace() holds the lock of jax.profiler's state from before it creates its session until it has recorded it,
+    and stop_trace() until the session has been written. A holder of that lock profiles, or is about to: ours begins
+    only if the lock is free, and holds it until its own session exists.
 
 Rules
     An error of ours never reaches the program. In a forked child the shadows only call JAX's functions.
-    Whoever shadows the same functions meanwhile stays: then ours remain below theirs and only call JAX's.
+    If somebody else shadows the same functions in between, their shadows stay: ours then remain below theirs and only
+    call JAX's.
 """
 
 import _thread
@@ -30,11 +31,12 @@ from kineto_agent.system.debuglog import log_exception
 
 _ACTIVE = "USER_PROFILER_ACTIVE"
 _REFUSED = "JAX_PROFILER_UNAVAILABLE"
+END_LIMIT_S = 10.0  # for an XLA that does not end our session: the program's would fail beside it
 TRACE, SERVER = "jax.profiler", "jax.profiler's server"
 
 
 class SessionGuard:
-    """Between `enter` and `remove` `before` is called, on the program's thread, before it begins to use the profiler.
+    """Calls `before`, between `enter` and `remove`, on the program's thread before it begins to use the profiler.
 
     before: gets TRACE or SERVER; called under `lock`, which is reentrant since a signal handler may start a profiler.
     """
@@ -44,7 +46,7 @@ class SessionGuard:
         self._profiler = profiler
         self._before = before
         self._pid = os.getpid()
-        self._ours = 0  # the thread that makes a session of ours
+        self._ours = 0  # thread that creates a session of ours
         self._on = False
         self._shadows: List[Tuple[str, Any, Any]] = []  # name, JAX's own, ours
 
@@ -65,7 +67,7 @@ class SessionGuard:
                 self._profiler.state.lock.release()
 
     def begin(self, begin: Callable[[], None]) -> None:
-        """Make a session of ours, which is no reason to stand aside. With `lock` held."""
+        """Create a session of ours, for which we need not yield. With `lock` held."""
         self._ours = _thread.get_ident()
         try:
             begin()
@@ -73,7 +75,7 @@ class SessionGuard:
             self._ours = 0
 
     def remove(self) -> None:
-        """Take the shadows away. May be repeated."""
+        """Remove the shadows. Idempotent."""
         self._on = False
         for name, theirs, ours in self._shadows:
             if getattr(self._profiler.native, name, None) is ours:
@@ -104,16 +106,19 @@ class SessionGuard:
 
     def _called(self, what: str) -> None:
         try:
-            if self._on and self._pid == os.getpid() and self._ours != _thread.get_ident():
-                with self.lock:
+            theirs = self._on and self._pid == os.getpid() and self._ours != _thread.get_ident()
+            if theirs and self.lock.acquire(timeout=END_LIMIT_S):
+                try:
                     if self._on:
                         self._before(what)
+                finally:
+                    self.lock.release()
         except Exception:  # noqa: BLE001 - never into the program
             log_exception("the guard of jax.profiler")
 
 
 def refuse_if_used(profiler: Profiler) -> None:
-    """Raise SourceError if the program profiles itself, or may do so without anybody being told."""
+    """Raise SourceError if the program profiles itself, or may do so unnoticed."""
     if profiler.state.profile_session is not None:
         raise SourceError(_ACTIVE, "the program's own jax.profiler is recording, and there can be only one session")
     if profiler.server_runs:

@@ -1,21 +1,21 @@
-"""HLO operations, annotations and what devices ran, through sessions of JAX's own profiler.
+"""Records HLO operations, annotations and device activity through sessions of JAX's own profiler.
 
 Theory of operation
-    session_guard.py says how a session of ours keeps out of the way of the program's. What XLA records of an operation
-    stays in the process until the session ends, some 0.2 KB each, and several times as much is needed while it ends:
-    XLA makes its own profile of it, which comes to us as bytes. That happens without the GIL, except for making the
-    bytes. It takes about as long as it recorded, where operations follow each other within microseconds.
+    session_guard.py says how our sessions avoid the program's. XLA's records, about 0.2 KB per operation, stay in the
+    process until the session ends, and ending it needs several times as much: XLA builds its own profile, which we get
+    as bytes. That happens without the GIL, except for creating the bytes. It takes about as long as the recording if
+    operations follow each other within microseconds.
 
-    A thread of ours therefore looks at the process's growth. Before the end of a session would make that MOST_GROWTH
-    times the buffer limit, the session ends, its bytes go through the arena, the memory is given back, and another
-    session begins. This bounds memory, the time for which the program's own profiler has to wait for us, and the time
-    for which the bytes hold the GIL. The outcome says from when until when nothing was recorded.
+    A thread of ours therefore watches the process's growth. Before ending a session would take MOST_GROWTH times the
+    buffer limit, the session ends, its bytes go through the arena, the memory is released, and another session begins.
+    This bounds memory, the time that the program's own profiler waits for us, and the time that the bytes hold the GIL.
+    The outcome lists the gaps in the recording.
 
-    The guard's lock is held by whoever begins or ends a session of ours.
+    Beginning or ending a session of ours requires the guard's lock.
 
-    A process that exits with a session open ends it before the interpreter does (`_at_exit`). In a forked child the
-    session's object must never be freed: its destructor takes locks that threads of the parent may have held. So it
-    has one reference more than Python knows of.
+    When the process exits, that thread ends the session, and the exit waits 20 ms for it (`_at_exit`): data that XLA
+    has not delivered by then is lost. In a forked child the session's object must never be freed: its destructor takes
+    locks that threads of the parent may have held. So it has one more reference than Python knows of.
 """
 
 import _thread
@@ -34,20 +34,20 @@ from kineto_agent.system.memory_use import Growth
 from kineto_agent.system.threads import Thread, command_name, program_threads, start_thread
 
 MOST_GROWTH = 2  # of memory, in buffer limits
-END_GROWTH = 5  # of it at the end of a session, for what it was before: 4.4 was measured
+END_GROWTH = 5  # growth at the end of a session, relative to before: 4.4 was measured
 SHORTEST_PIECE_S = 0.2
 _WATCH_S = 0.02
-_MOST_GAPS = 64  # that the outcome names
+_MOST_GAPS = 64  # listed in the outcome
 _MOST_THREADS = 256  # likewise
 _MIB = 1 << 20
-_EXIT_LIMIT_S = 60.0  # for a session that never ends
+_EXIT_LIMIT_S = 0.02
 
 
 class XlaSession:
     """One recording."""
 
     format = XPLANE_FORMAT
-    yields = False  # to torch.profiler; the guard sees to jax.profiler
+    yields = False  # to torch.profiler; the guard handles jax.profiler
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class XlaSession:
         self._guard = SessionGuard(profiler, self._make_way)
         self._pid = os.getpid()
         self._session: Any = None
-        self._pieces: List[bytes] = []  # of ended sessions, to be written
+        self._pieces: List[bytes] = []  # of ended sessions, not yet written
         self._pieces_lock = _thread.allocate_lock()
         self._count = 0
         self._over = False  # no new session may begin
@@ -75,6 +75,9 @@ class XlaSession:
         self._problem = ""
         self._stopping = _thread.allocate_lock()  # released to end the thread that watches
         self._worker: Optional[Thread] = None
+        self._exiting = False
+        self._written = _thread.allocate_lock()  # released once the thread has written what there was at the exit
+        self._written.acquire()
         self._cpu_ns = 0
         self._longest_end_ns = 0
 
@@ -103,12 +106,13 @@ class XlaSession:
         """Do nothing: torch.profiler runs beside it."""
 
     def stop(self) -> SourceOutcome:
-        """End recording and write what there is. Raises SourceError if that is nothing."""
+        """End recording and write the data. Raises SourceError if there is none."""
         begin_ns = time.thread_time_ns()
         with self._guard.lock:
             self._end()
         if self._worker is not None:
-            self._stopping.release()
+            if not self._exiting:
+                self._stopping.release()
             self._worker.join()
             self._worker = None
         self._guard.remove()
@@ -136,7 +140,7 @@ class XlaSession:
         )
 
     def close(self) -> None:
-        """Free the arena, and end what start() has left if stop() was not called. Never raises."""
+        """Free the arena, and end what start() began if stop() was not called. Never raises."""
         with self._guard.lock:
             self._end()
         self._guard.remove()
@@ -163,7 +167,7 @@ class XlaSession:
         self._session = session
 
     def _end(self) -> None:
-        """End the session, if one is open, and keep its bytes. No session of ours begins any more. Never raises."""
+        """End the session, if one is open, and keep its bytes; no session of ours begins afterwards. Never raises."""
         self._over = True
         self._end_piece()
 
@@ -173,7 +177,7 @@ class XlaSession:
             return
         begin_ns = time.monotonic_ns()
         try:
-            piece = session.stop()  # a signal handler may run behind it and come here again: it raises then
+            piece = session.stop()  # a signal handler may run after it and come here again: it then raises
             self._longest_end_ns = max(self._longest_end_ns, time.monotonic_ns() - begin_ns)
             with self._pieces_lock:
                 self._pieces.append(piece)
@@ -231,6 +235,11 @@ class XlaSession:
                 begun_ns = time.monotonic_ns()
                 self._guard.begin(self._begin)
                 self._gaps.append([gap_ns, time.time_ns()])
+        if self._exiting:
+            with self._guard.lock:
+                self._end()
+            self._write()
+            self._written.release()
 
     def _write(self) -> None:
         """Write the bytes of ended sessions into the arena."""
@@ -244,25 +253,19 @@ class XlaSession:
     # ------------------------------------------------------------ the end of the process, and its children
 
     def _at_exit(self) -> None:
-        """Runs on the program's main thread. Waits for a stop() in progress."""
-        if self._pid != os.getpid():
+        """Runs on the program's main thread. The exit is safe whether or not the session has ended by then."""
+        if self._pid != os.getpid() or self._worker is None or not self._stopping.locked():
             return
-        try:
-            if self._guard.lock.acquire(timeout=_EXIT_LIMIT_S):
-                try:
-                    self._end()
-                finally:
-                    self._guard.lock.release()
-            self._write()
-        except Exception:  # noqa: BLE001 - never into the program
-            log_exception("JAX's profiler, at the exit of the process")
+        self._exiting = self._over = True
+        self._stopping.release()
+        self._written.acquire(timeout=_EXIT_LIMIT_S)
 
     def _leave(self) -> None:
         atexit.unregister(self._at_exit)
         _sessions.discard(self)
 
     def after_fork_in_child(self) -> None:
-        """Forget the session in a forked child, where nobody uses this one any more."""
+        """Forget the session in a forked child, where nothing uses it any more."""
         self._session = None
         self._over = True
         self._guard.remove()
@@ -270,16 +273,16 @@ class XlaSession:
 
 
 def _python_threads() -> Dict[str, List[int]]:
-    """The system ids of the program's Python threads by the kernel's name: XLA knows threads by names alone."""
+    """Maps the kernel's thread names to the ids of the program's Python threads: XLA knows threads only by name."""
     found: Dict[str, List[int]] = {}
-    for tid in [thread.native_id for thread in program_threads()][:_MOST_THREADS]:
+    for tid in [getattr(thread, "native_id", None) for thread in program_threads()][:_MOST_THREADS]:
         if tid is not None:
             found.setdefault(command_name(tid), []).append(tid)
     return found
 
 
 def _keep(session: Any, wanted: bool) -> None:
-    """Add the reference that outlives everything, or take it away."""
+    """Add the reference that keeps the object forever, or remove it."""
     if not _counts:
         import ctypes  # on the agent's thread: a session of ours begins before one of the program's
 

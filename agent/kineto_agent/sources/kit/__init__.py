@@ -1,1 +1,1 @@
-"""Records through the collector kit: what sources of any vendor's tracing library share."""
+"""The collector kit: the parts shared by sources of all vendors' tracing libraries."""

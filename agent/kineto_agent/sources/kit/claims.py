@@ -1,8 +1,8 @@
-"""Which agent of a process records through a vendor's library.
+"""Decides which agent of a process records through a vendor's library.
 
-Such a library has one set of callbacks for the whole process, but a process may have two agents, each with a collector
-of its own: the program's kineto_agent, and one that a live attach has brought. Whoever records says so in an attribute
-of sys, the one place that both see.
+Such a library has one set of callbacks for the whole process, but a process may have two agents, each with its own
+collector: the program's kineto_agent, and one from a live attach. The recording agent sets an attribute of sys, the one
+place that both see.
 """
 
 import os
@@ -23,7 +23,7 @@ class Claim:
         self._claim = (os.getpid(), library)
 
     def take(self) -> None:
-        """Claim the library, before its arena is made. Raises SourceError if another agent has it."""
+        """Claim the library, before its arena is created. Raises SourceError if another agent has it."""
         self._claim = (os.getpid(), self._library)
         holder = sys.__dict__.setdefault(self._marker, self._claim)
         if holder is self._claim:
@@ -37,6 +37,6 @@ class Claim:
         sys.__dict__[self._marker] = self._claim  # it belonged to the parent at the fork
 
     def release(self) -> None:
-        """Give the library back, if it is claimed."""
+        """Release the library, if it is claimed."""
         if sys.__dict__.get(self._marker) is self._claim:
             del sys.__dict__[self._marker]

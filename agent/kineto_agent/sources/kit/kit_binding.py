@@ -65,14 +65,14 @@ class Kit(NativeInterface):
     ABI_FUNCTION = "kc_kit_abi"
     ABI = 1
     USE = " for the libraries of vendors"
-    REASONS = _SUFFIXES  # behind the prefix of each vendor
+    REASONS = _SUFFIXES  # appended to each vendor's prefix
     BY_PROGRAM = ("kc_kit_stop",)
 
     def open(self, vendor: str, title: str, code: str, path: str) -> "KitCollector":
-        """The collector of a vendor, whose library at `path` is open then.
+        """Open a vendor's library at `path` and return its collector.
 
-        vendor: name of one in the collector library, or path of a plug-in's shared library. title: for people.
-        code: prefix of the reason codes. Raises SourceError.
+        vendor: a name in the collector library, or the path of a plug-in's shared library. title: for people. code:
+        prefix of the reason codes. Raises SourceError.
         """
         version = ctypes.c_uint64()
         error = ErrorText()
@@ -88,7 +88,7 @@ def reason_code(number: int, code: str) -> str:
 
 
 class KitCollector:
-    """One vendor's collector. Methods raise SourceError where the C side gives a reason."""
+    """One vendor's collector. Methods raise SourceError with the C side's reason."""
 
     def __init__(self, library: Any, number: int, version: int, claim: Claim) -> None:
         self.version = version
@@ -98,7 +98,7 @@ class KitCollector:
         self._error = ErrorText()
 
     def describe(self) -> Dict[str, Any]:
-        """The vendor's facts for the metadata; {} if it has none, or they are no JSON object."""
+        """The vendor's facts for the metadata; {} if it has none, or if they are not a JSON object."""
         room = ctypes.create_string_buffer(_FACTS_BYTES)
         self._library.kc_kit_describe(self._number, room, ctypes.c_size_t(_FACTS_BYTES))
         try:
@@ -121,7 +121,7 @@ class KitCollector:
         return enable(functools.partial(self._library.kc_kit_start, self._number), kinds, self._error)
 
     def counts(self) -> NativeCounts:
-        """Zeros when nothing is recorded."""
+        """Counts so far; zeros when nothing is recorded."""
         counts = NativeCounts()
         self._library.kc_kit_counts(self._number, ctypes.byref(counts))
         return counts
@@ -133,7 +133,7 @@ class KitCollector:
         return result
 
     def problem(self) -> str:
-        """Why less was recorded than was asked for; "" if all is well. After stop()."""
+        """Why less was recorded than requested; "" if nothing is missing. After stop()."""
         self._error.clear()
         self._library.kc_kit_problem(self._number, *self._error.room)
         return str(self._error)

@@ -1,10 +1,9 @@
 """A recording through the collector kit, for the sources of all vendors.
 
 Theory of operation
-    The C collector (agent/native/kit) does the work. A vendor's source decides whether its library may be used in this
-    process at all, and which copy of it, and says in a `Vendor` which versions are known and which kinds of records
-    make an activity type; `prepare` does the rest. What a source must do for its vendor alone comes before that, or in
-    a subclass of KitSession.
+    The C collector (agent/native/kit) does the work. A vendor's source decides whether and which copy of its library
+    may be used in this process, and lists in a `Vendor` the known versions and the record kinds of each activity type;
+    `prepare` does the rest. Vendor-specific work happens before that, or in a subclass of KitSession.
 """
 
 import _thread
@@ -19,8 +18,8 @@ from kineto_agent.sources.kit.limits import (
     PREFAULT_BYTES,
     STOP_LIMIT_MS,
     STRINGS_BYTES,
+    stop_warnings,
 )
-from kineto_agent.sources.kit.stop_warnings import stop_warnings
 
 if TYPE_CHECKING:
     from kineto_agent.sources.kit.kit_binding import KitCollector, KitResult
@@ -33,14 +32,14 @@ _UNCOUNTED = (
 
 
 class Vendor(NamedTuple):
-    """What the sources' common part must know of a vendor."""
+    """Facts about a vendor for the common part of the sources."""
 
-    name: str  # in the collector library ("pti"), or the path of a plug-in's shared library
+    name: str  # name in the collector library ("pti"), or the path of a plug-in's shared library
     title: str  # of its library, for people: "PTI"
     code: str  # prefix of reason codes, "PTI": PTI_LIBRARY, PTI_FAILED, PTI_BUSY, PTI_FORKED, PTI_UNKNOWN_VERSION
     format: str  # of the records, as the daemon decodes them
     kinds: Mapping[str, Tuple[int, ...]]  # activity type -> kinds of records, in the order in which they are enabled
-    releases: Optional[Mapping[int, str]] = None  # versions with known layouts; None: the vendor refuses by itself
+    releases: Optional[Mapping[int, str]] = None  # versions with known layouts; None: the vendor itself refuses others
     buffer_bytes: int = BUFFER_BYTES
 
 
@@ -53,7 +52,7 @@ def prepare(
     metadata: Optional[Mapping[str, Any]] = None,
     session: Optional[Type["KitSession"]] = None,
 ) -> "KitSession":
-    """Open the vendor's library at `path` and make the arena. Raises SourceError.
+    """Open the vendor's library at `path` and create the arena. Raises SourceError.
 
     yields: it cannot run beside the program's own profiler. metadata: facts of the source's own. session: the class, a
     subclass of KitSession.
@@ -123,7 +122,7 @@ class KitSession:
                 raise SourceError("USER_PROFILER_STARTED", "the program's own torch.profiler started")
             self._begun = True
             enabled = self._collector.start(list(self._types))
-            if self._gave_way:  # meanwhile, and that thread has not waited for us
+            if self._gave_way:  # in between, and that thread has not waited for us
                 self._stop_collector(GIVE_WAY_LIMIT_MS)
         refused = {kind: result for kind, result in enabled.results.items() if result != 0}
         if enabled.code != 0:
@@ -142,8 +141,8 @@ class KitSession:
         return SourceError(reason_code(enabled.code, self._vendor.code), "; ".join([enabled.error, *details]))
 
     def give_way(self) -> None:
-        """With `yields`, end the recording: the library is the program's afterwards. Waits for a start or stop, within
-        GIVE_WAY_LIMIT_MS: a start gives way itself then.
+        """End the recording if it `yields`: the library then belongs to the program. Waits up to GIVE_WAY_LIMIT_MS for
+        a start or stop; a start then gives way itself.
         """
         if not self.yields:
             return

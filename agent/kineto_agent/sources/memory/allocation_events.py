@@ -1,8 +1,8 @@
-"""Allocation events: what torch's CUDA allocator did in the window, as records.
+"""Records the actions of torch's CUDA allocator within the window.
 
-They are taken from the history of allocations (allocator_history.py) when the recording stops. Sizes are those that the
-program asked for. The totals at that time are metadata; earlier totals follow from the records. CPU allocations cannot
-be recorded: torch reports them only to profilers on the allocating thread.
+They are taken from the history of allocations (allocator_history.py) when the recording stops. Sizes are as requested
+by the program. The totals at that time are metadata; earlier totals follow from the records. CPU allocations cannot be
+recorded: torch reports them only to profilers on the allocating thread.
 """
 
 import time
@@ -31,7 +31,7 @@ ACTIVITY_TYPE = "cpu_instant_event"
 _BUFFER_BYTES = 1 << 20
 _ACTIONS = {
     "alloc": MEMORY_ALLOCATED,
-    "free_requested": MEMORY_FREED,  # as Kineto: later the block may only be reused
+    "free_requested": MEMORY_FREED,  # as in Kineto: later the block may merely be reused
     "segment_alloc": MEMORY_RESERVED,
     "segment_map": MEMORY_RESERVED,
     "segment_free": MEMORY_RELEASED,
@@ -53,7 +53,7 @@ class MemoryEventsSource:
         return [] if find_torch() is None else [ACTIVITY_TYPE]
 
     def would_yield(self, request: SourceRequest) -> bool:
-        """No: it does not use torch's profiler."""
+        """False: it does not use torch's profiler."""
         return False
 
     def prepare(self, request: SourceRequest) -> "MemoryEventsSession":
@@ -87,7 +87,7 @@ class MemoryEventsSession:
         return self._writer.counts()
 
     def stop(self) -> SourceOutcome:
-        """Take the history and write it as records. Raises SourceError if torch returns none."""
+        """Write the history as records. Raises SourceError if torch returns none."""
         began_ns = time.thread_time_ns()
         try:
             snapshot = history.snapshot()
@@ -130,7 +130,7 @@ class MemoryEventsSession:
 
 
 def _totals(snapshot: AllocatorSnapshot) -> Dict[str, Tuple[int, int]]:
-    """Bytes that the program holds (as it asked for them) and bytes that the allocator holds, by device."""
+    """Bytes held by the program (as requested) and bytes held by the allocator, by device."""
     totals: Dict[str, Tuple[int, int]] = {}
     for segment in snapshot.value.get("segments", []):
         device = str(segment["device"])

@@ -1,13 +1,13 @@
 """torch's history of CUDA allocations: switched on for our recordings, never touched if it is the program's.
 
 Theory of operation
-    torch's caching allocator can record what it does (torch.cuda.memory._record_memory_history) and return all of it at
+    torch's caching allocator can record its actions (torch.cuda.memory._record_memory_history) and return all of it at
     once (_snapshot: segments, blocks, and the last `max_entries` actions of each device). A process has one such
     recording. If the program has switched it on, ours only takes snapshots. If the program switches it on or off while
-    ours runs (torch's two entry points are wrapped meanwhile), it belongs to the program from then on.
+    ours runs (torch's two entry points are wrapped during that time), it belongs to the program from then on.
 
-    A snapshot is made with the GIL held, in time proportional to the number of entries: hence MAX_ENTRIES. No garbage
-    is collected meanwhile, since that would look at all of the new objects again and again. Snapshots are freed in
+    A snapshot is made with the GIL held, in time proportional to the number of entries: hence MAX_ENTRIES. Garbage
+    collection is paused for that, since it would traverse all the new objects repeatedly. Snapshots are freed in
     slices, so that the program gets the GIL in between. `AllocatorSnapshot.took_ns` says how long a snapshot took.
 
     Stacks of the allocations cost 2 us each: only with option with_stack, and only Python's.
@@ -25,23 +25,23 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional
 from kineto_agent.sources.interface import SourceError
 from kineto_agent.system.debuglog import log_exception
 
-MAX_ENTRIES = 20_000  # of each device: 11 ms, with stacks 17, in which the program does not get the GIL
+MAX_ENTRIES = 20_000  # per device: 11 ms (17 with stacks) in which the program does not get the GIL
 _WRAPPED = ("_cuda_record_memory_history", "_cuda_record_memory_history_legacy")
 _SLICE = 500  # objects freed at once: well below a millisecond
 
 
 class AllocatorSnapshot(NamedTuple):
-    """What torch returned. value: torch's dictionary, which History.end frees."""
+    """torch's snapshot. value: torch's dictionary, which History.end frees."""
 
     value: Dict[str, Any]
     took_ns: int  # time torch took; GIL held, except for the first snapshot with stacks
     entries: int
     full: List[int]  # devices whose history has overwritten older entries
-    end_ns: int  # Unix ns after it was made
+    end_ns: int  # Unix ns after its creation
 
 
 def find_torch() -> Any:
-    """torch, if the program has imported it completely, else None."""
+    """torch, if the program has imported it completely; otherwise None."""
     torch = sys.modules.get("torch")
     return torch if torch is not None and sys.modules.get("torch.cuda.memory") is not None else None
 
@@ -78,7 +78,7 @@ class History:
         self._torch: Any = None
         self._users = 0
         self._ours = False
-        self._told: List[str] = []  # warnings about what the program did with it
+        self._told: List[str] = []  # warnings about the program's own use of it
         self._originals: Dict[str, Callable[..., Any]] = {}
         self._wrappers: Dict[str, Callable[..., Any]] = {}
         self._latest: Optional[AllocatorSnapshot] = None
@@ -89,11 +89,11 @@ class History:
         return self._ours
 
     def told(self) -> List[str]:
-        """Warnings for the user: what the program itself did with the recording."""
+        """Warnings for the user: how the program itself used the recording."""
         return list(self._told)
 
     def begin(self, torch: Any, with_stack: bool) -> None:
-        """Add a user; switches the history on unless it is on already. Raises SourceError."""
+        """Add a user; switches the history on if necessary. Raises SourceError."""
         if self._users == 0:
             self._latest = None
             self._told = []

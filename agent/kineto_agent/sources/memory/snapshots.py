@@ -1,4 +1,4 @@
-"""CUDA memory snapshots: the pickle that torch.cuda.memory._dump_snapshot writes, as a file beside the trace.
+"""CUDA memory snapshots: the pickle of torch.cuda.memory._dump_snapshot, as a file beside the trace.
 
 The history of allocations runs from start() on (allocator_history.py). stop() takes the snapshot and pickles it
 straight into the arena, with the pickle protocol of PyTorch's memory visualiser. Pickling releases the GIL every
@@ -30,7 +30,7 @@ class MemorySource:
         return [] if find_torch() is None else [ACTIVITY_TYPE]
 
     def would_yield(self, request: SourceRequest) -> bool:
-        """No: it does not use torch's profiler."""
+        """False: it does not use torch's profiler."""
         return False
 
     def prepare(self, request: SourceRequest) -> "MemorySession":

@@ -1,1 +1,1 @@
-"""Sources that the daemon brings in at run time, each on a thread of its own and with a deadline for every call."""
+"""Sources that the daemon sends at run time, each on its own thread and with a deadline for every call."""

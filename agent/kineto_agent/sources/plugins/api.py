@@ -1,4 +1,5 @@
-"""What a plug-in's files may use of the agent, beside sources/interface.py. Stable within an interface version.
+"""The parts of the agent that a plug-in's files may use, besides sources/interface.py. Stable within an interface
+version.
 
 ArenaWriter      memory that the daemon reads: see sources/arena_writer.py
 DECLARED_FORMAT  the format of a session whose records the plug-in's schema declares
@@ -41,9 +42,10 @@ __all__ = [
 
 
 def load_library(name: str) -> ctypes.CDLL:
-    """A lib….so of the plug-in, which is loaded once. Raises OSError.
+    """Load a lib….so of the plug-in, once. Raises OSError.
 
-    Only a plug-in's own copy of this module has it: `from kineto_agent.sources.plugins.api import load_library`.
+    Only a plug-in's own copy of this module has this function: `from kineto_agent.sources.plugins.api import
+    load_library`.
     """
     raise OSError("%s belongs to a plug-in, and nobody knows to which: use `from … import load_library`" % name)
 
@@ -51,9 +53,9 @@ def load_library(name: str) -> ctypes.CDLL:
 def kit_session(
     collector: ctypes.CDLL, title: str, kinds: Dict[str, Tuple[int, ...]], path: str, request: SourceRequest
 ) -> kit.KitSession:
-    """A recording through the collector kit, as the result of prepare(). Raises SourceError.
+    """Return a recording through the collector kit, as the result of prepare(). Raises SourceError.
 
-    collector: a library of the plug-in that exports `kineto_vendor`, by load_library. title: of the vendor's library,
+    collector: a library of the plug-in that exports `kineto_vendor`, from load_library. title: of the vendor's library,
     for people. kinds: activity type -> kinds of its records, in the order in which they are enabled. path: of the
     vendor's library, which the collector opens.
     """

@@ -1,8 +1,8 @@
-"""A plug-in that cannot record beside the program's own jax.profiler, which goes first.
+"""Sessions of plug-ins that cannot record beside the program's own jax.profiler, which takes precedence.
 
-sources/jax/session_guard.py says how a profiler of the program is noticed before it begins. The guard is in place
-before the plug-in starts: if a profiler begins in between, the plug-in has given way and does not start any more. A
-program without JAX has no such profiler.
+sources/jax/session_guard.py says how a profiler of the program is detected before it begins. The guard is installed
+before the plug-in starts: if a profiler begins in between, the plug-in has given way and does not start. A program
+without JAX has no such profiler.
 """
 
 import time
@@ -25,7 +25,7 @@ class SessionBesideJax(PluginSession):
         self._taken: Optional[Takeover] = None
 
     def prepare(self, request: SourceRequest) -> None:
-        """As for any plug-in. Raises SourceError also while the program's profiler is in use."""
+        """Prepare as for any plug-in. Also raises SourceError while the program's profiler is in use."""
         if jax_runtime.imported():
             profiler = jax_runtime.find()
             refuse_if_used(profiler)
@@ -44,7 +44,7 @@ class SessionBesideJax(PluginSession):
         super()._start()
 
     def taken(self) -> Optional[Takeover]:
-        """When and why the recording has ended for the program's profiler."""
+        """When and why the recording has ended in favour of the program's profiler."""
         return self._taken
 
     def stop(self) -> SourceOutcome:
@@ -64,7 +64,7 @@ class SessionBesideJax(PluginSession):
             self._guard.remove()
 
     def _jax_begins(self, what: str) -> None:
-        """On the program's thread, under the guard's lock."""
+        """Yield, on the program's thread, under the guard's lock."""
         if self._taken is None:
             self._taken = Takeover(time.time_ns(), what, "the program's own %s" % what)
             self.make_way()

@@ -1,32 +1,39 @@
 """A plug-in as an activity source: every call goes to its worker with a deadline, and every answer is checked.
 
 Theory of operation
-    Whatever a plug-in does becomes a SourceError with one of these codes (docs/errors.md), and the capture goes on
+    Every failure of a plug-in becomes a SourceError with one of these codes (docs/errors.md), and the capture continues
     without it:
 
-        PLUGIN_DECLINED  it says itself that it cannot record, and why (it raised SourceError)
+        PLUGIN_DECLINED  it raised SourceError: it cannot record, and says why
         PLUGIN_FAILED    it raised anything else, or its files cannot be executed
-        PLUGIN_TIMEOUT   it did not return in time: it is given up in this process (worker.py)
-        PLUGIN_INVALID   it returned what the interface does not allow
+        PLUGIN_TIMEOUT   it did not return in time, and is abandoned in this process (worker.py)
+        PLUGIN_INVALID   it returned something that the interface does not allow
 
-    Answers become plain values of ours on the worker's thread, because asking one of its objects anything runs its
-    code. What only an arena can tell is taken from the arena: the daemon reads that, not what a plug-in says.
+    Answers are converted to plain values of ours on the worker's thread, because any access to its objects runs its
+    code. Counts come from the arena itself: the daemon reads that, not what a plug-in says.
 
-    The files are compiled and executed when the process first shows the plug-in's signs. Signs stay: a library that was
-    loaded once is not expected to go away.
+    The files are compiled and executed when the process first shows the plug-in's signs. Signs persist: a loaded
+    library is not expected to go away.
 """
 
-from typing import Any, FrozenSet, List, Optional
+import _thread
+import os
+import sys
+import time
+from types import ModuleType
+from typing import Any, Dict, FrozenSet, List, Optional
 
-from kineto_agent.protocol.plugin_bundle import DETACH_NEVER, Plugin, Signs
+from kineto_agent.protocol.plugin_bundle import DETACH_NEVER, PLUGIN_API, SOURCE_FILE, Plugin, Signs
 from kineto_agent.sources.interface import SourceError, SourceRequest
 from kineto_agent.sources.plugins import deadlines
-from kineto_agent.sources.plugins.namespace import Namespace
 from kineto_agent.sources.plugins.plugin_session import PluginSession
 from kineto_agent.sources.plugins.signs import ProcessView, is_set
-from kineto_agent.sources.plugins.worker import PluginLie, PluginWorker, plain_strings
+from kineto_agent.sources.plugins.worker import PluginViolation, PluginWorker, plain_strings
+from kineto_agent.system.gil_rests import Rests
 
 _MAX_TYPES = 64
+_PACKAGE = "kineto_plugin"  # prefix of names in tracebacks
+_LIBRARY = os.__file__.rpartition("/")[0]
 
 
 class PluginSource:
@@ -51,7 +58,7 @@ class PluginSource:
         self.worker.interrupt()
 
     def activity_types(self) -> List[str]:
-        """What it says to record now, if the accelerator is here and was started as it must be."""
+        """The types that it can record now, if the accelerator is present and was started as required."""
         if not self._present or self._lacks_variable():
             return []
         try:
@@ -63,15 +70,15 @@ class PluginSource:
         return types
 
     def trouble(self, wanted: FrozenSet[str]) -> Optional[SourceError]:
-        """Why it records nothing although the accelerator is here and a request wants it. wanted: empty: the defaults.
+        """Why it records nothing although the accelerator is present and requested. wanted: empty: the defaults.
 
-        Of the moment at which it was asked last.
+        As of the last call of activity_types().
         """
         asked = wanted & self.declared_types if wanted else self.declared_types - self.on_request
         return self._trouble if self._present and asked else None
 
     def needs_start(self) -> str:
-        """What the process lacks to be recorded, for people; "" if nothing, or if it has no such accelerator."""
+        """What the process needs to be recorded, for people; "" if nothing, or without such an accelerator."""
         if not self._present or not self._lacks_variable():
             return ""
         return "%s records only what was started with the variable %s" % (self.name, self.plugin.needs_from_start)
@@ -82,7 +89,7 @@ class PluginSource:
         return self._present
 
     def looks_for(self) -> str:
-        """By which signs it knows the accelerator, for people."""
+        """The signs by which it recognises the accelerator, for people."""
         return "%s looks for %s" % (self.name, _words(self.plugin.signs))
 
     def why_missing(self) -> str:
@@ -118,17 +125,17 @@ class PluginSource:
     def _declared(self, named: List[str]) -> List[str]:
         strange = sorted(set(named) - self.declared_types)
         if strange:
-            raise PluginLie("returned the activity type %s, which its schema does not declare" % strange[0])
+            raise PluginViolation("returned the activity type %s, which its schema does not declare" % strange[0])
         return named
 
     # ------------------------------------------------------------ recording
 
     def would_yield(self, request: SourceRequest) -> bool:
-        """As the plug-in declares."""
+        """The value that the plug-in declares."""
         return "torch" in self.plugin.conflicts
 
     def prepare(self, request: SourceRequest) -> PluginSession:
-        """Let the plug-in make its arena, and check that. Raises SourceError."""
+        """Let the plug-in create its arena, and check the result. Raises SourceError."""
         kind = PluginSession
         if "jax" in self.plugin.conflicts:
             from kineto_agent.sources.plugins.beside_jax import SessionBesideJax as kind
@@ -140,3 +147,107 @@ class PluginSource:
 def _words(signs: Signs) -> str:
     kinds = ((kind.replace("_", " "), ", ".join(each)) for kind, each in signs._asdict().items() if each)
     return "; ".join("%s %s" % kind for kind in kinds)
+
+
+# Executes the Python files of a plug-in, in a namespace of their own.
+#
+# The files never get into sys.modules or sys.path, and import from three places only: each other (`from . import
+# NAME`), the standard library, and the agent's modules for plug-ins (plugin_bundle.PLUGIN_API). Nothing of the program
+# is imported: modules that it has imported itself are in sys.modules. Imports go through this module's own
+# `__import__`, which a live attach has replaced (bootstrap/loader.py): so a plug-in gets the same agent and standard
+# library as we do.
+#
+# A file is compiled and executed in pieces, with rests between them, on the plug-in's thread.
+class Namespace:
+    """The modules of one plug-in."""
+
+    def __init__(self, plugin: Plugin) -> None:
+        self._plugin = plugin
+        self._builtins: Dict[str, Any] = dict(_own_builtins(), __import__=self._import)
+        self._loaded: Dict[str, ModuleType] = {}
+
+    def source(self) -> Any:
+        """SOURCE of the plug-in, called on its thread. Raises whatever its files raise."""
+        self._rests = Rests(time, _thread)
+        return self._get(SOURCE_FILE[: -len(".py")]).SOURCE
+
+    def _get(self, name: str) -> ModuleType:
+        if name in self._loaded:
+            return self._loaded[name]
+        file = self._plugin.files.get(name + ".py")
+        if file is None:
+            raise ImportError("the plug-in %s has no file %s.py" % (self._plugin.name, name))
+        package = "%s.%s" % (_PACKAGE, self._plugin.name)
+        module = self._loaded[name] = ModuleType("%s.%s" % (package, name))
+        module.__file__ = "<%s.%s>" % (package, name)
+        module.__package__ = package
+        module.__dict__["__builtins__"] = self._builtins
+        flags = _annotations() if file.annotations else 0
+        try:
+            for line, text in file.pieces:
+                code = compile("\n" * (line - 1) + text, module.__file__, "exec", flags, True)
+                exec(code, module.__dict__)  # noqa: S102 - the operator's own plug-in, from a daemon vouched for
+                self._rests.rest()
+        except BaseException:
+            del self._loaded[name]
+            raise
+        return module
+
+    def _import(
+        self, name: str, namespace: Any = None, local: Any = None, fromlist: Any = (), level: int = 0
+    ) -> ModuleType:
+        """Implements the import statement in the plug-in's files."""
+        if level == 1 and name:
+            return self._get(name)
+        if level == 1:
+            package = ModuleType("%s.%s" % (_PACKAGE, self._plugin.name))
+            for each in fromlist:
+                setattr(package, each, self._get(each))
+            return package
+        if level or not may_import(name):
+            raise ImportError(
+                "a plug-in imports the standard library and %s, not %s" % (" and ".join(PLUGIN_API), name)
+            )
+        if name == PLUGIN_API[0] and fromlist:
+            return self._api()
+        return __import__(name, globals(), None, fromlist, 0)
+
+    def _api(self) -> ModuleType:
+        """The plug-in's copy of that module, which knows whose libraries to load."""
+        from kineto_agent.sources.plugins import api, libraries
+
+        copy = ModuleType(api.__name__)
+        copy.__dict__.update(vars(api), load_library=libraries.PluginLibraries(self._plugin.libraries).load)
+        return copy
+
+
+def may_import(name: str) -> bool:
+    """Whether plug-ins may import this module."""
+    top = name.partition(".")[0]
+    if top == "kineto_agent":
+        return name in PLUGIN_API
+    known = getattr(sys, "stdlib_module_names", None)  # from 3.10 on
+    return top in known if known is not None else _lies_in_library(top)
+
+
+def _lies_in_library(name: str) -> bool:
+    files = {entry.partition(".")[0] for place in (_LIBRARY, _LIBRARY + "/lib-dynload") for entry in _listed(place)}
+    return name in sys.builtin_module_names or (name in files and name != "site-packages")
+
+
+def _listed(folder: str) -> List[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def _own_builtins() -> Dict[str, Any]:
+    found: Any = globals()["__builtins__"]
+    return found if isinstance(found, dict) else vars(found)
+
+
+def _annotations() -> int:
+    import __future__
+
+    return __future__.annotations.compiler_flag

@@ -1,10 +1,10 @@
 """The plug-ins that a daemon has sent to this process.
 
-What reads and runs them (plugin_bundle.py, guarded_source.py) is imported when the first ones come: most processes get
-none.
+The modules that read and run them (plugin_bundle.py, guarded_source.py) are imported when the first ones arrive: most
+processes get none.
 
-They stay when the link ends: another daemon, or the same one after a restart, sends them again, and those that are
-still the same keep what they have loaded. One that was given up stays so, whatever is sent under its name later.
+They stay when the link ends: another daemon, or the same one after a restart, sends them again, and unchanged ones keep
+what they have loaded. An abandoned one stays so, whatever is sent under its name later.
 """
 
 import fcntl
@@ -24,20 +24,20 @@ _SEALS = 0x1 | 0x2 | 0x4 | 0x8  # F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW, F_SEA
 
 
 class InstalledPlugins:
-    """Those of one process. Used by the agent's thread."""
+    """The plug-ins of one process. Used by the agent's thread."""
 
     def __init__(self) -> None:
         self._sources: Dict[str, PluginSource] = {}  # by name
-        self._given_up: Dict[str, PluginWorker] = {}  # by the name of its plug-in, also of one that is not sent now
+        self._given_up: Dict[str, PluginWorker] = {}  # by the plug-in's name, including plug-ins not sent now
         self._digest = ""
-        self._sent = False  # by the daemon that we are connected to
+        self._sent = False  # by the daemon to which we are connected
 
     def withdraw(self) -> None:
-        """Another daemon has welcomed us, and may have no plug-ins."""
+        """Drop the plug-ins: another daemon has welcomed us, and may have none."""
         self._sent = False
 
     def take(self, descriptor: int, digest: str) -> None:
-        """Take the plug-ins in this memfd, which becomes ours, instead of those before. Never raises."""
+        """Replace the plug-ins by those in this memfd, which becomes ours. Never raises."""
         ours = received_memfd(descriptor)
         try:
             if ours == NOBODY:
@@ -66,7 +66,7 @@ class InstalledPlugins:
         return PluginSource(plugin, self._given_up.get(plugin.name))
 
     def sources(self) -> "List[PluginSource]":
-        """All of them, after a look for their accelerators."""
+        """All sources, after checking for their accelerators."""
         if not self._sent or not self._sources:
             return []
         from kineto_agent.sources.plugins.signs import ProcessView
@@ -77,7 +77,7 @@ class InstalledPlugins:
         return list(self._sources.values())
 
     def forget(self) -> None:
-        """In a forked child: their threads are not there."""
+        """Forget the plug-ins in a forked child, which lacks their threads."""
         self._sources, self._given_up, self._digest, self._sent = {}, {}, "", False
 
 

@@ -1,10 +1,10 @@
-"""Shared libraries that come with a plug-in: each is loaded from a memfd, once.
+"""Loads the shared libraries of a plug-in, each from a memfd, once.
 
-dlopen takes a path that it has seen before for the library that it loaded then, although the descriptor may name
-another memfd by now. So each gets a path that nothing was loaded from yet: the same one with a different count of "./".
+dlopen identifies a library by the path it was loaded from, although the descriptor may name another memfd by now. So
+each library gets a path not used yet: the same one with a different count of "./".
 
 A program may close all descriptors at any time and open a file of its own under the same number. So the number is
-looked at before each use.
+checked before each use.
 """
 
 import ctypes
@@ -19,18 +19,18 @@ from kineto_agent.system.libraries import Library
 _MFD_CLOEXEC = 0x1
 _RTLD_NOLOAD = 0x4
 _MOST_TRIES = 1000
-_PIECE_BYTES = 64 << 10  # written between two looks
+_PIECE_BYTES = 64 << 10  # written between two checks
 
 
 class PluginLibraries:
-    """Those of one plug-in, by the names of their files."""
+    """The libraries of one plug-in, by file name."""
 
     def __init__(self, contents: Mapping[str, bytes]) -> None:
         self._contents = contents
         self._loaded: Dict[str, ctypes.CDLL] = {}
 
     def load(self, name: str) -> ctypes.CDLL:
-        """The library. Raises OSError, also if the plug-in has no file of that name."""
+        """Returns the library. Raises OSError, also if the plug-in has no such file."""
         if name not in self._loaded:
             if name not in self._contents:
                 raise OSError("the plug-in has no file %s" % name)

@@ -1,28 +1,44 @@
-"""One recording of a plug-in: its calls go to the plug-in's worker, and what it says is checked (guarded_source.py)."""
+"""One recording of a plug-in: its calls go to the plug-in's worker, and its answers are checked (guarded_source.py)."""
 
+import contextlib
+import fcntl
 import os
+import struct
 from typing import Any, Dict, List, NamedTuple, Optional, Set
 
+from kineto_agent.protocol import arena
 from kineto_agent.protocol.plugin_bundle import DETACH_FULL, DETACH_NEVER, Plugin
 from kineto_agent.protocol.records import DECLARED_FORMAT
 from kineto_agent.sources.arena_writer import close_left
 from kineto_agent.sources.interface import SourceCounts, SourceError, SourceOutcome, SourceRequest
 from kineto_agent.sources.plugins import deadlines
-from kineto_agent.sources.plugins.arena_check import check_arena, counts_in
-from kineto_agent.sources.plugins.worker import PluginLie, PluginWorker, plain_int, plain_json, plain_strings
+from kineto_agent.sources.plugins.worker import (
+    Call,
+    PluginViolation,
+    PluginWorker,
+    plain_int,
+    plain_json,
+    plain_strings,
+)
 from kineto_agent.system.debuglog import log
 from kineto_agent.system.descriptors import NOBODY, close_ours, identity
 
-_MAX_METADATA_BYTES = 8 * 1024  # the schema comes beside it, and both fit into a frame
+_MAX_METADATA_BYTES = 8 * 1024  # together with the schema it must fit into a frame
 _MAX_WARNINGS = 16
 _HOUR_NS = 3600 * 10**9
 _TEXT_CHARS = 300
 _IDLE = "the accelerator's library stays attached to the process, without recording"
 _NEVER = "the accelerator's library goes on recording in the process: its plug-in cannot end that"
+_F_GET_SEALS = 1034  # Linux; named in fcntl only if its headers had it when Python was built
+_SIZE_SEALS = 0x2 | 0x4  # F_SEAL_SHRINK, F_SEAL_GROW
+_MAX_BUFFERS = 1 << 16
+_MAX_BUFFER_BYTES = 64 << 20
+_SLACK_BYTES = 64 << 20  # for the header, strings, and the minimum buffers that a collector needs
+_COUNTS = struct.Struct("=QQQ")  # at arena.RECORDS
 
 
 class _Stopped(NamedTuple):
-    """What stop() returned, as plain values."""
+    """The result of stop() as plain values."""
 
     counts: "tuple[int, int, int]"
     metadata: Dict[str, Any]
@@ -41,7 +57,7 @@ class PluginSession:
         self._source = source
         self._session: Any = None
         self._started = False
-        self._failed: Optional[SourceError] = None  # while it gave way
+        self._giving_way: Optional[Call] = None
         self._identity = NOBODY
         self.arena_fd = -1
         self.format = DECLARED_FORMAT
@@ -49,7 +65,7 @@ class PluginSession:
         self.metadata: Dict[str, Any] = {}
 
     def prepare(self, request: SourceRequest) -> None:
-        """Raises SourceError; then nothing is left to close."""
+        """Create the arena. Raises SourceError; then nothing is left to close."""
         self._worker.keep(True)
         self._worker.late = self._undo
         try:
@@ -66,7 +82,9 @@ class PluginSession:
         try:
             arena_fd = check_arena(session.arena_fd, request.buffer_limit_bytes)
             if session.format != DECLARED_FORMAT:
-                raise PluginLie("announced records of the format %.40r, not %s" % (session.format, DECLARED_FORMAT))
+                raise PluginViolation(
+                    "announced records of the format %.40r, not %s" % (session.format, DECLARED_FORMAT)
+                )
             metadata = plain_json(session.metadata, _MAX_METADATA_BYTES, "metadata")
         except BaseException:
             session.close()
@@ -83,17 +101,17 @@ class PluginSession:
         self._session.start()
 
     def counts(self) -> SourceCounts:
-        """What its arena says to hold."""
+        """The counts in its arena."""
         try:
             return counts_in(self.arena_fd)
-        except (PluginLie, OSError) as exc:
+        except (PluginViolation, OSError) as exc:
             raise SourceError("PLUGIN_INVALID", "counts(): %s" % exc) from exc
 
     def stop(self) -> SourceOutcome:
         """End recording. Raises SourceError."""
-        failed, self._failed = self._failed, None
-        if failed is not None:
-            raise failed
+        giving_way, self._giving_way = self._giving_way, None
+        if giving_way is not None:
+            self._worker.result(giving_way, "give_way()", deadlines.GIVE_WAY_S)
         found: _Stopped = self._worker.call("stop()", self._stop, deadlines.STOP_S)
         self._started = False
         counts = self.counts()
@@ -110,10 +128,10 @@ class PluginSession:
         found = self._session.stop()
         counts = [plain_int(each, "a count") for each in found.counts]
         if len(counts) != len(SourceCounts._fields):
-            raise PluginLie("returned %d counts, not records, bytes and dropped" % len(counts))
+            raise PluginViolation("returned %d counts, not records, bytes and dropped" % len(counts))
         incomplete = found.incomplete
         if type(incomplete) is not str:
-            raise PluginLie("returned %.60r as `incomplete`, which is a text" % (incomplete,))
+            raise PluginViolation("returned %.60r as `incomplete`, which is a text" % (incomplete,))
         return _Stopped(
             (counts[0], counts[1], counts[2]),
             plain_json(found.metadata, _MAX_METADATA_BYTES, "metadata"),
@@ -124,16 +142,15 @@ class PluginSession:
         )
 
     def give_way(self) -> None:
-        """The program's own torch.profiler begins. Never raises."""
+        """Yield to the program's own torch.profiler. Never raises."""
         if self.yields:
             self.make_way()
 
     def make_way(self) -> None:
-        """On the thread of the program that is about to begin its own profiler. Never raises."""
-        try:
-            self._worker.call("give_way()", self._session.give_way, deadlines.GIVE_WAY_S)
-        except SourceError as exc:
-            self._failed = exc
+        """Yield on the thread of the program that is about to begin its own profiler. Never raises."""
+        with contextlib.suppress(SourceError):  # it has been abandoned: stop() reports that
+            self._giving_way = self._worker.begin(self._session.give_way)
+            self._giving_way.wait(deadlines.GIVE_WAY_WAIT_S)
 
     def close(self) -> None:
         """Let the plug-in free its arena. Raises SourceError."""
@@ -145,7 +162,7 @@ class PluginSession:
 
     def _end(self) -> None:
         _open.discard(self)
-        # One that was given up may still write through its number, which must not become a file of the program's.
+        # An abandoned plug-in may still write through its number, which must not become a file of the program.
         if not self._worker.given_up and identity(self.arena_fd) == self._identity != NOBODY:
             log("plug-in %s has not closed its arena", self._plugin.name)
             close_left(self.arena_fd)
@@ -153,7 +170,7 @@ class PluginSession:
         self._worker.keep(False)
 
     def _undo(self) -> None:
-        """On the worker's thread: a call has returned after it was given up."""
+        """Undo, on the worker's thread, a call that returned after it was abandoned."""
         session, self._session = self._session, None
         if session is None:
             return
@@ -174,3 +191,46 @@ def _close_all_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_close_all_in_child)
+
+
+def check_arena(descriptor: object, limit_bytes: int) -> int:
+    """Return the descriptor, if it is an arena's within twice the limit. Raises PluginViolation, OSError."""
+    if type(descriptor) is not int or descriptor <= 2:
+        raise PluginViolation("announced %.40r as the descriptor of its arena" % (descriptor,))
+    try:
+        seals = fcntl.fcntl(descriptor, _F_GET_SEALS)
+    except OSError as exc:
+        raise PluginViolation("announced descriptor %d, which is no memfd" % descriptor) from exc
+    if seals & _SIZE_SEALS != _SIZE_SEALS:
+        raise PluginViolation("announced memory whose size is not sealed")
+    size = os.fstat(descriptor).st_size
+    if size < arena.HEADER_BYTES or size > 2 * limit_bytes + _SLACK_BYTES:
+        raise PluginViolation("announced %d bytes of memory; the buffer limit is %d" % (size, limit_bytes))
+    _check_header(os.pread(descriptor, arena.FIXED.size, 0), size)
+    return descriptor
+
+
+def _check_header(header: bytes, size: int) -> None:
+    found = dict(zip(arena.FIXED_FIELDS, arena.FIXED.unpack(header)))
+    count, buffer_bytes, strings = found["buffer_count"], found["buffer_bytes"], found["strings_offset"]
+    descriptors, buffers = found["descriptors_offset"], found["buffers_offset"]
+    good = (
+        found["magic"] == arena.MAGIC
+        and found["header_bytes"] == arena.HEADER_BYTES
+        and found["total_bytes"] == size
+        and 0 < count <= _MAX_BUFFERS
+        and 0 < buffer_bytes <= _MAX_BUFFER_BYTES
+        and arena.HEADER_BYTES <= descriptors <= descriptors + count * arena.DESCRIPTOR_BYTES <= strings
+        and strings + found["strings_bytes"] <= buffers <= buffers + count * buffer_bytes <= size
+        and not (descriptors % 8 or strings % 8 or buffers % 8)
+    )
+    if not good:
+        raise PluginViolation("announced memory whose header is not that of an arena")
+
+
+def counts_in(descriptor: int) -> SourceCounts:
+    """Read the counts from the arena itself. Raises PluginViolation, OSError."""
+    records, dropped, size = _COUNTS.unpack(os.pread(descriptor, _COUNTS.size, arena.RECORDS))
+    if max(records, dropped, size) >= 1 << 63 or records > size:
+        raise PluginViolation("left %d records in %d bytes, %d dropped, in its arena" % (records, size, dropped))
+    return SourceCounts(records, size, dropped)

@@ -1,4 +1,4 @@
-"""Whether a process shows the signs of an accelerator: what it has mapped, set and imported. Nothing is loaded."""
+"""Checks whether a process shows the signs of an accelerator: mapped files, variables and imports. Loads nothing."""
 
 import os
 import re
@@ -15,7 +15,7 @@ _WILD = frozenset("*?[")
 
 
 class ProcessView:
-    """What the process shows at one moment. The mapped files are read once, when a plug-in asks for them."""
+    """What a process shows at one moment. The mapped files are read once, when a plug-in needs them."""
 
     def __init__(self, maps: str = "/proc/self/maps") -> None:
         self._maps = maps
@@ -32,7 +32,7 @@ class ProcessView:
         return self._libraries
 
     def matches(self, signs: Signs) -> bool:
-        """Whether each kind of sign that is declared has a match. The cheap ones are looked at first."""
+        """Whether each declared kind of sign has a match. Cheap ones are checked first."""
         return (
             _any(signs.modules, lambda name: name in sys.modules)
             and _any(signs.environment, is_set)
@@ -49,7 +49,7 @@ def _any(patterns: Tuple[str, ...], matches: Callable[[str], bool]) -> bool:
 
 
 def is_set(pattern: str) -> bool:
-    """Whether a variable is set, or has a value: "NAME" or "NAME=pattern"."""
+    """Whether a variable is set or matches a pattern: "NAME" or "NAME=pattern"."""
     name, equals, value = pattern.partition("=")
     found = os.environ.get(name)
     return found is not None and (not equals or fnmatchcase(found, value))

@@ -1,18 +1,18 @@
-"""The thread of one plug-in: every call of its code runs there, and whoever asks waits until a deadline.
+"""The thread of one plug-in: every call of its code runs there, and callers wait until a deadline.
 
 Theory of operation
     A plug-in's code may hang, raise anything or end its thread. So the agent's thread does not run it: `call` hands a
-    function to the worker's thread and waits. If the answer does not come in time, the plug-in is given up for the rest
-    of the process: nothing of it is called again, and later calls fail at once.
+    function to the worker's thread and waits. If the answer does not come in time, the plug-in is abandoned for the
+    rest of the process: it is never called again, and later calls fail at once.
 
-    A thread cannot be killed. One that runs Python code gets a SystemExit; one that waits in C stays there, which costs
-    the program nothing but its stack. If a call does return after it was given up, `late` undoes what it has begun:
-    otherwise the vendor's library would go on recording for nobody.
+    A thread cannot be killed. If it runs Python code, it gets a SystemExit; if it waits in C, it stays there, which
+    costs the program only its stack. If a call returns after it was abandoned, `late` undoes its effect: otherwise the
+    vendor's library would continue to record for nobody.
 
     The thread begins with the first call and ends IDLE_S after the last, unless a recording is open (`keep`): start and
     stop of a vendor's library may have to come from the same thread.
 
-Threads: `call` on the agent's, and on a program's thread that begins its own profiler (give_way); at most one hangs.
+Threads: `call` on the agent's, `begin` also on a program's thread that begins its own profiler (give_way).
 """
 
 import _thread
@@ -27,15 +27,16 @@ from kineto_agent.system.threads import Thread, start_thread
 
 IDLE_S = 1.0
 _MAX_TEXT_CHARS = 200
-_raise_in = program_function("PyThreadState_SetAsyncExc")  # now: a thread of the program may give a call up
+# looked up now: a program's thread may have to abandon a call
+_raise_in = program_function("PyThreadState_SetAsyncExc")
 
 
-class PluginLie(Exception):
-    """A plug-in returned what the interface does not allow. The text says what."""
+class PluginViolation(Exception):
+    """A plug-in returned something that the interface does not allow; the message says what."""
 
 
-class _Call:
-    """A function on its way through the thread."""
+class Call:
+    """One function to call on the worker's thread."""
 
     def __init__(self, function: Callable[[], Any]) -> None:
         self._function = function
@@ -46,6 +47,7 @@ class _Call:
         self.error: Optional[Tuple[str, str]] = None  # code and text of a SourceError
 
     def run(self) -> None:
+        """Call it, on the worker's thread."""
         try:
             self.result = self._function()
         except BaseException as exc:  # noqa: BLE001 - whatever it is, the program must not see it
@@ -54,7 +56,12 @@ class _Call:
             self.finished = True
             self.done.release()
 
+    def wait(self, limit_s: float) -> bool:
+        """Whether it has returned within that time."""
+        return self.finished or self.done.acquire(timeout=limit_s)
+
     def fail(self, code: str, text: str) -> None:
+        """Fail it before it has run."""
         self.error = (code, text)
         self.finished = True
         self.done.release()
@@ -65,7 +72,7 @@ def _described(exc: BaseException) -> Tuple[str, str]:
         text = str(exc)[:_MAX_TEXT_CHARS]
         if type(exc) is SourceError:
             return "PLUGIN_DECLINED", str(exc.reason)[:_MAX_TEXT_CHARS]
-        if type(exc) is PluginLie:
+        if type(exc) is PluginViolation:
             return "PLUGIN_INVALID", text
         log_exception("a plug-in raised")
     except BaseException:  # noqa: BLE001 - its __str__ may raise too
@@ -78,19 +85,23 @@ class PluginWorker:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.given_up = ""  # why nothing of it is called any more
-        self.late: Callable[[], None] = lambda: None  # on the worker's thread, after a call that came too late
+        self.given_up = ""  # why it is no longer called
+        self.late: Callable[[], None] = lambda: None  # runs on the worker's thread after a call that returned too late
         self._lock = _thread.allocate_lock()
-        self._arrived = _thread.allocate_lock()  # held while there is nothing new
+        self._arrived = _thread.allocate_lock()  # held while there is no new call
         self._arrived.acquire()
-        self._calls: Deque[_Call] = deque()
+        self._calls: Deque[Call] = deque()
         self._thread: Optional[Thread] = None
-        self._running: Optional[_Call] = None
+        self._running: Optional[Call] = None
         self._kept = False
 
     def call(self, what: str, function: Callable[[], Any], deadline_s: float) -> Any:
-        """The result of the function. what: as people call it. Raises SourceError and nothing else."""
-        call = _Call(function)
+        """Returns the function's result. what: name of the call, for people. Raises SourceError and nothing else."""
+        return self.result(self.begin(function), what, deadline_s)
+
+    def begin(self, function: Callable[[], Any]) -> Call:
+        """Start the call without waiting for it. Raises SourceError."""
+        call = Call(function)
         try:
             with self._lock:
                 if not self.given_up:
@@ -103,7 +114,11 @@ class PluginWorker:
         if self.given_up:
             raise SourceError("PLUGIN_TIMEOUT", self.given_up)
         self._wake()
-        if not call.done.acquire(timeout=deadline_s):
+        return call
+
+    def result(self, call: Call, what: str, deadline_s: float) -> Any:
+        """Waits for the result of a call that has begun; see `call`."""
+        if not call.wait(deadline_s):
             self._give_up(call, what, deadline_s)
         if call.error is not None:
             code, text = call.error
@@ -111,23 +126,23 @@ class PluginWorker:
         return call.result
 
     def keep(self, kept: bool) -> None:
-        """Whether a recording is open, so that the thread stays."""
+        """Keep the thread while a recording is open."""
         self._kept = kept
         self._wake()
 
     def interrupt(self) -> None:
-        """Raise SystemExit in a call that was given up and still runs Python code."""
+        """Raise SystemExit in an abandoned call that still runs Python code."""
         running, thread = self._running, self._thread
         if not self.given_up or running is None or running.finished or thread is None:
             return
         _raise_in(Long(thread.ident), Long(id(SystemExit)))
 
     def _wake(self) -> None:
-        with contextlib.suppress(RuntimeError):  # it has been released already
+        with contextlib.suppress(RuntimeError):  # it has already been released
             self._arrived.release()
 
-    def _give_up(self, call: _Call, what: str, deadline_s: float) -> None:
-        """Note that the call did not come back, unless it just did."""
+    def _give_up(self, call: Call, what: str, deadline_s: float) -> None:
+        """Abandon the plug-in, unless the call has just returned."""
         with self._lock:
             if call.finished:
                 return
@@ -166,33 +181,33 @@ class PluginWorker:
 
 
 def plain_strings(value: Any, most: int, what: str) -> List[str]:
-    """A list of that many strings at most. Runs on the worker's thread. Raises PluginLie."""
+    """Copies a list of at most `most` strings. Runs on the worker's thread. Raises PluginViolation."""
     found: List[str] = []
     for each in value:
         if type(each) is not str or len(each) > _MAX_TEXT_CHARS:
-            raise PluginLie("returned %s that are not short strings" % what)
+            raise PluginViolation("returned %s that are not short strings" % what)
         if len(found) == most:
-            raise PluginLie("returned more than %d %s" % (most, what))
+            raise PluginViolation("returned more than %d %s" % (most, what))
         found.append(each)
     return found
 
 
 def plain_int(value: Any, what: str) -> int:
-    """An integer from 0 to 2^63 - 1. Raises PluginLie."""
+    """An integer from 0 to 2^63 - 1. Raises PluginViolation."""
     if type(value) is not int or not 0 <= value < 1 << 63:
-        raise PluginLie("returned %.60r as %s, which is a number from 0 on" % (value, what))
+        raise PluginViolation("returned %.60r as %s, which is a number from 0 on" % (value, what))
     return value
 
 
 def plain_json(value: Any, most_bytes: int, what: str) -> Dict[str, Any]:
-    """A copy of a JSON object. Raises PluginLie."""
+    """A copy of a JSON object. Raises PluginViolation."""
     import json
 
     try:
         text = json.dumps(value, allow_nan=False)
         found: Any = json.loads(text)
     except (TypeError, ValueError, RecursionError) as exc:
-        raise PluginLie("returned %s that are not JSON: %s" % (what, exc)) from exc
+        raise PluginViolation("returned %s that are not JSON: %s" % (what, exc)) from exc
     if type(found) is not dict or len(text) > most_bytes:
-        raise PluginLie("returned %s that are not a JSON object of at most %d bytes" % (what, most_bytes))
+        raise PluginViolation("returned %s that are not a JSON object of at most %d bytes" % (what, most_bytes))
     return found

@@ -1,16 +1,16 @@
 """Activities of Intel GPUs and calls of Level Zero and SYCL through Intel's PTI (libpti_view).
 
 Theory of operation
-    The kit does the recording (sources/kit, agent/native/pti). This module decides whether PTI may be used at all, and
-    asks in an order in which no question can do harm: PTI calls abort() where it finds no driver or no device, a forked
-    child waits for ever for a thread of PTI's that only its parent has, and records have a layout that depends on the
-    version. So Level Zero is asked before PTI is loaded, the version is read before anything else of PTI is called, and
-    what runs at exit is put under guard before PTI makes its thread.
+    The kit does the recording (sources/kit, agent/native/pti). This module decides whether PTI may be used at all, by
+    checks in an order in which none can do harm: PTI calls abort() if it finds no driver or no device, a forked child
+    waits forever for a PTI thread that only its parent has, and the layout of records depends on the version. So Level
+    Zero is queried before PTI is loaded, the version is read before any other call of PTI, and its exit handlers are
+    guarded before PTI creates its thread.
 
     Versions before 0.14 are refused. Once a thread has handed its launch over, another thread that waits for an event
-    may finish and free it, and the first one uses it again: 0.12 writes three fields to it, so that whatever the memory
-    has become is overwritten (the program dies at its exit, or somewhere else); 0.12 and 0.13 take from it the events
-    and the command list of a further command. Nothing that a user of PTI does or leaves out prevents it.
+    may finish and free it, and the first one uses it again: 0.12 writes three fields to it, overwriting whatever uses
+    the memory by then (the program crashes at its exit, or elsewhere); 0.12 and 0.13 read the events and the command
+    list of another command from it. A user of PTI cannot prevent this.
 
     PTI has one set of callbacks and one switch for each kind of record in a process, and PyTorch's profiler uses them,
     too: so the session yields to it.
@@ -24,17 +24,16 @@ from kineto_agent.protocol.records import PTI_FORMAT
 from kineto_agent.sources.interface import SourceError, SourceOutcome, SourceRequest
 from kineto_agent.sources.kit import kit_session
 from kineto_agent.sources.pti import libpti
-from kineto_agent.sources.pti.activity_kinds import KINDS, NEEDS_SYCL, ON_REQUEST
 from kineto_agent.sources.pti.known_versions import KNOWN
 
-# PTI cannot be flushed while it records: what a thread's buffer holds is lost if the process is killed. Each thread
-# that submits work has one.
+# PTI cannot be flushed while it records: the contents of a thread's buffer are lost if the process is killed. Each
+# thread that submits work has one.
 BUFFER_BYTES = 1 << 20  # 6,000 kernels
 
 _SAFE_FROM = (0, 14)  # older versions use launches that other threads have freed
 
-_LEAKS_BEFORE = (1, 1)  # older versions keep the name of each kernel that they record
-_LEAK_BYTES = 220  # at most, for each of them, until the process ends: 155 with 1.0
+_LEAKS_BEFORE = (1, 1)  # older versions leak the name of each recorded kernel
+_LEAK_BYTES = 220  # at most, per kernel, until the process ends: 155 with 1.0
 _LEAK_WORTH_SAYING = 100_000  # kernels
 
 _MARKER = "kineto_agent_pti"  # attribute of sys: the process in which an agent has loaded PTI's core
@@ -46,6 +45,20 @@ _FORKED = (
     "this process was forked from one that had used PTI, which does not work in such a child: use the spawn start "
     "method of multiprocessing in the program"
 )
+# Kineto's activity type -> pti_view_kind: the activity types that are recorded through PTI.
+KINDS: Dict[str, Tuple[int, ...]] = {
+    "kernel": (1,),  # DEVICE_GPU_KERNEL
+    "gpu_memcpy": (8, 10),  # 10: between two devices
+    "gpu_memset": (9,),
+    "xpu_runtime": (6,),  # calls of SYCL
+    "xpu_driver": (3,),  # calls of Level Zero
+    "xpu_sync": (11,),
+    "overhead": (5,),
+}
+# Recorded only on request. Calls and waits cost a record each; overhead is PTI's own.
+ON_REQUEST = frozenset(("xpu_driver", "xpu_sync", "overhead"))
+# Calls of SYCL reach PTI only if it was loaded before SYCL, as in torch, which needs both.
+NEEDS_SYCL = frozenset(("xpu_runtime",))
 
 
 class XpuSession(kit_session.KitSession):
@@ -95,17 +108,17 @@ class XpuSource:
         self._stat = stat
 
     def activity_types(self) -> List[str]:
-        """Those that PTI can record now; none unless Level Zero is in the process and there is a libpti_view."""
+        """Types that PTI can record now; none unless the process has Level Zero and there is a libpti_view."""
         if libpti.find(self._environ, self._maps) is None:
             return []
         return sorted(set(KINDS) - (frozenset() if libpti.sees_sycl(self._maps) else NEEDS_SYCL))
 
     def would_yield(self, request: SourceRequest) -> bool:
-        """Yes: PTI serves only one of the two."""
+        """True: PTI serves only one of the two."""
         return True
 
     def prepare(self, request: SourceRequest) -> kit_session.KitSession:
-        """Check that PTI may be used, load it and make the arena. Raises SourceError."""
+        """Check that PTI may be used, load it and create the arena. Raises SourceError."""
         from kineto_agent.sources.pti import pti_binding
 
         path = libpti.find(self._environ, self._maps)
@@ -127,7 +140,7 @@ class XpuSource:
         return kit_session.prepare(VENDOR, path, request, yields=True, metadata=metadata, session=XpuSession)
 
     def _refuse_others(self) -> None:
-        """Raises SourceError where PTI has been used by somebody that cannot be told to give way, or before a fork."""
+        """Raises SourceError if PTI is used by somebody who cannot give way, or was used before a fork."""
         if not libpti.has_core(self._maps):
             return
         if libpti.is_forked(self._stat) and not _used_here():

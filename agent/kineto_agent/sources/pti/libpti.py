@@ -1,4 +1,4 @@
-"""Which libpti_view to use: the copy that the process has loaded, since SYCL knows only one."""
+"""Chooses the libpti_view to use: the copy that the process has loaded, since SYCL knows only one."""
 
 import os
 from typing import List, Mapping, Optional
@@ -19,7 +19,7 @@ _FLAGS_FIELD = 6  # of /proc/self/stat, counted from the field after the name
 
 
 def find(environ: Mapping[str, str] = os.environ, maps: str = "/proc/self/maps") -> Optional[str]:
-    """Path of the libpti_view to use; None where Level Zero is not in the process, or there is no such library."""
+    """Path of the libpti_view to use; None if Level Zero is not in the process, or without such a library."""
     if not mapped_files(_LOADER, maps):
         return None
     if env.is_elevated():
@@ -48,7 +48,7 @@ def _beside(folder: str) -> List[str]:
 
 
 def has_core(maps: str = "/proc/self/maps") -> bool:
-    """Whether PTI's core library is in the process: somebody has called PTI."""
+    """Whether PTI's core library is in the process, so that somebody has called PTI."""
     return bool(mapped_files(_CORE, maps))
 
 
@@ -58,12 +58,12 @@ def has_torch(maps: str = "/proc/self/maps") -> bool:
 
 
 def sees_sycl(maps: str = "/proc/self/maps") -> bool:
-    """Whether libpti_view was loaded before libsycl, as far as that can be known: torch links with both."""
+    """Whether libpti_view was loaded before libsycl, as far as that can be determined: torch links with both."""
     return all(mapped_files(stem, maps) for stem in (_TORCH, _FRONT, _SYCL))
 
 
 def is_forked(stat: str = "/proc/self/stat") -> bool:
-    """Whether this process was forked and has not become another program since."""
+    """Whether this process was forked and has not executed another program since."""
     try:
         with open(stat, "rb") as file:
             fields = file.read().rpartition(b")")[2].split()

@@ -1,4 +1,5 @@
-"""Whether PTI may be used: the C interface of agent/native/pti/pti.h. Imported when a capture is prepared.
+"""Checks whether PTI may be used, through the C interface of agent/native/pti/pti.h. Imported when a capture is
+prepared.
 
 Every call releases the GIL.
 """
@@ -26,7 +27,7 @@ _NO_CORE, _UNGUARDED = 1, 2  # of kc_pti_core
 
 
 class PtiChecks(NativeInterface):
-    """The questions, in their order. Methods raise SourceError where the answer is no."""
+    """The checks, in their order. Methods raise SourceError if a check fails."""
 
     ABI_FUNCTION = "kc_pti_abi"
     ABI = 1
@@ -34,7 +35,7 @@ class PtiChecks(NativeInterface):
     REASONS = _REASONS
 
     def look(self) -> None:
-        """Ask Level Zero for a GPU that can be traced. PTI is not loaded."""
+        """Check that Level Zero has a GPU that can be traced, without loading PTI."""
         state = self._check(self._library.kc_pti_look(*self._error.room))
         if state:
             reason = _STATES[state]
@@ -43,14 +44,14 @@ class PtiChecks(NativeInterface):
             )
 
     def version(self, path: str) -> str:
-        """Load libpti_view, if the process has not, and return what it says of its version ("1.0.1")."""
+        """Load libpti_view, if the process has not, and return its version ("1.0.1")."""
         version = ctypes.create_string_buffer(_VERSION_BYTES)
         room = version, ctypes.c_size_t(_VERSION_BYTES)
         self._check(self._library.kc_pti_version(os.fsencode(path), *room, *self._error.room))
         return version.value.decode("ascii", "replace")
 
     def core(self, path: str) -> None:
-        """Have it load its core, and make forked children safe from it."""
+        """Make it load its core, and protect forked children from it."""
         answer = self._check(self._library.kc_pti_core(*self._error.room))
         if answer == _NO_CORE:
             raise SourceError(
@@ -67,7 +68,7 @@ _loaded: List[PtiChecks] = []
 
 
 def load() -> PtiChecks:
-    """The process's one, loaded at the first call. Raises SourceError."""
+    """The process's checks, loaded at the first call. Raises SourceError."""
     if not _loaded:
         _loaded.append(PtiChecks(collector_library.path()))
         collector_library.loaded()

@@ -1,1 +1,1 @@
-"""Records what Python code executes, by sampling stacks or by tracing every call."""
+"""Records the execution of Python code, by sampling stacks or by tracing every call."""

@@ -1,14 +1,15 @@
-"""Calls of Python, exactly: all, and of what Python calls (--with-stack=trace), or of modules alone (--with-modules).
+"""Records calls of Python exactly: all, including calls into C (--with-stack=trace), or of modules alone
+(--with-modules).
 
 Theory of operation
     The collector (agent/native/python/call_tracer.c) is the profile function of every thread that has none. It writes
     16 bytes for each call and each return, with the GIL held, straight into the arena: nothing is kept in the process,
     and everything is available at once when recording stops. Torch's own tracer keeps 25 bytes for a call, and needs
     1.3 to 1.6 KiB and 3 us more for each call when it ends: 1.2 GiB for each second of a small training loop. So it is
-    never used, for modules neither: there the collector writes the calls of torch.nn.Module.__call__ and no others.
+    never used, not even for modules: for these the collector writes only the calls of torch.nn.Module.__call__.
 
-    A thread of ours looks every LOOK_S for new threads, and for threads whose profile function has changed: the
-    program's own takes precedence. There the agent also notices that the daemon does not keep up.
+    A thread of ours checks every LOOK_S for new threads, and for threads whose profile function has changed: the
+    program's own takes precedence. It also detects that the daemon does not keep up.
 
     A forked child does not record: the profile function is removed from its only thread.
 """
@@ -38,11 +39,11 @@ _NOT_EXACT = (
     "exact calls of Python cannot be recorded (%s); leave out --with-stack=trace to have stacks sampled instead"
 )
 _NO_MODULES = "calls of modules cannot be recorded (%s)"
-_PREFAULT_BYTES = 16 * 1024 * 1024  # 0.5 s of 2 M records/s, until the daemon gives buffers back
+_PREFAULT_BYTES = 16 * 1024 * 1024  # 0.5 s of 2 M records/s, until the daemon frees buffers
 
 
 class PythonCallsSource:
-    """Takes part where calls or modules are asked for; stack_sampling.py samples stacks otherwise."""
+    """Serves requests for calls or modules; otherwise stack_sampling.py samples stacks."""
 
     name = NAME
     on_request: FrozenSet[str] = frozenset()
@@ -69,11 +70,11 @@ class PythonCallsSource:
         return ""
 
     def would_yield(self, request: SourceRequest) -> bool:
-        """No: the tracer of Python in the program's torch.profiler takes precedence thread by thread."""
+        """False: the Python tracer of the program's torch.profiler takes precedence thread by thread."""
         return False
 
     def prepare(self, request: SourceRequest) -> SourceSession:
-        """Make the arena. Without activity types: calls of modules alone. Raises SourceError."""
+        """Create the arena. Without activity types: only calls of modules. Raises SourceError."""
         from kineto_agent.sources.python import tracer_binding
 
         native = tracer_binding.load()
@@ -100,7 +101,7 @@ class PythonCallsSession:
         self.metadata: Dict[str, Any] = {"prefixes": _prefixes()}
         self._pid = os.getpid()
         self._began_ns = 0
-        self._stopping = _thread.allocate_lock()  # released to end the thread that looks
+        self._stopping = _thread.allocate_lock()  # released to end the watching thread
         self._worker: Optional[Thread] = None
         self._cpu_ns = 0
 
@@ -124,7 +125,7 @@ class PythonCallsSession:
         return SourceCounts(counts.records, counts.bytes, counts.dropped)
 
     def give_way(self) -> None:
-        """Do nothing: a profile function of torch's replaces ours and is left alone."""
+        """Do nothing: torch's profile function replaces ours and is left alone."""
 
     def stop(self) -> SourceOutcome:
         """Remove the profile function; never raises."""
@@ -189,13 +190,13 @@ class PythonCallsSession:
             _sessions.remove(self)
 
     def after_fork_in_child(self) -> None:
-        """Stop recording in a forked child, where nobody uses this session any more."""
+        """Stop recording in a forked child, where nothing uses this session any more."""
         self._native.forked()
         self._forget()
 
 
 def _unknown_build() -> str:
-    """The kind of this Python, if its objects are laid out in a way the collector does not know; else ""."""
+    """The kind of this Python, if the collector does not know its object layout; otherwise ""."""
     if hasattr(sys, "gettotalrefcount"):
         return "a debug build of Python"
     if "t" in getattr(sys, "abiflags", ""):
@@ -204,13 +205,13 @@ def _unknown_build() -> str:
 
 
 def _prefixes() -> List[str]:
-    """Folders that are left out of file names, as torch does, the longest first."""
+    """Folders to strip from file names, as torch does, the longest first."""
     folders = {os.path.abspath(folder) + "/" for folder in list(sys.path) if isinstance(folder, str) and folder}
     return sorted(folders, key=len, reverse=True)[:100]
 
 
 def _module_call() -> int:
-    """The address of the code of torch.nn.Module.__call__; 0 without torch."""
+    """Address of the code object of torch.nn.Module.__call__; 0 without torch."""
     module: Any = getattr(sys.modules.get("torch.nn.modules.module"), "Module", None)
     code = getattr(getattr(module, "__dict__", {}).get("__call__"), "__code__", None)
     return 0 if code is None else id(code)

@@ -1,15 +1,15 @@
-"""Where CPython keeps interpreters, threads, frames and code objects: one table for each minor version.
+"""Offsets of CPython's interpreters, threads, frames and code objects: one table for each minor version.
 
-From 3.13 on CPython tells it itself: _PyRuntime begins with a table of offsets (_Py_DebugOffsets) whose order is that
-of Include/internal/pycore_debug_offsets.h. For 3.9 to 3.12 the numbers are offsetof() of each release's own headers,
-for 64-bit builds. None of them is believed before sampler_binding.py has checked them in the running process.
+From 3.13 on CPython exports them: _PyRuntime begins with a table of offsets (_Py_DebugOffsets) whose order is that of
+Include/internal/pycore_debug_offsets.h. For 3.9 to 3.12 the numbers are offsetof() of each release's own headers, for
+64-bit builds. sampler_binding.py checks all of them in the running process before use.
 """
 
 import struct
 from typing import Dict, NamedTuple, Optional, Tuple
 
 COOKIE = b"xdebugpy"
-TABLE_BYTES = 1024  # more than the fields that are needed take up
+TABLE_BYTES = 1024  # more than the required fields occupy
 FRAME_OBJECTS, FRAMES_BY_CFRAME, FRAMES_BY_THREAD = range(3)  # kc_sampler_frames
 _CODE_NAMES = 32  # PyCodeObject.co_names, second of the "hottest fields" from 3.11 on
 _TEXT_KIND_SHIFT = 2  # interned has 2 bits, then come kind, compact and ascii
@@ -228,12 +228,12 @@ _UTF8_FIELDS_BYTES = 16  # PyCompactUnicodeObject is PyASCIIObject, utf8_length 
 
 
 def known(version: Tuple[int, int]) -> bool:
-    """Whether there is a table for this version at all."""
+    """Whether there is a table for this version."""
     return version in _BY_HEADERS or version in _BY_TABLE
 
 
 def layout(version: Tuple[int, int], table: bytes) -> Optional[StackLayout]:
-    """The layout of a version; table: the first TABLE_BYTES of _PyRuntime. None: not known, or free-threaded."""
+    """The layout of a version; table: the first TABLE_BYTES of _PyRuntime. None: unknown, or free-threaded."""
     if version in _BY_HEADERS:
         return _BY_HEADERS[version]
     if version not in _BY_TABLE or table[: len(COOKIE)] != COOKIE:

@@ -1,8 +1,8 @@
 """The stack sampler's C interface (agent/native/python/stack_sampler.h) through ctypes. Imported when it is needed.
 
-The sampler reads the interpreter's structures by a table of offsets. Before each recording, `checked` compares what it
-reads with what Python says: the stack of the calling thread, the parts of a code object, strings of every kind. If they
-differ, nothing is recorded, so that no stack is misread.
+The sampler reads the interpreter's structures by a table of offsets. Before each recording, `checked` compares the
+values read with Python's own: the stack of the calling thread, the parts of a code object, strings of every kind. If
+they differ, nothing is recorded, so that no stack is misread.
 """
 
 import ctypes
@@ -29,7 +29,7 @@ _SYSTEM, _UNREAD, _ORDER = -2, -3, -4
 _UNREADABLE = "STACKS_UNREADABLE"
 _REASONS = {_SYSTEM: "ARENA_FAILED", _UNREAD: _UNREADABLE, _ORDER: "STACKS_BUSY"}
 _DEPTH = 256  # STACK_DEPTH_MOST
-_TEXTS = ("plain", "na\u00efve", "\u0436\u4e2d", "\u4e2d\U0001f40d")  # one for each way in which CPython stores strings
+_TEXTS = ("plain", "na\u00efve", "\u0436\u4e2d", "\u4e2d\U0001f40d")  # one for each of CPython's string representations
 _TEXT_BYTES = 64
 _NAMES_BYTES = 4096
 # struct _gc_runtime_state of 3.9 to 3.12: generations[0].threshold to collecting, and struct gc_generation.
@@ -109,7 +109,7 @@ def _unreadable(what: str) -> SourceError:
 
 
 class Sampler(NativeInterface):
-    """The one stack sampler of this process. Methods raise SourceError where the C side gives a reason."""
+    """The one stack sampler of this process. Methods raise SourceError with the C side's reason."""
 
     ABI_FUNCTION = "kc_sampler_abi"
     ABI = 4
@@ -118,8 +118,8 @@ class Sampler(NativeInterface):
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
-        # The same library: what is called through this keeps the GIL. So only one thread at a time is inside, and a
-        # short call does not wait for the GIL behind it, which took seconds in programs that release it every 1 ms.
+        # The same library, but calls through this keep the GIL. So only one thread at a time is inside, and a short
+        # call does not wait to get the GIL back, which took seconds in programs that release it every 1 ms.
         self._with_gil: Any = PyLibrary(path, handle=self._library._handle)
         self._with_gil.kc_sampler_ticks.restype = ctypes.c_uint64
 
@@ -129,7 +129,7 @@ class Sampler(NativeInterface):
         self._check(self._with_gil.kc_sampler_open(ctypes.byref(places), *self._error.room))
 
     def look(self) -> Tuple[List[Tuple[int, int]], bool]:
-        """The caller's stack from this method outwards, and whether the caller is found to hold the GIL.
+        """The caller's stack from this method outwards, and whether the sampler sees the caller hold the GIL.
 
         A frame is the address of its code and the offset of its instruction.
         """
@@ -139,13 +139,13 @@ class Sampler(NativeInterface):
         return [(frame.code, frame.instruction) for frame in frames[:depth]], bool(holds_gil.value)
 
     def read_text(self, text: str) -> str:
-        """The string as the sampler reads it; "" if it cannot."""
+        """The string as read by the sampler; "" if it cannot."""
         room = ctypes.create_string_buffer(_TEXT_BYTES)
         size = self._with_gil.kc_sampler_read_text(ctypes.c_uint64(id(text)), room, _TEXT_BYTES)
         return room.raw[: max(size, 0)].decode("utf-8", "replace")
 
     def read_names(self, address: int) -> List[str]:
-        """The items of the tuple of strings at this address as the sampler reads them; [] if it cannot."""
+        """The items of the tuple of strings at this address as read by the sampler; [] if it cannot."""
         room = ctypes.create_string_buffer(_NAMES_BYTES)
         size = self._with_gil.kc_sampler_read_names(ctypes.c_uint64(address), room, _NAMES_BYTES)
         return room.raw[: max(size, 0)].decode("utf-8", "replace").split("\0")[:-1]
@@ -155,18 +155,18 @@ class Sampler(NativeInterface):
         return bool(self._with_gil.kc_sampler_runs(ctypes.c_uint64(id(code))) > 0)
 
     def change_item(self, file: str, items: Dict[Any, Any], key: Any, *value: Any) -> bool:
-        """Set an item, or remove it if no value is given. Nothing is changed, and False returned, where a thread may be
-        inside code of this file.
+        """Set an item, or remove it if no value is given. Changes nothing and returns False if a thread may be inside
+        code of this file.
 
         items: an exact dict or OrderedDict whose keys hash and compare without Python code, so that no other thread
-        gets the GIL between the look and the change. Raises KeyError.
+        gets the GIL between the check and the change. Raises KeyError.
         """
         functions = [interpreter().address(name) for name in _ITEM_FUNCTIONS]
         item = _Item(*functions, items, key, *value)
         return bool(self._with_gil.kc_sampler_change_item(file.encode("utf-8", "replace"), ctypes.byref(item)) > 0)
 
     def prepare(self, config: SamplerConfig) -> int:
-        """Make the arena and return its file descriptor, which the sampler keeps."""
+        """Create the arena and return its file descriptor, which the sampler keeps."""
         return self._check(self._library.kc_sampler_prepare(ctypes.byref(config), *self._error.room))
 
     def start(self) -> None:
@@ -174,12 +174,12 @@ class Sampler(NativeInterface):
         self._check(self._with_gil.kc_sampler_start(*self._error.room))
 
     def name(self, tid: int, name: str) -> None:
-        """Set the program's own name of a thread."""
+        """Set the program's own name for a thread."""
         text = name.encode("utf-8", "replace")[:256]
         self._with_gil.kc_sampler_name(ctypes.c_uint32(tid), text, ctypes.c_uint32(len(text)))
 
     def counts(self) -> NativeCounts:
-        """Zeros when nothing is recorded."""
+        """Counts so far; zeros when nothing is recorded."""
         counts = NativeCounts()
         self._with_gil.kc_sampler_counts(ctypes.byref(counts))
         return counts
@@ -189,7 +189,7 @@ class Sampler(NativeInterface):
         return int(self._with_gil.kc_sampler_ticks())
 
     def stop(self, limit_ms: int) -> SamplerResult:
-        """Zeros when nothing was recorded."""
+        """End the recording; zeros when nothing was recorded."""
         result = SamplerResult()
         self._library.kc_sampler_stop(ctypes.c_uint32(limit_ms), ctypes.byref(result))
         return result
@@ -220,12 +220,12 @@ def checked() -> Sampler:
     if wrong is not None:
         raise _unreadable(wrong)
     sure = numbers
-    if not holds_gil:  # then the GIL's holder is not recorded; everything else is
+    if not holds_gil:  # then everything is recorded except the GIL's holder
         sure = sure._replace(gil=GIL_UNKNOWN)
-    # Likewise, when the garbage collector ran. It is seen on the thread that has the GIL; callbacks may give that away.
+    # Likewise the runs of the garbage collector. They are seen on the thread with the GIL; callbacks may release that.
     if gc.callbacks or not _finds_collector(numbers):
         sure = sure._replace(interpreter_collecting=0)
-    if not _finds_bytecode(sampler, numbers):  # likewise, what lines call
+    if not _finds_bytecode(sampler, numbers):  # likewise, the callee of a line
         sure = sure._replace(code_names=0)
     if sure != numbers:
         sampler.open(sure)
@@ -233,14 +233,14 @@ def checked() -> Sampler:
 
 
 def _finds_collector(numbers: StackLayout) -> bool:
-    """Whether the interpreter seems to say in that place whether its garbage collector runs, which it does not now."""
+    """Whether that field appears to say whether the garbage collector runs, which it does not now."""
     try:
         state = interpreter().PyInterpreterState_Get
     except AttributeError:
         return False
     state.restype = ctypes.c_void_p
     place = state() + numbers.interpreter_collecting
-    if numbers.frames != FRAMES_BY_THREAD:  # the place is from a table of ours, so look at what stands before it, too
+    if numbers.frames != FRAMES_BY_THREAD:  # the offset comes from our table, so check the fields before it, too
         thresholds = [_int(place - _THRESHOLDS_BEFORE + _GENERATION_BYTES * number) for number in range(3)]
         if thresholds != list(gc.get_threshold()):
             return False
@@ -248,8 +248,8 @@ def _finds_collector(numbers: StackLayout) -> bool:
 
 
 def _finds_bytecode(sampler: Sampler, numbers: StackLayout) -> bool:
-    """Whether the bytecode and the names of a code object are where they should be."""
-    code = layout.__code__  # it does not run now, so that its bytecode stays as it is
+    """Whether the bytecode and the names of a code object are at the expected offsets."""
+    code = layout.__code__  # it is not running now, so its bytecode does not change
     live = getattr(code, "_co_code_adaptive", None)
     if not numbers.code_names or live is None or _bytes(code, numbers.code_bytecode, len(live)) != live:
         return False
@@ -268,7 +268,7 @@ def _pointer_bits() -> int:
 
 
 def _runtime_address() -> int:
-    """Where _PyRuntime is. Raises SourceError."""
+    """Address of _PyRuntime. Raises SourceError."""
     for library in _pythons():
         try:
             return int(library.address("_PyRuntime"))
@@ -290,10 +290,10 @@ def _pythons() -> Iterator[Any]:
 
 
 def _differences(sampler: Sampler, numbers: StackLayout, frames: List[Tuple[int, int]]) -> Iterator[str]:
-    """Differences between what the sampler reads and what Python says. frames: from look(), called by the caller."""
+    """Yields differences between the sampler's values and Python's. frames: from look(), called by the caller."""
     found = iter(frames)
     frame: Optional[FrameType] = sys._getframe(1)
-    exact = False  # the two innermost frames have gone on since the look
+    exact = False  # the two innermost frames have advanced since look()
     if next(found, (0, 0))[0] != id(Sampler.look.__code__):
         yield "the innermost frame is another one"
     for code, instruction in found:
@@ -329,7 +329,7 @@ def _code_differences(numbers: StackLayout, code: CodeType) -> Iterator[str]:
 
 
 def _bytes(thing: object, offset: int, size: int) -> bytes:
-    """Of an object's memory; none of what lies outside of it: the offset is what is being looked into."""
+    """Bytes of an object's memory; empty outside of it: the offset is what is being verified."""
     return ctypes.string_at(id(thing) + offset, size) if 0 <= offset <= sys.getsizeof(thing) - size else b""
 
 

@@ -48,7 +48,7 @@ class TracerResult(ctypes.Structure):
 
 
 class CallTracer(NativeInterface):
-    """The one recorder of this process. Methods raise SourceError where the C side gives a reason."""
+    """The one recorder of this process. Methods raise SourceError with the C side's reason."""
 
     ABI_FUNCTION = "kc_tracer_abi"
     ABI = 4
@@ -58,18 +58,18 @@ class CallTracer(NativeInterface):
     def __init__(self, path: str) -> None:
         super().__init__(path)
         self._with_gil: Any = PyLibrary(path, handle=self._library._handle)
-        self._forked = self._with_gil.kc_tracer_forked  # looked up before the fork: the child calls it
+        self._forked = self._with_gil.kc_tracer_forked  # looked up before a fork, since the child calls it
 
     def open(self) -> None:
         """Find the interpreter's functions."""
         self._check(self._library.kc_tracer_open(*self._error.room))
 
     def prepare(self, config: TracerConfig) -> int:
-        """Make the arena; gives its file descriptor, which stays the recorder's."""
+        """Create the arena and return its file descriptor, which the recorder keeps."""
         return self._check(self._library.kc_tracer_prepare(ctypes.byref(config), *self._error.room))
 
     def leave_out(self) -> None:
-        """The calling thread is not recorded."""
+        """Exclude the calling thread from the recording."""
         self._with_gil.kc_tracer_leave_out()
 
     def start(self, module_call: int) -> None:
@@ -77,17 +77,17 @@ class CallTracer(NativeInterface):
         self._check(self._with_gil.kc_tracer_start(ctypes.c_void_p(module_call), *self._error.room))
 
     def look(self) -> None:
-        """Set it on new threads."""
+        """Set the profile function on new threads."""
         self._with_gil.kc_tracer_look()
 
     def counts(self) -> NativeCounts:
-        """Zeros when nothing is recorded."""
+        """Counts so far; zeros when nothing is recorded."""
         counts = NativeCounts()
         self._library.kc_tracer_counts(ctypes.byref(counts))
         return counts
 
     def stop(self) -> TracerResult:
-        """Zeros when nothing was recorded."""
+        """End the recording; zeros when nothing was recorded."""
         result = TracerResult()
         self._with_gil.kc_tracer_stop(ctypes.byref(result))
         return result
@@ -97,7 +97,7 @@ class CallTracer(NativeInterface):
         self._library.kc_tracer_close()
 
     def forked(self) -> None:
-        """In a forked child: its thread has no profile function of ours any more."""
+        """Remove our profile function from the thread of a forked child."""
         self._forked()
 
 

@@ -1,1 +1,1 @@
-"""Activities of AMD GPUs and HIP's calls, through rocprofiler-sdk."""
+"""Records activities of AMD GPUs and HIP calls through rocprofiler-sdk."""

@@ -1,15 +1,15 @@
-"""Accelerators that torch's own profiler records: those with a profiler in its PrivateUse1 registry, Intel's and AMD's.
+"""Accelerators recorded by torch's own profiler: those with a profiler in its PrivateUse1 registry, Intel's and AMD's.
 
 Theory of operation
     An accelerator outside of PyTorch takes the device type PrivateUse1, renames it, and may register a profiler for
     Kineto with torch::profiler::impl::PrivateUse1ProfilerRegistry (since torch 2.11). Torch forwards that profiler to
-    Kineto when a session is prepared; its rows then lie in the session's trace beside the operators. So whoever asks
-    torch's profiler for PrivateUse1 needs nothing of the vendor. On a torch for Intel's GPUs or AMD's, torch's profiler
-    records them in the same way.
+    Kineto when a session is prepared; its rows then appear in the session's trace beside the operators. So requesting
+    PrivateUse1 from torch's profiler needs nothing from the vendor. In a torch for Intel's or AMD's GPUs, torch's
+    profiler records them in the same way.
 
-    torch.profiler.supported_activities() cannot be asked: it counts the GPUs, which initialises CUDA in a process that
-    has not done so, and it says yes for every renamed backend, whether or not that has a profiler. The registry itself
-    is asked instead, through two exported functions; hasFactory() takes a lock that is held for an instant.
+    torch.profiler.supported_activities() cannot be used: it counts the GPUs, which initialises CUDA in a process that
+    has not done so, and it lists every renamed backend, with or without a profiler. The registry itself is queried
+    instead, through two exported functions; hasFactory() takes a lock that is held for an instant.
 """
 
 import sys
@@ -27,12 +27,12 @@ ALL_TYPES: FrozenSet[str] = frozenset(
 
 
 class DeviceProfiler(NamedTuple):
-    """What torch's profiler records beside operators."""
+    """An accelerator that torch's profiler records beside operators."""
 
     activity: str  # of torch.profiler.ProfilerActivity
     name: str  # of the accelerator, for people: "npu"
     types: Tuple[str, ...]  # activity types
-    last_resort: bool  # a source for this vendor comes first, where it offers the same
+    last_resort: bool  # a source for this vendor has priority for types that it offers, too
 
 
 def find() -> Optional[DeviceProfiler]:
@@ -43,13 +43,13 @@ def find() -> Optional[DeviceProfiler]:
         return DeviceProfiler("PrivateUse1", name, types, last_resort=False)
     if _uses_xpu():
         return DeviceProfiler("XPU", "xpu", (*_DEVICE_TYPES, "xpu_runtime", "xpu_driver"), last_resort=True)
-    if _uses_rocm():  # for which torch keeps CUDA's names
+    if _uses_rocm():  # torch uses CUDA's names for it
         return DeviceProfiler("CUDA", "rocm", (*_DEVICE_TYPES, "cuda_runtime"), last_resort=True)
     return None
 
 
 def _private_backend() -> str:
-    """The name that an accelerator has given to PrivateUse1; "" if there is none."""
+    """The name given to PrivateUse1 by an accelerator; "" if there is none."""
     try:
         torch_c: Any = sys.modules["torch._C"]
         name = str(torch_c._get_privateuse1_backend_name())
@@ -79,7 +79,7 @@ class _Registry:
         return bool(self._has_factory(self._instance()))
 
 
-_registry: List[Optional[_Registry]] = []  # once asked: what was found
+_registry: List[Optional[_Registry]] = []  # cached result
 
 
 def _has_factory() -> bool:

@@ -27,7 +27,7 @@ class _Libraries(ctypes.Structure):
 
 
 class GraphWatcher(TorchInterface):
-    """The one watcher of this process. Methods raise SourceError where the C side gives a reason."""
+    """The one watcher of this process. Methods raise SourceError with the C side's reason."""
 
     ABI_FUNCTION = "kc_graphs_abi"
     ABI = 1
@@ -36,12 +36,12 @@ class GraphWatcher(TorchInterface):
     BY_PROGRAM = ("kc_graphs_begin", "kc_graphs_seal", "kc_graphs_take", "kc_graphs_drop")
 
     def open(self, torch: str, cuda: str, c10_cuda: str, layouts: Tuple[TorchLayout, ...]) -> Optional[TorchLayout]:
-        """Find the functions of these loaded libraries. Returns the layout that fits, or None if none of these does."""
+        """Find the functions of these loaded libraries. Returns the layout that fits, or None."""
         libraries = _Libraries(os.fsencode(torch), os.fsencode(cuda), os.fsencode(c10_cuda))
         return self.open_with(self._library.kc_graphs_open, ctypes.byref(libraries), layouts)
 
     def describe_tensor(self, address: int) -> Described:
-        """What would be recorded of the TensorImpl at `address`; nothing without a layout."""
+        """The record of the TensorImpl at `address`; empty without a layout."""
         return self.described_by(self._library.kc_graphs_describe_tensor, address)
 
     def begin(self, stream: int, device: int, inputs: bool) -> int:

@@ -1,18 +1,18 @@
-"""CUDA graphs that the program captures through torch: which operator made which node.
+"""CUDA graphs that the program captures through torch: maps their nodes to the operators that added them.
 
 Theory of operation
-    A replay of a graph runs no operator, so its kernels can be attributed only by what was seen when it was captured.
+    A replay of a graph runs no operator, so its kernels can be attributed only by observing its capture.
     torch.cuda.CUDAGraph.capture_begin and capture_end, which all of torch's captures go through, are shadowed. Between
-    them agent/native/graphs/capture_watch.c notes which operator adds which nodes: about a microsecond for each
-    operator. What it found stays in memory, and goes with every trace of GPU activities.
+    them agent/native/graphs/capture_watch.c records which operator adds which nodes: about a microsecond for each
+    operator. The result stays in memory, and is part of every trace of GPU activities.
 
-    What the shadows need (libraries, functions of the driver, a look at tensors) is made ready by look(), on the
-    agent's thread: the program's threads import, open and wait for nothing. The driver can be asked once torch has
-    initialised CUDA. Torch calls us then, with others that wait for this moment; a graph that is captured before all
-    is ready is left out.
+    look() prepares what the shadows need (libraries, functions of the driver, a check of tensors) on the agent's
+    thread: the program's threads import, open and wait for nothing. The driver can be queried once torch has
+    initialised CUDA. Torch calls us then, like other callbacks for this moment; a graph captured before everything is
+    ready is left out.
 
-    Nothing is kept of a capture that fails. At most _MOST_BYTES are kept, of the graphs that were captured last: one
-    whose nodes and operators are equal to an earlier one's takes no room. What is missing is counted and reported.
+    Failed captures are discarded. At most _MOST_BYTES are kept, of the latest graphs: one with the same nodes and
+    operators as an earlier one takes no room. Missing graphs are counted and reported.
 
 Rules
     Nothing raised here reaches the program. A forked child keeps nothing: it cannot replay its parent's graphs.
@@ -33,7 +33,7 @@ _MODULE, _CLASS = "torch.cuda.graphs", "CUDAGraph"
 _CUDA = "libcuda.so.1"
 _C10_CUDA = b"/libc10_cuda.so"
 _MOST_BYTES = 16 * 1024 * 1024
-_MOST_OPEN = 64  # captures that have begun; a program has one at a time, or a few that never end
+_MOST_OPEN = 64  # captures in progress; a program has one at a time, or a few that never end
 TOO_OLD = "there was no more room for them"
 NOT_READY = "the agent was not ready yet"
 OVERTAKEN = "another capture has begun since"
@@ -44,11 +44,11 @@ def _nothing() -> None:
 
 
 class KeptGraphs(NamedTuple):
-    """What is known of the captured graphs."""
+    """The known facts about captured graphs."""
 
     graphs: List[bytes]  # each in the form of GRAPH_NODES_FORMAT
     dtypes: List[str]  # names of tensor types by torch's numbers
-    left_out: Dict[str, int]  # reason -> how many others were captured
+    left_out: Dict[str, int]  # reason -> number of other captured graphs
 
 
 class GraphCaptures:
@@ -58,8 +58,8 @@ class GraphCaptures:
         self._most_bytes = most_bytes
         self._modules = ModuleHooks({_MODULE: ModuleHook(_CLASS, self._found)})
         self._wake = _nothing
-        self._owner: Any = None  # torch's class, until all is ready
-        self._asked = False  # torch has been asked to call us when it initialises CUDA
+        self._owner: Any = None  # torch's class, until everything is ready
+        self._asked = False  # torch will call us when it initialises CUDA
         self._initialises = False
         self._shadows: List[MethodShadow] = []
         self._watcher: Any = None
@@ -70,7 +70,7 @@ class GraphCaptures:
         self.forget()
 
     def forget(self) -> None:
-        """Keep nothing of what was captured so far."""
+        """Discard all captures so far."""
         self._lock = _thread.allocate_lock()
         self._kept: Dict[bytes, None] = {}  # in the order of their captures
         self._kept_bytes = 0
@@ -79,7 +79,7 @@ class GraphCaptures:
         self._of_thread = _thread._local()  # sealed: the graph whose capture_end this thread is in
 
     def install(self, wait_for_import: bool = True, wake: Callable[[], None] = _nothing) -> None:
-        """Watch captures, also if torch is imported later, if wanted. May be repeated.
+        """Watch captures, optionally also if torch is imported later. Idempotent.
 
         wake: asks the agent's thread for a look(); called on the program's threads.
         """
@@ -87,7 +87,7 @@ class GraphCaptures:
         self._modules.install(wait_for_import)
 
     def look(self) -> bool:
-        """Shadow torch's methods, and make ready what that needs. Returns whether to look again soon."""
+        """Shadow torch's methods, and prepare what that needs. Returns whether to call it again soon."""
         owner = self._owner
         if owner is None:
             return False
@@ -99,14 +99,14 @@ class GraphCaptures:
             ]
         for shadow in self._shadows:
             shadow.install()
-        if self._owner is None:  # remove() has been called meanwhile, by a program that stops its agent
+        if self._owner is None:  # remove() has been called in between, by a program that stops its agent
             self.remove()
         elif ready:
             self._owner = None
         return self._owner is not None and (self._initialises or not self._asked)
 
     def remove(self) -> None:
-        """Watch no further captures. What was captured is kept."""
+        """Stop watching captures. Earlier ones are kept."""
         self._modules.withdraw()
         self._owner, self._wake = None, _nothing
         for shadow in self._shadows:
@@ -116,7 +116,7 @@ class GraphCaptures:
             self._watched.clear()
 
     def kept(self) -> KeptGraphs:
-        """What is known now."""
+        """The graphs known now."""
         with self._lock:
             return KeptGraphs(list(self._kept), self._dtypes, dict(self._left_out))
 
@@ -149,7 +149,7 @@ class GraphCaptures:
         calls = getattr(cuda, "_queued_calls", None)
         if not self._asked and isinstance(calls, list) and not getattr(cuda, "_initialized", False):
             self._asked = True
-            calls.append((self._cuda_comes, []))  # for good: torch may be going through the list
+            calls.append((self._cuda_comes, []))  # permanently: torch may be iterating over the list
         return bool(getattr(cuda, "_initialized", False))
 
     def _open(self) -> None:
@@ -179,7 +179,7 @@ class GraphCaptures:
         try:
             stream = sys.modules["torch"].cuda.current_stream()
             watch = self._watcher.begin(stream.cuda_stream, stream.device.index, self._inputs)
-            self._watched.pop(id(args[0]), None)  # has never ended
+            self._watched.pop(id(args[0]), None)  # it has never ended
             self._watched[id(args[0])] = watch
             if len(self._watched) > _MOST_OPEN:
                 del self._watched[next(iter(self._watched))]

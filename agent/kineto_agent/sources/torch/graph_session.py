@@ -1,8 +1,8 @@
-"""Hands over what is known of the captured CUDA graphs (graph_captures.py), at the end of a recording.
+"""Sends the captured CUDA graphs (graph_captures.py) to the daemon at the end of a recording.
 
 Theory of operation
-    Graphs are mostly captured before a recording, some while it lasts. So there is no recording of them: one session,
-    which is made when everything else has stopped, writes all of them into an arena of its own.
+    Graphs are mostly captured before a recording, some during it. So there is no recording of them: one session,
+    created when everything else has stopped, writes all of them into its own arena.
 """
 
 from typing import Any, Dict, Optional
@@ -16,13 +16,13 @@ NAME = "graphs"
 
 
 class GraphNodesSession:
-    """A SourceSession that is not chosen by activity type."""
+    """A SourceSession that is not selected by activity type."""
 
     format = GRAPH_NODES_FORMAT
     yields = False
 
     def __init__(self, kept: KeptGraphs, buffer_limit_bytes: int) -> None:
-        """Make the arena. Raises SourceError."""
+        """Create the arena. Raises SourceError."""
         self.metadata: Dict[str, Any] = {"dtypes": kept.dtypes, "left_out": kept.left_out}
         self._graphs = kept.graphs
         size = sum(map(len, kept.graphs))
@@ -35,7 +35,7 @@ class GraphNodesSession:
             self._arena.write(graph)
 
     def counts(self) -> SourceCounts:
-        """What is written."""
+        """Counts of the written graphs."""
         return self._arena.counts()
 
     def stop(self) -> SourceOutcome:
@@ -52,6 +52,6 @@ class GraphNodesSession:
 
 
 def session(buffer_limit_bytes: int, captures: GraphCaptures = CAPTURES) -> Optional[GraphNodesSession]:
-    """The session for all graphs that are known now; None if there are none. Raises SourceError."""
+    """Return a session for all graphs known now; None if there are none. Raises SourceError."""
     kept = captures.kept()
     return GraphNodesSession(kept, buffer_limit_bytes) if kept.graphs or kept.left_out else None

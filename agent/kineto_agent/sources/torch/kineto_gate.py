@@ -1,4 +1,4 @@
-"""Keeps Kineto off CUPTI while one of our sessions, for operators alone, begins or ends. kineto_gate.c says why."""
+"""Keeps Kineto off CUPTI while one of our operator-only sessions begins or ends; kineto_gate.c says why."""
 
 import contextlib
 import ctypes
@@ -18,7 +18,7 @@ _NOTHING = 1  # KC_GATE_NOTHING
 
 @contextlib.contextmanager
 def kept_off(*, required: bool = True, maps: str = "/proc/self/maps", library: str = LIBRARY) -> Iterator[None]:
-    """Inside the block, calls to CUPTI that the library makes on this thread do nothing. Without CUPTI: no effect.
+    """Inside the block, the library's calls to CUPTI on this thread do nothing. Has no effect without CUPTI.
 
     Raises SourceError (TORCH_PROFILER_UNAVAILABLE) if this is required but impossible, since the program's own
     torch.profiler might be harmed.
@@ -42,7 +42,7 @@ def kept_off(*, required: bool = True, maps: str = "/proc/self/maps", library: s
 
 
 def _up(cupti: str, library: str) -> Optional[ctypes.CDLL]:
-    """The collector whose gate is up; None if the library does not use CUPTI."""
+    """The collector with the gate closed; None if the library does not use CUPTI."""
     error = ErrorText()
     try:
         collector = _opened()

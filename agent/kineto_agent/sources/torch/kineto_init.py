@@ -1,18 +1,18 @@
-"""Kineto's first start in a process, on our thread, without any output on the program's standard error.
+"""Starts Kineto in a process, on our thread, without any output on the program's standard error.
 
 Theory of operation
     Torch starts Kineto when its profiler is prepared for the first time: libkineto_init, then the log level. On
     another thread than the one that loaded libtorch_cpu, the former prints an ERROR straight to standard error,
     whatever the log level, and leaves out torch's own initialisation: libkineto::LibkinetoApi remembers which thread
-    called registerClient. And it sets the log level that the environment asks for, so that what follows in the same
-    call of torch is printed.
+    called registerClient. It also sets the log level from the environment, so that further messages in the same call of
+    torch are printed.
 
     So all this is done here, before torch's profiler is prepared: the client that torch registered is registered
-    once more, from this thread (before Kineto has a profiler, that only notes the thread), then Kineto is
-    initialised as torch does it. Torch finds it so and only makes quiet use of it (libtorch_symbols.py).
+    once more, from this thread (before Kineto has a profiler, that only stores the thread), then Kineto is initialised
+    as torch does it. Torch then uses the initialised Kineto quietly (libtorch_symbols.py).
 
-    If the object is not laid out as we know it, or a function is missing, nothing is touched and the recording is
-    refused, because it would print.
+    If the object's layout is unknown, or a function is missing, nothing is touched and the recording is refused,
+    because it would print.
 """
 
 import ctypes
@@ -73,7 +73,7 @@ def _function(library: ctypes.CDLL, name: str) -> Any:
 
 
 def _cpu_only() -> bool:
-    """What torch tells Kineto: whether there is neither another device nor a backend outside torch."""
+    """Torch's argument for Kineto: whether there is neither another device nor a backend outside torch."""
     torch_c: Any = sys.modules["torch._C"]
     supported = {activity.name for activity in sys.modules["torch._C._autograd"]._supported_activities()}
     return not supported & _OTHER_DEVICES and torch_c._get_privateuse1_backend_name() == "privateuseone"

@@ -1,11 +1,11 @@
-"""Whether the Kineto in this process's torch is warming up or recording, whoever asked it to.
+"""Determines whether the Kineto in this process's torch is warming up or recording, no matter who requested it.
 
 Theory of operation
     libtorch_cpu exports libkineto::api() and ActivityProfilerProxy::isActive(); the profiler is the second word of
     what api() returns. isActive() answers from any thread and knows torch.profiler's sessions (from their warm-up on)
-    as well as those that were asked for through a file or dynolog. It follows a pointer that is null until Kineto has
-    been initialised, so the object is looked at first, through /proc/self/mem (a wrong address is an error there, not
-    a crash): it must be the class that we know, and initialised.
+    as well as those requested through a file or dynolog. It follows a pointer that is null until Kineto has been
+    initialised, so the object is checked first, through /proc/self/mem (a wrong address is an error there, not a
+    crash): it must be the known class, and initialised.
 """
 
 import os
@@ -29,7 +29,7 @@ class _Functions:
     """Kineto's functions in the loaded libtorch_cpu. Raises OSError and AttributeError."""
 
     def __init__(self, path: str) -> None:
-        import ctypes  # some programs do without it
+        import ctypes  # some programs do not use it
 
         from kineto_agent.system.libraries import Library
 
@@ -65,13 +65,13 @@ def word(memory: int, address: int) -> int:
     return int(_WORD.unpack(data)[0])
 
 
-_functions: List[Optional[_Functions]] = []  # once torch is there: what was found
+_functions: List[Optional[_Functions]] = []  # cached once torch is loaded
 
 
 def active() -> Optional[bool]:
     """Whether Kineto is active; False without torch, None if that cannot be determined. Never raises."""
     torch: Any = sys.modules.get("torch")
-    if not hasattr(torch, "_C"):  # it is not there, or is being imported: its library may not be loaded yet
+    if not hasattr(torch, "_C"):  # missing or being imported: its library may not be loaded yet
         return False
     try:
         if not _functions:

@@ -2,20 +2,20 @@
 
 Theory of operation
     Torch's Python functions for this hold the GIL from beginning to end, for microseconds per event. The same C++
-    functions are exported, and ctypes.CDLL releases the GIL around a call. Their signatures, which the public headers
-    of TRUSTED versions state alike:
+    functions are exported, and ctypes.CDLL releases the GIL around a call. Their signatures, which are the same in the
+    public headers of all TRUSTED versions:
 
         std::unique_ptr<ProfilerResult> torch::autograd::profiler::disableProfiler();   the result through a hidden
                                                                                         pointer: one word
         void ProfilerResult::save(const std::string& path);
         ProfilerResult::~ProfilerResult();                                             then ::operator delete
 
-    The std::string is libstdc++'s of the C++11 ABI, made by hand; save's mangled name says that this ABI is meant.
-    Where the tracer of Python frames is on, these functions take the GIL themselves while they need it.
+    The std::string is libstdc++'s of the C++11 ABI, built by hand; save's mangled name implies this ABI. If the tracer
+    of Python frames is on, these functions take the GIL themselves while they need it.
 
     A C++ exception would go through ctypes and end the program. disableProfiler throws if no session is on, so it is
-    called only where Kineto says that one is (kineto_state.py). save cannot be asked beforehand; a file that cannot
-    be written is only logged by it, and not there afterwards.
+    called only if Kineto reports one (kineto_state.py). save has no such check; if it cannot write a file it only logs
+    that, and the file is missing afterwards.
 """
 
 import _thread
@@ -29,7 +29,7 @@ from typing import Any, Iterator, List, Optional, Tuple
 from kineto_agent.system.debuglog import log
 from kineto_agent.system.libraries import Library
 
-# Run: 2.13 (CPU) and 2.11 (CUDA 13.0). 2.12 lies between, its headers and symbols are the same.
+# Tested: 2.13 (CPU) and 2.11 (CUDA 13.0). 2.12 lies between, with the same headers and symbols.
 TRUSTED = ((2, 11), (2, 12), (2, 13))
 _LIBRARY = "libtorch_cpu.so"
 _DISABLE = "_ZN5torch8autograd8profiler15disableProfilerEv"
@@ -39,13 +39,13 @@ _DELETE = "_ZdlPv"
 
 
 class _String(ctypes.Structure):
-    """std::__cxx11::string with its text outside; whoever reads it frees nothing."""
+    """std::__cxx11::string with external text; a reader frees nothing."""
 
     _fields_ = [("data", ctypes.c_char_p), ("length", ctypes.c_size_t), ("capacity", ctypes.c_size_t * 2)]
 
     @classmethod
     def of(cls, text: bytes) -> "_String":
-        """The text must not be shorter than 16 bytes: those would lie inside."""
+        """The text must not be shorter than 16 bytes: it would be stored inside the object."""
         assert len(text) > 15
         return cls(text, len(text), (ctypes.c_size_t * 2)(len(text), 0))
 
@@ -115,7 +115,7 @@ def why_not() -> str:
     return "" if load() is not None else "this torch lacks the functions that end a session without the GIL"
 
 
-_loaded: List[Optional[ProfilerFunctions]] = []  # once asked: what was found
+_loaded: List[Optional[ProfilerFunctions]] = []  # cached result
 
 
 def load() -> Optional[ProfilerFunctions]:
@@ -130,15 +130,15 @@ def load() -> Optional[ProfilerFunctions]:
 
 
 class _LogLevel:
-    """A log level that is kept raised as long as anybody needs that."""
+    """A log level that stays raised as long as somebody needs it."""
 
     def __init__(self, name: str, silent: int) -> None:
         self._name = name
         self._silent = silent
         self._lock = _thread.allocate_lock()
         self._wanted = 0
-        self._level: List[ctypes.c_int] = []  # once it was looked up
-        self._changed: List[Tuple[ctypes.c_int, int]] = []  # the level, and its value before
+        self._level: List[ctypes.c_int] = []  # empty until looked up
+        self._changed: List[Tuple[ctypes.c_int, int]] = []  # the level, and its previous value
 
     def __enter__(self) -> None:
         with self._lock:
@@ -162,17 +162,17 @@ class _LogLevel:
     def _put_back(self) -> None:
         changed, self._changed = self._changed, []
         for level, before in reversed(changed):
-            if level.value == self._silent:  # the library has not set it itself
+            if level.value == self._silent:  # the library has not changed it
                 level.value = before
 
     def after_fork_in_child(self) -> None:
-        """In a forked child: the threads that raised it or held the lock do not exist."""
+        """Reset in a forked child, where the threads that raised it or held the lock do not exist."""
         self._lock = _thread.allocate_lock()
         self._wanted = 0
         self._put_back()
 
 
-quiet_kineto = _LogLevel("_ZN9libkineto6Logger14severityLevel_E", 6)  # above all; its "USDT" is above its errors
+quiet_kineto = _LogLevel("_ZN9libkineto6Logger14severityLevel_E", 6)  # above everything; its "USDT" is above its errors
 _quiet_c10 = _LogLevel("FLAGS_caffe2_log_level", 2)  # errors still show: the program may cause some
 for _level in (quiet_kineto, _quiet_c10):
     os.register_at_fork(after_in_child=_level.after_fork_in_child)
@@ -180,6 +180,6 @@ for _level in (quiet_kineto, _quiet_c10):
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Inside the block, Kineto and torch write nothing but c10's errors to standard error. Any thread."""
+    """Inside the block, only c10's errors reach standard error from Kineto and torch. Any thread."""
     with quiet_kineto, _quiet_c10:
         yield

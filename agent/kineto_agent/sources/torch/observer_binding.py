@@ -20,7 +20,7 @@ _REASONS = {
     _ORDER: "TORCH_OPS_BUSY",
 }
 _NUMBERS = tuple(field for field in TorchLayout._fields if field != "dtype_names")
-_LAYOUT_NUMBERS = len(_NUMBERS)  # they come first in a TorchLayout
+_LAYOUT_NUMBERS = len(_NUMBERS)  # the first fields of a TorchLayout
 
 
 class ObserverLayout(ctypes.Structure):
@@ -75,10 +75,10 @@ class Described(NamedTuple):
 
 
 class TorchInterface(NativeInterface):
-    """What the interfaces that read torch's objects share."""
+    """Common part of the interfaces that read torch's objects."""
 
     def open_with(self, function: Any, libraries: Any, layouts: Tuple[TorchLayout, ...]) -> Optional[TorchLayout]:
-        """Open with each layout until one fits, at last with none. Returns that which fits, or None."""
+        """Try to open with each layout, finally with none. Returns the one that fits, or None."""
         fits = ctypes.c_uint32()
         for layout in (*layouts, None):
             numbers = None if layout is None else ctypes.byref(ObserverLayout(*layout[:_LAYOUT_NUMBERS]))
@@ -88,7 +88,7 @@ class TorchInterface(NativeInterface):
         return layout
 
     def described_by(self, function: Any, address: int) -> Described:
-        """The TensorImpl at `address` as this function describes it; nothing without a layout."""
+        """This function's description of the TensorImpl at `address`; empty without a layout."""
         entry = ctypes.create_string_buffer(_DESCRIPTION_BYTES)
         data = ctypes.c_uint64()
         size = function(ctypes.c_void_p(address), entry, _DESCRIPTION_BYTES, ctypes.byref(data))
@@ -96,7 +96,7 @@ class TorchInterface(NativeInterface):
 
 
 class Observer(TorchInterface):
-    """The one observer of this process. Methods raise SourceError where the C side gives a reason."""
+    """The one observer of this process. Methods raise SourceError with the C side's reason."""
 
     ABI_FUNCTION = "kc_observer_abi"
     ABI = 2
@@ -104,11 +104,11 @@ class Observer(TorchInterface):
     REASONS = _REASONS
 
     def open(self, path: str, layouts: Tuple[TorchLayout, ...]) -> Optional[TorchLayout]:
-        """Find torch's functions in libtorch_cpu. Returns the layout that fits, or None if none of these does."""
+        """Find torch's functions in libtorch_cpu. Returns the layout that fits, or None."""
         return self.open_with(self._library.kc_observer_open, os.fsencode(path), layouts)
 
     def describe_tensor(self, address: int) -> Described:
-        """What the observer would record of the TensorImpl at `address`; nothing without a layout."""
+        """The observer's record of the TensorImpl at `address`; empty without a layout."""
         return self.described_by(self._library.kc_observer_describe_tensor, address)
 
     def prepare(self, config: ObserverConfig) -> int:
@@ -120,13 +120,13 @@ class Observer(TorchInterface):
         self._check(self._library.kc_observer_start(*self._error.room))
 
     def counts(self) -> NativeCounts:
-        """Zeros when nothing is recorded."""
+        """Counts so far; zeros when nothing is recorded."""
         counts = NativeCounts()
         self._library.kc_observer_counts(ctypes.byref(counts))
         return counts
 
     def stop(self, limit_ms: int) -> ObserverResult:
-        """Zeros when nothing was recorded."""
+        """End the recording; zeros when nothing was recorded."""
         result = ObserverResult()
         self._library.kc_observer_stop(limit_ms, ctypes.byref(result))
         return result

@@ -1,16 +1,16 @@
-"""PyTorch's operators and annotations, of all threads.
+"""Records PyTorch's operators and annotations on all threads.
 
 Theory of operation
     There are two ways. The observer (agent/native/torch/observer.c) registers our own RecordFunction callbacks in C: it
-    conflicts with nothing, needs no GIL, and everything it saw is available at once when it stops. Torch's own profiler
-    (sources/torch/torch_profiler.py) serves what the observer cannot: FLOPs, shapes where the layout of this torch's
-    objects is not known, and any torch without the functions that the observer needs. `way` decides; metadata["way"]
-    tells the user. Torch's profiler is also the way to the kernels of accelerators that have registered a profiler with
-    torch (sources/torch/device_profilers.py); the operators then come from the same session.
+    conflicts with nothing, needs no GIL, and all its records are available at once when it stops. Torch's own profiler
+    (sources/torch/torch_profiler.py) covers what the observer cannot: FLOPs, shapes if the layout of this torch's
+    objects is unknown, and any torch without the functions that the observer needs. `way` decides; metadata["way"]
+    informs the user. Torch's profiler is also the way to the kernels of accelerators that have registered a profiler
+    with torch (sources/torch/device_profilers.py); the operators then come from the same session.
 
-    The callbacks' own layout is checked against the loaded library before they are used, and so is the place of the
-    sequence number and the inputs in a RecordFunction; a tensor made here checks the layout of tensors, once, before
-    shapes are recorded for the first time.
+    The layout of the callbacks is checked against the loaded library before use, and so are the offsets of the sequence
+    number and the inputs in a RecordFunction; tensors created here verify the layout of tensors, once, before shapes
+    are recorded for the first time.
 """
 
 import os
@@ -38,27 +38,26 @@ _STOP_LIMIT_MS = 1000
 _PAGE_BYTES = 4096
 _MOST_BUFFER_BYTES = 64 * 1024  # 1024 records: any number of threads must fit, each with its own buffer
 _LEAST_BUFFERS, _MANY_BUFFERS = 64, 8192
-_PREFAULT_BYTES = 16 * 1024 * 1024  # 0.25 s of 1 M ops/s, until the daemon gives buffers back
+_PREFAULT_BYTES = 16 * 1024 * 1024  # 0.25 s of 1 M ops/s, until the daemon frees buffers
 _STRINGS_BYTES = 1024 * 1024  # some 10,000 names
-_INPUTS_STRINGS_BYTES = 16 * 1024 * 1024  # some 24,000 forms of inputs
+_INPUTS_STRINGS_BYTES = 16 * 1024 * 1024  # about 24,000 combinations of inputs
 _RELEASE = re.compile(r"(\d+)\.(\d+)\.\d+(\.post\d+)?(\+.*)?")
 _LIBRARY = b"/libtorch_cpu.so"
-_mapped: Dict[str, str] = {}  # "path" -> where libtorch_cpu is
+_mapped: Dict[str, str] = {}  # "path" -> path of libtorch_cpu
 _unfit: List[str] = []  # why the observer can never work in this process
-_tensors_fit: Dict[bool, bool] = {}  # True -> the layout of tensors was found right, or wrong
+_tensors_fit: Dict[bool, bool] = {}  # True -> whether the layout of tensors was verified
 
 
 class Way(NamedTuple):
-    """How a request is to be served."""
+    """How to serve a request."""
 
-    profiler: str  # why torch's profiler must do it; "": the observer does
+    profiler: str  # why torch's profiler must be used; "": the observer is
     inputs: bool
 
 
 def way(options: Dict[str, Any], version: str, layout_known: bool, device: str = "") -> Way:
-    """The way for these options (wire.Start.options) where the observer works.
-
-    device: the name of an accelerator whose activities only torch's profiler records, and which are wanted.
+    """The way for these options (wire.Start.options) where the observer works. device: the name of an accelerator whose
+    activities only torch's profiler records, and which are wanted.
     """
     if device:
         return Way("activities of %s need it" % device, False)
@@ -72,7 +71,7 @@ def way(options: Dict[str, Any], version: str, layout_known: bool, device: str =
 
 
 def device_of(request: SourceRequest) -> Optional[device_profilers.DeviceProfiler]:
-    """The accelerator whose activities are wanted from this source."""
+    """The accelerator whose activities are requested from this source."""
     if not request.activity_types & device_profilers.ALL_TYPES:
         return None
     return device_profilers.find()
@@ -83,7 +82,7 @@ def _named(device: Optional[device_profilers.DeviceProfiler]) -> str:
 
 
 def release_of(version: str) -> Tuple[int, int]:
-    """The minor version of a released torch; (0, 0) for anything else: a pre-release may differ from both."""
+    """The major and minor version of a released torch; (0, 0) for anything else: a pre-release may differ from both."""
     match = _RELEASE.fullmatch(version)
     return (int(match.group(1)), int(match.group(2))) if match else (0, 0)
 
@@ -118,12 +117,12 @@ class TorchOpsSource:
         return [*ACTIVITY_TYPES, *(device.types if device else ())]
 
     def last_resort(self) -> FrozenSet[str]:
-        """Activity types that are left to any other source which offers them."""
+        """Activity types left to any other source that offers them."""
         device = device_profilers.find()
         return frozenset(device.types if device and device.last_resort else ())
 
     def would_yield(self, request: SourceRequest) -> bool:
-        """Only torch's profiler would. An observer that did not work here before is not tried again."""
+        """True only with torch's profiler. If the observer failed here before, it is not tried again."""
         from kineto_agent.sources.torch.object_layouts import LAYOUTS
 
         version = torch_version()
@@ -131,7 +130,7 @@ class TorchOpsSource:
         return bool(_unfit or way(request.options, version, known, _named(device_of(request))).profiler)
 
     def prepare(self, request: SourceRequest) -> SourceSession:
-        """Choose the way and make its arena. Raises SourceError."""
+        """Choose the way and create its arena. Raises SourceError."""
         version, device = torch_version(), device_of(request)
         why = way(request.options, version, True, _named(device)).profiler or "".join(_unfit)
         if not why:
@@ -190,7 +189,7 @@ def buffer_bytes(limit_bytes: int) -> int:
 
 
 def tensors_fit(observer: Any) -> bool:
-    """Whether tensors lie as the layout says: two are made and looked at, once in a process."""
+    """Whether the layout of tensors is right: checks two new tensors, once per process."""
     if True not in _tensors_fit:
         try:
             _tensors_fit[True] = look_at_tensors(observer, sys.modules["torch"])
@@ -201,7 +200,7 @@ def tensors_fit(observer: Any) -> bool:
 
 
 def look_at_tensors(observer: Any, torch: Any) -> bool:
-    """Whether two tensors, made now, are described as they are."""
+    """Whether two new tensors are described correctly."""
     inline = torch.empty_strided((2, 3, 5), (15, 1, 3), dtype=torch.float64, device="cpu")
     outside = torch.empty((1, 2, 3, 4, 5, 6), dtype=torch.int16, device="cpu")
     expected = (
@@ -233,7 +232,7 @@ class TorchOpsSession:
         self._observer.start()
 
     def counts(self) -> SourceCounts:
-        """Records so far, those of tensors among them."""
+        """Records so far, including those of tensors."""
         counts = self._observer.counts()
         return SourceCounts(counts.records, counts.bytes, counts.dropped)
 
@@ -266,7 +265,7 @@ class TorchOpsSession:
         return warnings
 
     def give_way(self) -> None:
-        """Nothing to do: the observer and torch's profiler do not meet."""
+        """Do nothing: the observer and torch's profiler do not conflict."""
 
     def close(self) -> None:
         """Free the arena."""

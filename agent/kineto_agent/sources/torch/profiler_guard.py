@@ -1,4 +1,4 @@
-"""Standing aside for the program's own torch.profiler.
+"""Yields to the program's own torch.profiler.
 
 Theory of operation
     CUPTI and torch's profiler state serve one user per process. The program's own profiler comes first: a recording
@@ -6,22 +6,23 @@ Theory of operation
 
     There are two sources of information. Kineto's isActive() (kineto_state.py) knows every session of any origin, but
     not in advance. So torch.autograd.profiler.profile, behind torch.profiler and all older profilers, has two of its
-    methods wrapped for the length of a capture: _prepare_trace, with which a session begins to warm up, and __exit__,
-    with which it ends. In the former, on the program's thread, the recording gives way before torch's method runs.
+    methods wrapped during a capture: _prepare_trace, with which a session begins to warm up, and __exit__, with which
+    it ends. In the former, on the program's thread, the recording gives way before torch's method runs.
 
-    One lock decides who was first: the wrapper marks its profile and lets the recording give way under the lock, the
-    recording looks at the marks and says what has to give way under the lock. It is free while sources start, and while
-    torch's own methods run; until the session's end the mark stands for them. It is reentrant: a signal handler may
-    start a profiler. A thread of the program waits for it no longer than LIMIT_S: then another one has just begun a
-    session, and torch allows only one.
-    A session that was beginning while the methods were wrapped has no mark; its thread is inside torch's method.
+    One lock decides who was first: under it, the wrapper marks its profile and makes the recording give way, and the
+    recording checks the marks and registers what has to give way. It is free while sources start, and while torch's own
+    methods run; the mark represents them until the session's end. It is reentrant: a signal handler may start a
+    profiler. A thread of the program waits for it at most LIMIT_S: in that case another thread has just begun a
+    session, and torch allows only one. A session that was beginning while the methods were wrapped has no mark; its
+    thread is inside torch's method.
 
-    A program may import torch only later: until then look() is called now and then. The class is there long before
+    A program may import torch later: until then look() is called from time to time. The class exists long before
     `import torch` ends.
 
 Rules
     An error of ours never reaches the program. In a forked child the wrappers only call torch's methods.
-    Whoever wraps the same methods meanwhile stays: then ours remain below theirs and only call torch's.
+    If somebody else wraps the same methods in between, their wrappers stay: ours then remain below theirs and only call
+    torch's.
 """
 
 import _thread
@@ -42,7 +43,7 @@ LIMIT_S = 0.02
 
 
 class UserProfiler(enum.Enum):
-    """What the program's own torch.profiler does; the values are for messages."""
+    """State of the program's own torch.profiler; the values are for messages."""
 
     IDLE = "is idle"
     WARMING_UP = "is warming up"
@@ -60,7 +61,7 @@ def _nothing() -> None:
 
 
 class ProfilerGuard:
-    """Between install() and remove(): knows what the program's own torch.profiler does, and is told in advance.
+    """Tracks the program's own torch.profiler between install() and remove(), and is notified before it begins.
 
     before: called on the program's thread, under `lock`, each time before a session of it begins.
     after: called on the program's thread after a session has ended.
@@ -79,7 +80,7 @@ class ProfilerGuard:
     # ------------------------------------------------------------ the agent's thread
 
     def install(self) -> None:
-        """Wrap the methods if torch is imported. May be repeated."""
+        """Wrap the methods if torch is imported. Idempotent."""
         self._on = True
         self.look()
 
@@ -94,7 +95,7 @@ class ProfilerGuard:
             self._wrap()
 
     def remove(self) -> None:
-        """Restore the methods. May be repeated."""
+        """Restore the methods. Idempotent."""
         self._on = False
         for name, theirs, ours in self._wrapped:
             if self._class.__dict__.get(name) is ours:
@@ -108,10 +109,10 @@ class ProfilerGuard:
         return self._on and self._pid == os.getpid()
 
     def state(self, kineto_is_ours: bool = False, started: bool = False) -> UserProfiler:
-        """What the program's own torch.profiler does now.
+        """The current state of the program's own torch.profiler.
 
         kineto_is_ours: a session of our own makes Kineto active now, so only the marks count. started: the recording
-        runs, so every session that began since has a mark, and stacks (which the sampler is looking at) are left alone.
+        runs, so every session that began since has a mark, and stacks (which the sampler is reading) are not read.
         """
         if not self._begun() and (started or not self._begins()):
             active = False if kineto_is_ours else kineto_state.active()
@@ -128,7 +129,7 @@ class ProfilerGuard:
         return bool(self._sessions)
 
     def _begins(self) -> bool:
-        """Whether a thread is inside torch's method without having come through ours."""
+        """Whether a thread is inside torch's method without having passed through ours."""
         return any(name == _PREPARE and _runs(getattr(theirs, "__code__", None)) for name, theirs, _ in self._wrapped)
 
     # ------------------------------------------------------------ the wrappers, on the program's threads
@@ -185,10 +186,10 @@ class ProfilerGuard:
 
 
 def _runs(code: Any) -> bool:
-    """Whether any thread is inside this code. False if stacks cannot be read; then Kineto's answer has to suffice.
+    """Whether any thread is inside this code. False if stacks cannot be read; then Kineto's state must suffice.
 
-    Not by sys._current_frames(): it looks at the threads of all interpreters, and crashes in CPython 3.12 and 3.13 if
-    one of them has a GIL of its own.
+    Does not use sys._current_frames(): that visits the threads of all interpreters, and crashes in CPython 3.12 and
+    3.13 if one of them has its own GIL.
     """
     if not isinstance(code, CodeType):
         return False

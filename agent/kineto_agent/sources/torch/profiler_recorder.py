@@ -1,20 +1,20 @@
-"""Sessions of torch's own profiler, for all threads, driven from any thread: begin, end, write to a file.
+"""Runs sessions of torch's own profiler for all threads, from any thread: begin, end, write to a file.
 
 Theory of operation
     Kineto records for all threads if the session says profile_all_threads; it may then be begun, ended and read on
-    different threads. Up to torch 2.13 a session that ends while threads are inside ops may meet memory that is gone:
-    so collection is switched off first, and some time passes.
+    different threads. Up to torch 2.13 a session that ends while threads are inside ops may access freed memory: so
+    collection is switched off first, followed by a pause.
 
-    What a program notices is the GIL. Ending, saving and freeing take microseconds per event, and torch's own Python
-    functions hold the GIL all the time; libtorch_symbols.py has functions that do not. A recorder decides once which
-    of the two to use.
+    The program is affected through the GIL. Ending, saving and freeing take microseconds per event, and torch's own
+    Python functions hold the GIL throughout; libtorch_symbols.py has functions that do not. A recorder decides once
+    which of the two to use.
 
-    Kineto writes NAME.tmp and renames it. So a session's file lies in a private folder until it is open; from then on
-    it has no name. Folders left by processes that were killed in between are removed when the next one is made.
+    Kineto writes NAME.tmp and renames it. So a session's file is in a private folder until it is open; from then on it
+    has no name. Folders left by processes killed in between are removed when the next one is created.
 
 Rules
-    At most one of our sessions is running. The process must not end or fork meanwhile without our handlers: a session
-    that runs when C++'s static objects are destroyed crashes the process, and a child would go on recording for ever.
+    At most one of our sessions is running. The process must not end or fork during it without our handlers: a session
+    that runs when C++'s static objects are destroyed crashes the process, and a child would continue recording forever.
 """
 
 import contextlib
@@ -30,14 +30,14 @@ from typing import Any, Callable, List, NamedTuple, Optional
 from kineto_agent.sources.interface import SourceError
 from kineto_agent.sources.torch import kineto_gate, kineto_init, kineto_state, libtorch_symbols
 
-PAUSE_S = 0.02  # between the end of collection and of the session; 720 of 720 rounds went well with it
-NEEDS_TOGGLE = (2, 13)  # torch up to here
+PAUSE_S = 0.02  # between the end of collection and of the session; 720 of 720 rounds succeeded with it
+NEEDS_TOGGLE = (2, 13)  # the last torch that needs it
 _FOLDER = "kineto-agent-"
 _LEFT_S = 60  # younger folders may not be locked yet
 
 
 class Flags(NamedTuple):
-    """What torch's profiler records of an op beside its name and times."""
+    """What torch's profiler records of an op besides its name and times."""
 
     record_shapes: bool
     with_flops: bool
@@ -60,13 +60,13 @@ class Recorder:
     def __init__(self, flags: Flags, functions: Optional[libtorch_symbols.ProfilerFunctions], device: str = "") -> None:
         self._functions = functions
         self.on = False
-        self._results: List[Any] = []  # of sessions that have ended: (address or object, ns that the ending took)
+        self._results: List[Any] = []  # of ended sessions: (address or object, ns that ending took)
         try:
             from_torch: Any = sys.modules["torch._C._profiler"]
             self._autograd: Any = sys.modules["torch._C._autograd"]
             experimental = from_torch._ExperimentalConfig(profile_all_threads=True)
             self._activities = {from_torch.ProfilerActivity.CPU}
-            self._toggled = set(self._activities)  # torch can switch no other device's collection off
+            self._toggled = set(self._activities)  # torch cannot switch off another device's collection
             if device:
                 self._activities.add(getattr(from_torch.ProfilerActivity, device))
             scope = from_torch.RecordScope
@@ -74,10 +74,10 @@ class Recorder:
             self._config = from_torch.ProfilerConfig(
                 _state(from_torch.ProfilerState, device),
                 flags.record_shapes,
-                False,  # profile_memory: gives nothing with all threads
+                False,  # profile_memory: yields nothing with all threads
                 False,  # with_stack: its tracer of Python calls takes gigabytes
                 flags.with_flops,
-                False,  # with_modules: names of TorchScript's modules, which nobody reads
+                False,  # with_modules: names of TorchScript modules, which are not used
                 experimental,
             )
         except (KeyError, AttributeError, TypeError) as exc:
@@ -91,22 +91,22 @@ class Recorder:
             with kineto_gate.kept_off():
                 with libtorch_symbols.quiet():
                     kineto_init.start_quietly()
-                with libtorch_symbols.quiet():  # again: starting Kineto sets what it keeps quiet
+                with libtorch_symbols.quiet():  # also here: starting Kineto resets its log level
                     self._autograd._prepare_profiler(self._config, self._activities)
                     self._autograd._enable_profiler(self._config, self._activities, self._scopes)
         except RuntimeError as exc:
             raise SourceError("TORCH_PROFILER_FAILED", "torch's profiler did not start: %s" % _first_line(exc)) from exc
         self.on = True
         if kineto_state.active() is not True:
-            self._functions = None  # it could not be asked before the end, either
+            self._functions = None  # it could not be queried before the end, either
 
     @property
     def keeps_the_gil(self) -> bool:
-        """Whether the program stands still while a session ends and is written. Final once a session has begun."""
+        """Whether the program is blocked while a session ends and is written. Final once a session has begun."""
         return self._functions is None
 
     def stop_collecting(self) -> None:
-        """Stop recording; the session goes on."""
+        """Stop recording; the session continues."""
         if libtorch_symbols.version() <= NEEDS_TOGGLE:
             with libtorch_symbols.quiet():
                 self._autograd._toggle_collection_dynamic(False, self._toggled)
@@ -130,6 +130,15 @@ class Recorder:
             raise SourceError("TORCH_PROFILER_FAILED", "torch's profiler gave no result")
         self._results.append((result, took_ns))
         return took_ns
+
+    def leave_to_exit(self) -> None:
+        """Stop recording permanently, and keep the session: an exit is safe with one that collects nothing."""
+        if not self.on:
+            return
+        if libtorch_symbols.version() > NEEDS_TOGGLE:  # unknown for it
+            self.end()
+        self.on = False
+        self.stop_collecting()
 
     def _end(self) -> Any:
         if self._functions is None:
@@ -174,7 +183,7 @@ class Recorder:
             self._functions.free(result)
 
     def forget_in_child(self) -> None:
-        """In a forked child: stop recording into memory that nobody reads. Never raises."""
+        """Stop recording into unread memory, in a forked child. Never raises."""
         was_on, self.on, self._results = self.on, False, []
         if was_on:
             with contextlib.suppress(Exception):
@@ -182,7 +191,7 @@ class Recorder:
 
 
 def _state(states: Any, device: str) -> Any:
-    """The state of a session. Only in one of its own torch forwards the profiler of an accelerator to Kineto."""
+    """The state of a session. Torch forwards an accelerator's profiler to Kineto only in one of its own."""
     return getattr(states, "KINETO_PRIVATEUSE1", states.KINETO) if device == "PrivateUse1" else states.KINETO
 
 
@@ -199,19 +208,19 @@ class PrivateFile:
         self._pid = os.getpid()
         self._lock = os.open(self.folder, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        try:  # where Kineto cannot make its file, it says so on the program's standard error
+        try:  # if Kineto cannot create its file, it prints that on the program's standard error
             os.close(os.open(self.path + ".tmp", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         except OSError:
             self.close()
             raise
 
     def take(self) -> None:
-        """Open what was written and remove its name. Raises OSError."""
+        """Open the written file and remove its name. Raises OSError."""
         self.fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         self._remove_folder()
 
     def close(self) -> None:
-        """Close and remove everything. May be repeated."""
+        """Close and remove everything. Idempotent."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -226,7 +235,7 @@ class PrivateFile:
 
 
 def _remove_left_folders(parent: str) -> None:
-    """Remove folders of killed processes, whose lock nobody holds. (Process ids mean nothing across containers.)"""
+    """Remove folders of killed processes, which nobody has locked. (Process ids mean nothing across containers.)"""
     for path in glob.glob(os.path.join(glob.escape(parent), _FOLDER + "*")):
         with contextlib.suppress(OSError):
             folder = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY | os.O_NOFOLLOW)

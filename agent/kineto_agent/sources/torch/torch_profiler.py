@@ -1,30 +1,30 @@
-"""PyTorch's operators through torch's own profiler: for what the observer (observer_binding.py) cannot give.
+"""Records PyTorch's operators through torch's own profiler, if the observer (observer_binding.py) does not suffice.
 
-The kernels and calls of an accelerator that registered a profiler with torch are such a thing (device_profilers.py).
+That includes the kernels and calls of accelerators that registered a profiler with torch (device_profilers.py).
 
 Theory of operation
-    profiler_recorder.py manages the sessions of torch's profiler. If they end without the GIL, one session is the whole
-    recording: the program notices the recording itself and a pause of some milliseconds at its end. If they do not, a
-    thread of ours cuts the recording into pieces so short that no stop holds the GIL for more than MAX_STALL_NS: it
-    begins with FIRST_PIECE_S and aims at half the limit. Between two pieces ops are missing, and the outcome says how
-    much time that was.
+    profiler_recorder.py manages the sessions of torch's profiler. If they can end without the GIL, one session is the
+    whole recording: the program is affected by the recording itself and by a pause of some milliseconds at its end.
+    Otherwise a thread of ours cuts the recording into pieces so short that no stop holds the GIL for more than
+    MAX_STALL_NS: it begins with FIRST_PIECE_S and aims at half the limit. Ops between two pieces are missing, and the
+    outcome says for how long.
 
-    Torch keeps all events in the process, some 0.25 KB each, and takes 2 KB more for each when the session ends. Its
-    number of events cannot be asked for, but the process's growth can (system/memory_use.py): before the end would
-    make that MOST_GROWTH times the buffer limit, the same thread ends the session, writes it, gives the memory back and
-    begins another; where it does not come back, none. The outcome says how much time is missing.
+    Torch keeps all events in the process, about 0.25 KB each, and needs 2 KB more for each when the session ends. It
+    does not report its number of events, but the process's growth can be measured (system/memory_use.py): before ending
+    would take MOST_GROWTH times the buffer limit, the same thread ends the session, writes it, releases the memory and
+    begins another; if the memory is not released, it begins none. The outcome says how much time is missing.
 
     All sessions are written as JSON by Kineto itself, each into a private file, whose bytes go through the arena; the
     daemon reads them (decode/torch/kineto_json.py). Each document begins with the byte DOCUMENT, as in RFC 7464.
 
-    `_lock` is held by whoever begins or ends a session of torch's profiler. The program's own profiler takes
-    precedence: `give_way` ends ours on its thread, before its own begins. The results of ended sessions stand for
-    themselves, and are written in stop() under `_write_lock`, whatever the program's profiler does meanwhile.
+    Beginning or ending a session of torch's profiler requires `_lock`. The program's own profiler takes precedence:
+    `give_way` ends ours on its thread, before its own begins. The results of ended sessions are independent, and are
+    written in stop() under `_write_lock`, whatever the program's profiler does at that time.
 
     A process that exits with a session on crashes. `_at_exit` is called by the interpreter before it ends (after
-    sys.exit, an exception, the end of the script), and ends the session, however long that takes: the C++ functions
-    cannot be interrupted. What was not written by then is lost: the exit would wait for it. os._exit and signals run
-    nothing of C++ either, so that they are harmless.
+    sys.exit, an exception, the end of the script), and switches its collection off, which suffices and takes 1 ms; the
+    exit waits only while a thread of ours is inside torch. Data not written by then is lost, since the exit would have
+    to wait for it. os._exit and signals run no C++ destructors, so they are harmless.
 """
 
 import _thread
@@ -48,12 +48,12 @@ FIRST_PIECE_S = 0.02
 SHORTEST_PIECE_S = 0.005
 LONGEST_PIECE_S = 2.0
 MOST_GROWTH = 2  # of memory, in buffer limits: 0.05 M events with the default limit of 128 MiB
-# At the end of a session, for what the growth was before: 5 to 11 were measured. Twice as much, since events that torch
-# stored on the program's threads lie in its own heap, which stays as large as it was.
+# Growth at the end of a session, relative to before: 5 to 11 were measured. Doubled, since events that torch stored on
+# the program's threads are in its own heap, which does not shrink.
 END_GROWTH = 20
 _WATCH_S = 0.02
 MAX_STALL_NS = 200_000_000
-_EXIT_LIMIT_S = 60.0  # for a torch that never returns
+_END_LIMIT_S = 10.0  # for a torch that never returns, while the program's own profiler or its exit waits
 _MIB = 1 << 20
 
 
@@ -64,9 +64,9 @@ def flags(options: Dict[str, Any]) -> Flags:
 
 
 def prepare(request: SourceRequest, why: str, device: Optional[DeviceProfiler] = None) -> "TorchProfilerSession":
-    """A session that records through torch's profiler. why: what the observer lacks. Raises SourceError.
+    """Return a session that records through torch's profiler. why: what the observer lacks. Raises SourceError.
 
-    device: the accelerator whose activities are wanted, too.
+    device: the accelerator to record as well.
     """
     if kineto_state.active():
         raise SourceError("USER_PROFILER_ACTIVE", "the program's own torch.profiler is warming up or recording")
@@ -86,14 +86,14 @@ def prepare(request: SourceRequest, why: str, device: Optional[DeviceProfiler] =
 
 
 class PieceLength:
-    """The length of the next piece, chosen so that its end holds the GIL for half of what is allowed."""
+    """The length of the next piece, chosen so that ending it holds the GIL for half of the limit."""
 
     def __init__(self) -> None:
         self.seconds = FIRST_PIECE_S
         self.longest_stall_ns = 0
 
     def ended(self, stall_ns: int) -> None:
-        """Say how long at a time the piece held the GIL."""
+        """Adjust the length to how long at a time the piece held the GIL."""
         self.longest_stall_ns = max(self.longest_stall_ns, stall_ns)
         factor = min(max(MAX_STALL_NS / 2 / max(stall_ns, 1), 0.1), 2.0)
         self.seconds = min(max(self.seconds * factor, SHORTEST_PIECE_S), LONGEST_PIECE_S)
@@ -123,14 +123,14 @@ class TorchProfilerSession:
         self._pid = os.getpid()
         self._over = False  # no new session may begin
         self._exiting = False  # nothing is written any more
-        self._over_ns = 0  # since when; monotonic
+        self._over_ns = 0  # since then; monotonic
         self._growth = Growth(most_growth_bytes, END_GROWTH)
-        self._given_up_ns = 0  # since when nothing is recorded, for its memory did not come back; monotonic
-        self._stopping = _thread.allocate_lock()  # released to end the thread that cuts
+        self._given_up_ns = 0  # since then nothing is recorded, as memory was not released; monotonic
+        self._stopping = _thread.allocate_lock()  # released to end the cutting thread
         self._worker: Optional[Thread] = None
         self._length = PieceLength()
         self._times: List[Times] = []
-        self._missing_ns = 0  # between pieces
+        self._missing_ns = 0  # time between pieces
         self._written_bytes = 0
         self._warnings: List[str] = []
         self._cpu_ns = 0
@@ -158,11 +158,15 @@ class TorchProfilerSession:
     def give_way(self) -> None:
         """End the session now; its events are kept. Any thread; never raises."""
         if self._pid == os.getpid():
-            with self._lock:
-                self._end()
+            self._ends_now()
+            if self._lock.acquire(timeout=_END_LIMIT_S):
+                try:
+                    self._end()
+                finally:
+                    self._lock.release()
 
     def stop(self) -> SourceOutcome:
-        """End recording and write what there is. Never raises."""
+        """End recording and write the data. Never raises."""
         begin_ns = time.thread_time_ns()
         with self._lock:
             self._end()
@@ -195,14 +199,14 @@ class TorchProfilerSession:
         )
 
     def close(self) -> None:
-        """Free the arena, and end what start() has left if stop() was not called. Never raises."""
+        """Free the arena, and end what start() began if stop() was not called. Never raises."""
         if self._recorder.on or self._recorder.pending:
             self.stop()
         self._leave()
         self._arena.close()
 
     def _incomplete(self) -> str:
-        """Why ops are missing, where memory is the reason."""
+        """Why ops are missing, if memory is the reason."""
         if self._recorder.keeps_the_gil or not self._missing_ns:
             return ""
         return (
@@ -231,9 +235,12 @@ class TorchProfilerSession:
     # ------------------------------------------------------------ under the lock
 
     def _end(self) -> None:
+        self._ends_now()
+        self._end_piece()
+
+    def _ends_now(self) -> None:
         self._over_ns = self._over_ns or time.monotonic_ns()
         self._over = True
-        self._end_piece()
 
     def _end_piece(self) -> int:
         try:
@@ -242,7 +249,7 @@ class TorchProfilerSession:
             self._warn(_text(exc))
             return 0
 
-    # ------------------------------------------------------------ what has ended
+    # ------------------------------------------------------------ ended sessions
 
     def _write_all(self) -> None:
         with self._write_lock:
@@ -306,10 +313,10 @@ class TorchProfilerSession:
                 self._write_piece()
             returned = self._growth.ended()
             with self._lock:
-                if self._over:  # meanwhile: what was written since is no loss
+                if self._over:  # in between: data written since then is no loss
                     self._missing_ns += self._over_ns - begun_ns
                     break
-                if kineto_state.active():  # the program's own has begun, unseen by the guard
+                if kineto_state.active():  # the program's own session has begun, unnoticed by the guard
                     raise SourceError("USER_PROFILER_ACTIVE", "the program's own torch.profiler began")
                 if not returned:
                     self._given_up_ns = begun_ns
@@ -349,13 +356,14 @@ class TorchProfilerSession:
         if self._pid != os.getpid():
             return
         self._exiting = True
+        self._ends_now()
         try:
-            if self._lock.acquire(timeout=_EXIT_LIMIT_S):
+            if self._lock.acquire(timeout=_END_LIMIT_S):
                 try:
-                    self._end()
+                    self._recorder.leave_to_exit()
                 finally:
                     self._lock.release()
-            if self._write_lock.acquire(timeout=_EXIT_LIMIT_S):
+            if self._write_lock.acquire(timeout=_END_LIMIT_S):
                 self._write_lock.release()
         except Exception:  # noqa: BLE001 - never into the program
             log_exception("torch's profiler, at the exit of the process")
@@ -365,7 +373,7 @@ class TorchProfilerSession:
         _sessions.discard(self)
 
     def after_fork_in_child(self) -> None:
-        """Stop recording in a forked child, where nobody uses this session any more."""
+        """Stop recording in a forked child, where nothing uses this session any more."""
         self._recorder.forget_in_child()
         self._leave()
 
