@@ -1,1 +1,1 @@
-"""What daemon and clients share: messages, addresses, Kineto's configuration, durations and sizes as text."""
+"""Shared by daemon and clients: messages, addresses, Kineto's configuration, durations and sizes as text."""

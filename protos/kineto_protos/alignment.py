@@ -1,18 +1,18 @@
-"""One start iteration for all processes of a capture, so that they record the same iterations. Pure.
+"""Chooses one start iteration for all processes of a capture, so that they record the same iterations. Pure.
 
 Theory of operation
     `plan` gets several samples of the iteration of every target. It takes the fastest target and finds the first
-    iteration that all can still make, which is the current one, plus those that pass while the request is on its way,
-    plus those that pass while the sources start (these become warm-up). Each agent still checks for itself, and says
-    so if it is late.
+    iteration that all can still reach: the current one, plus those that pass during delivery of the request, plus those
+    that pass while the sources start (these become warm-up). Each agent still checks for itself, and reports if it is
+    late.
 
     Counts are comparable if the agents have counted since the program started. An agent attached to a running process
     counts from then on; if one takes part, each target gets its own number for the same iteration:
     the median difference of the counts gives the offset between them. This is correct for processes in lockstep.
 
-    A target that could not get to the common start in the time that is allowed, at the pace that was seen, is another
-    program: such targets are aligned among themselves, with a warning. A start that the caller asked for is waited for
-    as long as the daemon's limit allows. A target that has not finished an iteration gets the request as it is.
+    A target that cannot reach the common start in the allowed time, at its observed pace, is another program: such
+    targets are aligned among themselves, with a warning. The daemon's limit applies to a start requested by the caller.
+    A target that has not finished an iteration gets the request unchanged.
 
     The daemon plans for the processes of its host, a client for those of many hosts.
 """
@@ -23,13 +23,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
-DELIVERY_S = 0.25  # until the last agent has taken the request up: its thread may have to wait for the interpreter
+DELIVERY_S = 0.25  # until the last agent has received the request: its thread may have to wait for the interpreter
 SOURCES_S = 0.5  # until its sources record; torch's profiler takes the longest
 NEVER = -1  # the count of a target that has not finished an iteration
 
 
 class Wanted(Protocol):
-    """The part of a request that says which iterations: a named tuple."""
+    """The fields of a request about iterations: a named tuple."""
 
     @property
     def start_iteration(self) -> int | None:
@@ -37,7 +37,7 @@ class Wanted(Protocol):
 
     @property
     def iteration_roundup(self) -> int:
-        """The start is rounded up to a multiple of this; 0 or 1: it is not."""
+        """The start is rounded up to a multiple of this; 0 or 1: not rounded."""
 
     @property
     def warmup_iterations(self) -> int:
@@ -49,7 +49,7 @@ R = TypeVar("R", bound=Wanted)
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The iteration that each target was at; -1 if it has not finished one."""
+    """The current iteration of each target; -1 if it has not finished one."""
 
     time_ns: int
     counts: tuple[int, ...]
@@ -117,7 +117,7 @@ _NOT_STEPPED = "not aligned with the other processes: this one had not finished 
 
 
 def _common_start(current: int, pace: float, start: Wanted, delivery_s: float) -> tuple[int, int]:
-    """The first iteration and the warm-up for targets of which the furthest is at `current`."""
+    """The first iteration and the warm-up for targets, the furthest of which is at `current`."""
     warmup = max(start.warmup_iterations, 1, math.ceil(pace * SOURCES_S))
     earliest = current + warmup + 1 + math.ceil(pace * delivery_s)
     first = max(earliest, start.start_iteration or 0)
@@ -141,9 +141,9 @@ def _warning(first: int, group: int, stepping: int, start: Wanted) -> str:
 class _Target:
     number: int
     count: int  # the latest; -1: none
-    offset: int  # how far its count is ahead of those of the others for the same iteration
-    pace: float  # iterations per second; 0: none ended while we looked, so hardly more than one passes meanwhile
-    reach: float  # the most iterations that it could do in the time that is allowed
+    offset: int  # how far its count is ahead of others' for the same iteration
+    pace: float  # iterations per second; 0: none ended during sampling, so hardly more than one passes
+    reach: float  # the most iterations that it could do in the allowed time
 
     @property
     def position(self) -> int:

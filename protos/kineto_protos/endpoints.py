@@ -1,4 +1,4 @@
-"""Where the daemon listens by default; one rule for daemon and clients.
+"""The daemon's default addresses; one rule for daemon and clients.
 
 root:           /run/kineto/{kinetod.sock,agent.sock}
 anybody else:   $XDG_RUNTIME_DIR/kineto/… or, without it, /tmp/kineto-<uid>/…
@@ -14,6 +14,10 @@ SYSTEM_RUNTIME_DIR = SYSTEM_PARENT / "kineto"
 RPC_SOCKET_NAME = "kinetod.sock"
 AGENT_SOCKET_NAME = "agent.sock"
 USUAL_PORT = 50051  # of a daemon that listens on TCP
+KINETOD_NAMESPACE = "kineto"  # of its pods in Kubernetes, by default
+HOST_FIELD = "{host}"
+ADDRESS_FIELD = "{address}"  # the host's address in the cluster; its name if the cluster knows none
+DEFAULT_TEMPLATE = f"{HOST_FIELD}:{USUAL_PORT}"
 ADDRESS_VARIABLE = "KINETO_ADDRESS"
 TLS_VARIABLES = ("KINETO_TLS_CA", "KINETO_TLS_CERT", "KINETO_TLS_KEY")  # PEM files, in this order
 TLS_NAME_VARIABLE = "KINETO_TLS_NAME"
@@ -32,7 +36,7 @@ def runtime_dir(uid: int | None = None, environ: Mapping[str, str] = os.environ)
 
 
 def rpc_address(environ: Mapping[str, str] = os.environ, uid: int | None = None) -> str:
-    """The gRPC target for a client: KINETO_ADDRESS, else this user's daemon, else the system's."""
+    """The gRPC target for a client: KINETO_ADDRESS, otherwise this user's daemon, otherwise the system's."""
     if explicit := environ.get(ADDRESS_VARIABLE):
         return explicit
     own = runtime_dir(uid, environ)
@@ -50,7 +54,7 @@ def _is_there(folder: Path, uid: int) -> bool:
 
 
 def parse_address(text: str) -> str:
-    """A gRPC target: unix:/path or host:port. Raises ValueError, which says how to write a host or a path alone."""
+    """Parses a gRPC target: unix:/path or host:port. Raises ValueError, saying how to write a host or path alone."""
     if re.fullmatch(r"unix:.+|(?:dns:///|ipv4:|ipv6:)?(?:\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):\d{1,5}", text):
         return text
     meant = ""
@@ -63,7 +67,7 @@ def parse_address(text: str) -> str:
 
 def is_loopback(host: str) -> bool:
     """Whether only this host can reach this name or address."""
-    import ipaddress  # for `kinetoctl --help`, which needs none, it would take too long
+    import ipaddress  # it would slow down `kinetoctl --help`, which does not need it
 
     if host == "localhost":
         return True

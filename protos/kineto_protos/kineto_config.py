@@ -1,10 +1,10 @@
 """Kineto's configuration: its keys, what each means in Kineto, and its effect here. Pure.
 
 Theory of operation
-    The text is what libkineto reads from /etc/libkineto.conf and what Dynolog sends: one KEY=VALUE per line, and
-    comments from a # to the end of the line. The rules are those of libkineto: exactly one = in a line, booleans
-    n/y, no/yes, f/t, false/true, 0/1 in any case, whole numbers of 0 or more, comma-separated lists. A value that
-    breaks them is an error; an unknown key is only a warning, because it may be a newer one.
+    The text has the format of /etc/libkineto.conf and of Dynolog's requests: one KEY=VALUE per line, and comments from
+    a # to the end of the line. The rules are those of libkineto: exactly one = in a line, booleans n/y, no/yes, f/t,
+    false/true, 0/1 in any case, whole numbers of 0 or more, comma-separated lists. A value that breaks them is an
+    error; an unknown key is only a warning, because it may be a newer one.
 
     `KEYS` maps every key to the field that its value sets, and to a factor. Keys with the same field are names
     or units of the same thing, and the last one takes precedence. A key without a field has no effect here, and
@@ -56,7 +56,7 @@ class Effect(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigKey:
-    """One key. meaning: in Kineto; here: its effect, for people; field: what its value, times factor, sets."""
+    """One key. meaning: in Kineto; here: its effect, for people; field: set to its value, times factor."""
 
     name: str
     kind: Type
@@ -182,7 +182,7 @@ KEYS: Mapping[str, ConfigKey] = {row.name: row for row in _ROWS}
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A value that was given. where: `FILE:LINE: KEY`, or only the key if it was given on the command line."""
+    """A given value. where: `FILE:LINE: KEY`, or only the key if it was given on the command line."""
 
     value: Any  # bool, int, str or a tuple of str, as the key's kind says
     where: str
@@ -210,7 +210,7 @@ def is_inline(text: str) -> bool:
 
 
 def parse_inline(text: str) -> KinetoConfig:
-    """KEY=VALUE,KEY=VALUE,…, where a value may be a list itself, or lines. Raises KinetoConfigError."""
+    """Parses KEY=VALUE,KEY=VALUE,…, where a value may itself be a list, or lines. Raises KinetoConfigError."""
     if "\n" in text:
         return parse(text)
     config = KinetoConfig()
@@ -220,7 +220,7 @@ def parse_inline(text: str) -> KinetoConfig:
 
 
 def parse(text: str, source: str = "") -> KinetoConfig:
-    """A configuration text. source: the file it is from, for messages. Raises KinetoConfigError."""
+    """Parses a configuration text. source: its file, for messages. Raises KinetoConfigError."""
     config = KinetoConfig()
     for number, line in enumerate(text.split("\n"), start=1):
         _read_line(config, line, f"{source}:{number}: " if source else f"line {number}: ")
@@ -264,7 +264,8 @@ def _read_value(key: ConfigKey, text: str, where: str) -> bool | int | str | tup
             raise KinetoConfigError(f"{where}: expected yes or no (y, n, t, f, true, false, 1, 0), got {text!r:.80}")
         return _BOOLEANS[text.lower()]
     if key.kind in (Type.INT, Type.INT64):
-        most = MAX_INT32 if key.kind is Type.INT else MAX_INT64 // key.factor  # in its unit here, it must fit too
+        # it must also fit after conversion to the unit used here
+        most = MAX_INT32 if key.kind is Type.INT else MAX_INT64 // key.factor
         number = int(text) if re.fullmatch(r"[+-]?[0-9]{1,20}", text) else -1
         if not 0 <= number <= most:
             raise KinetoConfigError(f"{where}: expected a whole number from 0 to {most}, got {text!r:.80}")
@@ -274,7 +275,7 @@ def _read_value(key: ConfigKey, text: str, where: str) -> bool | int | str | tup
     return text
 
 
-# ---------------------------------------------------------------- what it asks for
+# ---------------------------------------------------------------- the requested capture
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,7 +307,7 @@ class RequestedCapture:
     notes: tuple[str, ...] = ()
 
 
-# Activity types of Kineto that no source of ours records: other vendors' and removed ones.
+# Activity types of Kineto that none of our sources records: other vendors' and removed ones.
 NEVER_RECORDED = frozenset(
     {
         "mtia_runtime", "mtia_ccp_events", "mtia_insight", "mtia_counters", "glow_runtime", "cuda_profiler_range",
@@ -356,7 +357,7 @@ class _RequestBuilder:
             self._origins[attribute] = self._config.settings[name].where
 
     def take_if_set(self, *names: str) -> None:
-        """Takes fields over as attributes of the same name. In Kineto, 0, false and an empty text mean "not set"."""
+        """Copies fields to attributes of the same name. In Kineto, 0, false and an empty text mean "not set"."""
         for name in names:
             if self._config.value(name):
                 self._take(name, name, self._config.value(name))
@@ -373,7 +374,7 @@ class _RequestBuilder:
         self._leave_out(others, "PROFILE_MEMORY requests only a snapshot")
 
     def extent(self) -> None:
-        """Takes over the length and the start."""
+        """Copies the length and the start."""
         value = self._config.value
         if value("iterations"):
             self.take_if_set("iterations", *_ITERATED)
@@ -398,7 +399,7 @@ class _RequestBuilder:
             self._take("start_at", "start_time_ns", start.value)
 
     def recording(self) -> None:
-        """Takes over what to record."""
+        """Copies what to record."""
         if self._config.value("activities"):
             self._take("activities", "activities", self._activities(self._config.settings["activities"]))
         self.take_if_set(*_SWITCHES)

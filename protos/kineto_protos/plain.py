@@ -1,12 +1,15 @@
-"""Protobuf messages as plain values: the one form of JSON that kinetoctl and the daemon's hooks use.
+"""Protobuf messages as plain values, the one form of JSON that kinetoctl and the daemon's hooks use, and as texts.
 
 Fields have their names from profiler.proto, enums are names, integers stay integers, absent optional
 fields are null, and all other fields are always present.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import Message
+
+if TYPE_CHECKING:
+    from kineto_protos.v1 import profiler_pb2 as pb
 
 
 def _scalar(field: Any, value: Any) -> Any:
@@ -35,3 +38,14 @@ def _value(message: Message, field: Any) -> Any:
 def plain(message: Message) -> dict[str, Any]:
     """The message as a dictionary of JSON values."""
     return {field.name: _value(message, field) for field in message.DESCRIPTOR.fields}
+
+
+def standing_text(call: "pb.StandingCall", pid: int, lasted: str) -> str:
+    """Describes a blocked call: its process, how long it has lasted and the capture."""
+    last = call.call == "cuptiFinalize"
+    where = f"a thread of {'' if last else 'the agent in '}process {pid}"
+    launches = "the program's launches wait" if last else "launches into the busy context wait"
+    return (
+        f"{where} has been inside {call.call} for {lasted} (capture {call.capture_id}): "
+        f"it waits until the GPU is idle, and {launches} with it"
+    )

@@ -1,1 +1,1 @@
-"""What Pyroscope is sent."""
+"""Messages sent to Pyroscope."""
