@@ -13,17 +13,15 @@ from kineto_protos.options import Parsed
 
 from kinetod import __version__
 from kinetod.base import logs
-from kinetod.base.command_line import exit_status
 from kinetod.base.errors import StartError
-from kinetod.config.config_sources import ConfigError, LoadedConfig, Origin
-from kinetod.config.config_text import default_file, effective
-from kinetod.config.setting import CONFIG_VARIABLE, SettingSpec
+from kinetod.base.logs import exit_status
+from kinetod.config.config_sources import ConfigError, LoadedConfig, Origin, default_file, effective
 from kinetod.config.settings import KEYS
-from kinetod.config.value_kinds import CREDENTIALS_VARIABLE, ListOf
+from kinetod.config.value_kinds import CONFIG_VARIABLE, CREDENTIALS_VARIABLE, ListOf, SettingSpec
 
 SERVICE_CREDENTIALS = "/run/credentials/kinetod.service"
 EXIT_CANNOT_START = 1
-EXIT_CONFIG = 2  # of the configuration as of the command line
+EXIT_CONFIG = 2  # for an invalid configuration or command line
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -37,7 +35,7 @@ def _settings(command: F) -> F:
 
 
 def _option(key: SettingSpec) -> Callable[[F], F]:
-    """The click option of a setting. Its variable is only named here; `config_sources` reads them all at once."""
+    """The click option of a setting. Its variable is only mentioned here; `config_sources` reads them all at once."""
     help_text = f"{key.meaning[0].upper()}{key.meaning[1:]}."
     if key.off_switch:
         return click.option(key.option, is_flag=True, help=f"{help_text}  [env var: {key.variable}]")

@@ -36,41 +36,39 @@ from kinetod.base import logs, notify
 from kinetod.base.errors import StartError
 from kinetod.base.fair_slots import FairSlots
 from kinetod.base.instance_lock import Lock
+from kinetod.base.unix_sockets import BriefTurns
 from kinetod.captures.counters.capture_counters import CounterSource
 from kinetod.captures.counters.gpu_access import GpuAccess
 from kinetod.captures.manager import CaptureManager, no_such_capture
 from kinetod.captures.result.decode_pool import Bounds, WorkerPool
-from kinetod.captures.target.device_graphs import DeviceGraphs
+from kinetod.captures.result.lifecycle import Keeping
 from kinetod.captures.target.profiler_conflicts import DEADLINE_S as CONFLICTS_S
 from kinetod.captures.target.profiler_conflicts import Conflicts
-from kinetod.captures.target.services import Services
-from kinetod.config.config_sources import LoadedConfig, Origin
-from kinetod.config.reload import Reloader
-from kinetod.config.settings import Config, Settings, serves_everybody
-from kinetod.gpus.context_holders import ContextHolders
-from kinetod.gpus.gpu_reader import GpuReader
+from kinetod.captures.target.services import DeviceGraphs, Services
+from kinetod.config.config_sources import LoadedConfig, Origin, Reloader
+from kinetod.config.settings import Config, Settings, serves_everybody, socket_mode
+from kinetod.gpus.gpu_reader import ContextHolders, GpuReader
 from kinetod.hooks.hook_runner import HookRunner
 from kinetod.host_checks.check_runner import HostLooker
 from kinetod.plugins.plugin_loader import load as load_plugins
-from kinetod.rpc.diagnose_host import HostDiagnoser
-from kinetod.rpc.diagnose_process import Diagnoser
+from kinetod.rpc.diagnose_host import Diagnoser, HostDiagnoser
 from kinetod.rpc.grpc_server import RpcServer
 from kinetod.rpc.profiler_service import ProfilerService
 from kinetod.rpc.watch_counters import CounterWatcher
 from kinetod.rpc.watch_host import HostWatcher
-from kinetod.sandbox.kernel_support import support
+from kinetod.sandbox.confinement import support
 from kinetod.selection.process_registry import Registry
 from kinetod.store.capture_store import LOCK_FILE, Store
 from kinetod.store.path_guard import check_store
+from kinetod.store.retention import Retention
 from kinetod.telemetry.health import PROBE_PERIOD_S, Health, HealthReport
 from kinetod.telemetry.host_info import HostInfo, read_gpus
-from kinetod.wiring.access_wiring import make_access
-from kinetod.wiring.counters_wiring import make_counters
-from kinetod.wiring.dynolog_wiring import make_dynolog_door
-from kinetod.wiring.kineto_wiring import make_recorder, start_poll_door
-from kinetod.wiring.kubernetes_wiring import make_kubernetes
-from kinetod.wiring.lifecycle_wiring import start_keeping
-from kinetod.wiring.metrics_wiring import json_log_findings, open_json_log, start_metrics
+from kinetod.uploads.remote_reader import RemoteReader
+from kinetod.uploads.upload_queue import Uploader
+from kinetod.uploads.worker_client import UploadWorker, worker_environ, worker_options
+from kinetod.wiring.access_wiring import make_access, make_kubernetes
+from kinetod.wiring.dynolog_wiring import make_dynolog_door, make_recorder, start_poll_door
+from kinetod.wiring.metrics_wiring import json_log_findings, make_counters, open_json_log, start_metrics
 
 log = logging.getLogger(__name__)
 
@@ -80,8 +78,9 @@ VENDOR_LIBRARIES_S = 10.0  # without the persistence daemon, the driver takes se
 STOP_CAPTURES_S = 8.0
 STOP_CALLS_S = 1.0
 FILE_THREADS = 4
-LOOKS = 2  # calls that look at processes and folders at a time; the threads for it are twice as many at least
-SWITCH_INTERVAL_S = 0.0001  # each system call of the loop may wait so long for threads that read many small files
+LOOKS = 2  # calls that inspect processes and folders at a time; there are at least twice as many threads for it
+SWITCH_INTERVAL_S = 0.0001  # each system call of the loop may wait this long for threads that read many small files
+WORKER_LOCK = "upload.lock"  # in the state folder
 
 
 def run(loaded: LoadedConfig, origin: Origin) -> int:
@@ -96,13 +95,14 @@ def run(loaded: LoadedConfig, origin: Origin) -> int:
         lock_path = config.agent_socket.with_name(config.agent_socket.name + ".lock")
         stack.enter_context(Lock(config.state_dir / LOCK_FILE, f"the state folder {config.state_dir}"))
         stack.enter_context(Lock(lock_path, f"the agent socket {config.agent_socket}"))
-        asyncio.run(_serve(Settings(config), origin))
+        with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(BriefTurns())) as runner:
+            runner.run(_serve(Settings(config), origin))
     return 0
 
 
 def _make_folders(config: Config) -> None:
     sockets = [config.agent_socket, *(address.path for address in config.listen if address.path is not None)]
-    # the system's folder is open to all: agents and clients of every user connect in it
+    # the system's folder is accessible to all: agents and clients of every user connect in it
     mode = 0o755 if serves_everybody(config) else 0o700
     for folder in {path.parent for path in sockets}:
         _make_runtime_dir(folder, mode)
@@ -131,7 +131,7 @@ def _make_runtime_dir(folder: Path, mode: int) -> None:
 
 
 def _raise_file_limit() -> None:
-    """Raises the descriptor limit: an agent takes two, so the usual 1024 would do for 500 agents."""
+    """Raises the descriptor limit: an agent takes two, so the usual 1024 would be enough for only 500 agents."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -149,12 +149,12 @@ async def _serve(settings: Settings, origin: Origin) -> None:
 
         def hang_up() -> None:
             gone = in_terminal and not sys.stderr.isatty()
-            stop.set() if gone else reloader.ask()  # the terminal was closed, or somebody wants a reload
+            stop.set() if gone else reloader.ask()  # the terminal was closed, or somebody requests a reload
 
         loop.add_signal_handler(signal.SIGHUP, hang_up)
         await daemon.become_ready()
         log.info("kinetod %s serves on %s", __version__, ", ".join(map(str, settings.current.listen)))
-        tasks = [asyncio.create_task(daemon.keep_house()), asyncio.create_task(reloader.run())]
+        tasks = [asyncio.create_task(daemon.housekeeping_loop()), asyncio.create_task(reloader.run())]
         await stop.wait()
         for task in tasks:
             task.cancel()
@@ -178,7 +178,7 @@ class _Daemon:
         self._said = ""
 
     def status(self) -> str:
-        """One line for those who ask the service manager."""
+        """One line for the service manager."""
         agents, captures = len(self._hub.agents()), self._captures.running
         said = (f"{agents} agent{_s(agents)}, {captures} capture{_s(captures)} running", str(self._report))
         return "; ".join(filter(None, said))
@@ -191,24 +191,24 @@ class _Daemon:
         await self._rpc.set_serving(True)
         self._said = self.status()
         gc.collect()
-        gc.freeze()  # what stays for good is not looked through again and again
+        gc.freeze()  # permanent objects are not traversed repeatedly
         notify.ready(self._said)
 
-    async def keep_house(self) -> None:
+    async def housekeeping_loop(self) -> None:
         """Checks health, watchdog, STATUS= and dead agents, every HOUSEKEEPING_PERIOD_S or half the watchdog's time."""
         watchdog_s = notify.watchdog_s()
         period_s = min(HOUSEKEEPING_PERIOD_S, watchdog_s / 2 if watchdog_s else HOUSEKEEPING_PERIOD_S)
         while True:
             try:
-                await self._look_after()
-            except Exception:  # not fed for it, the watchdog ends a daemon in which this goes on
+                await self._housekeep()
+            except Exception:  # without pings, the watchdog ends a daemon in which this persists
                 log.exception("housekeeping failed")
             else:
                 if watchdog_s and not self._report.problems:
                     notify.notify("WATCHDOG=1")
             await asyncio.sleep(period_s)
 
-    async def _look_after(self) -> None:
+    async def _housekeep(self) -> None:
         self._hub.check_alive()
         self._report = await self._health.look()
         await self._rpc.set_serving(not self._report.problems)
@@ -230,14 +230,14 @@ def _s(count: int) -> str:
 
 
 async def _ask_vendor_libraries(gpus: GpuReader) -> None:
-    """Logs which GPUs there are, before anybody asks for them."""
+    """Logs the GPUs, before anybody queries them."""
     found = await asyncio.to_thread(read_gpus, gpus, VENDOR_LIBRARIES_S)
     said = f"{len(found.gpus)} GPUs, driver {found.driver_version}" if found.gpus else f"no GPUs: {found.note}"
     log.info("%s", said)
 
 
 def _check_sandbox(config: Config) -> None:
-    """Logs which confinement of decoders is missing. Raises StartError if it is required."""
+    """Logs missing parts of the decoders' sandbox. Raises StartError if it is required."""
     missing = support().missing
     if missing and config.decode_sandbox == "required":
         raise StartError(f'{"; ".join(missing)}; captures.decode_sandbox is "required"')
@@ -262,8 +262,8 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
     workers = WorkerPool(config.decode_workers, bounds=lambda: _bounds(settings.current), room=room)
     await workers.start()
     stack.push_async_callback(workers.stop)
-    executor = ThreadPoolExecutor(FILE_THREADS, "files")
-    stack.callback(executor.shutdown)
+    file_threads = ThreadPoolExecutor(FILE_THREADS + 1, "files")
+    stack.callback(file_threads.shutdown)
     hostname = socket.gethostname()
     helper = HelperService(config.helper_socket) if config.helper_socket is not None else None
     helpers = helper or AttachHelpers(WARM_HELPERS)
@@ -271,7 +271,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
     kubernetes = make_kubernetes(settings, helper, lambda user: store.run(store.number_of, user), stack)
     access = await make_access(settings, stack, kubernetes.users)
     plugins = await load_plugins(config.plugins)
-    hub = AgentHub(plugins.parcel)
+    hub = AgentHub(plugins.parcel, access.tell_standing)
     gpus = GpuReader(activity=config.gpu_activity)
     stack.push_async_callback(asyncio.to_thread, gpus.close)
     poll_door = await start_poll_door(config, helper, stack)
@@ -289,7 +289,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
         settings=settings,
         counters=counters,
         workers=workers,
-        executor=executor,
+        files=FairSlots(FILE_THREADS, spare=1, threads=file_threads),
         free_bytes=store.free_bytes,
         host=hostname,
         conflicts=Conflicts(config.state_dir, looker=HostLooker(deadline_s=CONFLICTS_S, helper=helper), gpus=gpus.read),
@@ -297,13 +297,12 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
         whose=registry.whose,
         plugins=plugins,
     )
-    # the system's daemon serves the agents of every user: who they are is the kernel's word, not the socket's mode
-    link = LinkServer(config.agent_socket, hub, mode=0o666 if serves_everybody(config) else 0o600)
+    link = LinkServer(config.agent_socket, hub, mode=socket_mode(config))
     attacher = await _start_attacher(settings, helpers, link, hub, workers, gpus, stack) if config.attach else None
     keeping = await start_keeping(settings, store, stack)
     recorder = make_recorder(poll_door, helper, stack)
     captures = CaptureManager(settings, registry, store, services, keeping, attacher, recorder)
-    gate = access.gate(captures.thing, no_such_capture)
+    gate = access.gate(captures.resource, no_such_capture)
     hooks = HookRunner(settings, store.capture_dir)
     stack.push_async_callback(hooks.stop)
 
@@ -360,16 +359,17 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
             polls=polls,
             doors=door.findings,
             metrics=lambda: json_log_findings(json_log),
+            standing=hub.standing,
         ),
         counters=CounterWatcher(counters, settings),
         gate=gate,
         settings=settings,
         looks=looks,
     )
-    rpc = RpcServer(service, access.front, access.folder, access.certificates, access.doorkeeper)
+    rpc = RpcServer(service, access.front, access.folder, access.certificates, access.call_tracker)
     await captures.recover()
     await rpc.start()
-    stack.push_async_callback(rpc.stop, 0.0)  # also where what follows refuses: gRPC complains once the loop has gone
+    stack.push_async_callback(rpc.stop, 0.0)  # also if a later step fails: gRPC logs an error once the loop has gone
     link.start()
     await door.start(captures)
     start_metrics(
@@ -414,3 +414,28 @@ async def _start_attacher(
         lambda config: attacher.configure(deadline_ns=config.attach_deadline_ns, keep_ns=config.keep_agent_ns)
     )
     return attacher
+
+
+async def start_keeping(settings: Settings, store: Store, stack: contextlib.AsyncExitStack) -> Keeping:
+    """Starts retention and uploads, which run until the stack is closed."""
+    worker = UploadWorker(
+        Path(store.state_dir, WORKER_LOCK),
+        lambda: worker_options(settings.current),
+        lambda: worker_environ(settings.current),
+    )
+    stack.push_async_callback(worker.stop)
+    uploader = Uploader(settings, store, worker)
+    retention = Retention(settings, store, is_pending_upload=uploader.is_pending)
+    uploader.on_uploaded = retention.wake
+    tasks = [
+        asyncio.create_task(uploader.run(), name="uploads"),
+        asyncio.create_task(retention.run(), name="retention"),
+    ]
+
+    async def stop() -> None:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    stack.push_async_callback(stop)
+    return Keeping(store, retention, uploader, RemoteReader(worker))

@@ -1,11 +1,11 @@
 """`python -m kinetod.probe [ADDRESS]`: checks the health of kinetod or its helper services, for container probes.
 
-The exit status is 0 if it reports to be healthy within DEADLINE_S, else 1 with the reason on standard error. The daemon
-is asked through the standard gRPC health service on its Unix socket, so that nothing has to listen on the network (a
-kubelet's own gRPC probe can neither use Unix sockets nor present a certificate). `seqpacket:/path` is an attach
-helper's socket: it is asked about the probe itself, about which it reveals nothing. `counters:/path` is the socket of
-kinetod-counters, which is asked to end a sampling that has not begun, so that no driver is asked. A probe takes about
-0.15 s of one core, mostly to load gRPC.
+The exit status is 0 if it reports that it is healthy within DEADLINE_S, otherwise 1 with the reason on standard error.
+The daemon is queried through the standard gRPC health service on its Unix socket, so that nothing has to listen on the
+network (a kubelet's own gRPC probe can neither use Unix sockets nor present a certificate). `seqpacket:/path` is an
+attach helper's socket: it is asked about the probe itself, about which it reveals nothing. `counters:/path` is the
+socket of kinetod-counters, which is asked to end a sampling that has not begun, so that no driver is called. A probe
+takes about 0.15 s of one core, mostly to load gRPC.
 """
 
 import asyncio
@@ -21,11 +21,11 @@ COUNTERS_PREFIX = "counters:"
 
 
 class Unwell(Exception):
-    """The service is not healthy or cannot be asked. The text says why."""
+    """The service is unhealthy or unreachable. The message says why."""
 
 
 def ask_daemon(address: str, deadline_s: float = DEADLINE_S) -> None:
-    """Checks its health. Raises Unwell."""
+    """Checks the daemon's health. Raises Unwell."""
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -46,7 +46,7 @@ def _details(error: Exception) -> str:
 
 
 def ask_helper(path: Path) -> None:
-    """Checks its health. Raises Unwell."""
+    """Checks the attach helper's health. Raises Unwell."""
     from kinetod.attach_helper.helper_client import HelperService
 
     if problem := asyncio.run(HelperService(path, start_grace_s=0).problem()):
@@ -54,9 +54,8 @@ def ask_helper(path: Path) -> None:
 
 
 def ask_counters(path: Path, deadline_s: float = DEADLINE_S) -> None:
-    """Checks its health. Raises Unwell."""
-    from kinetod.counters.counter_client import CounterClient
-    from kinetod.counters.sampler_connections import CountersService
+    """Checks the health of kinetod-counters. Raises Unwell."""
+    from kinetod.counters.counter_client import CounterClient, CountersService
 
     if problem := asyncio.run(CounterClient(CountersService(path), answer_s=deadline_s).problem()):
         raise Unwell(problem)

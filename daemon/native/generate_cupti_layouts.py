@@ -8,7 +8,7 @@ Theory of operation
     which structure a version writes: the newest one of its `cupti_activity.h`. For each wheel this tool
     compiles a small C program that prints offsetof, sizeof of the fields that we read, and writes
 
-    daemon/kineto_trace/decode/cupti/cupti_layouts.py     everything, for the decoder
+    daemon/kineto_trace/decode/cupti_layouts.py     everything, for the decoder
     agent/kineto_agent/sources/cupti/known_versions.py    what the collector needs: versions, offset of the name
 
     Only numbers and field names are kept; the headers stay in a temporary folder.
@@ -23,11 +23,15 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
+T = TypeVar("T")
+PART_CHARS = 108  # of a dictionary on one line of a module
 ROOT = Path(__file__).resolve().parents[2]
-LAYOUTS_FILE = ROOT / "daemon/kineto_trace/decode/cupti/cupti_layouts.py"
+LAYOUTS_FILE = ROOT / "daemon/kineto_trace/decode/cupti_layouts.py"
 VERSIONS_FILE = ROOT / "agent/kineto_agent/sources/cupti/known_versions.py"
 
 # Wheels with headers: (distribution, version). All that exist, since a patch release may change the version number.
@@ -182,6 +186,36 @@ def release_text(wheel_versions: list[str]) -> str:
     return ", ".join(dict.fromkeys(version.rsplit(".", 1)[0] for version in wheel_versions))
 
 
+def packed(numbers: Mapping[str, int]) -> str:
+    """A dictionary as source text of few lines: several short ones that are joined."""
+    parts: list[dict[str, int]] = [{}]
+    for name, value in numbers.items():
+        if len(json.dumps(parts[-1] | {name: value})) > PART_CHARS:
+            parts.append({})
+        parts[-1][name] = value
+    return " | ".join(map(json.dumps, parts))
+
+
+def record_sets(variables: Mapping[T, Mapping[str, str]]) -> tuple[list[str], dict[T, str]]:
+    """Source text of the sets of records, each but the first as what it changes in the one before; and each version's.
+
+    variables: version -> kind -> the variable of its layout.
+    """
+    lines: list[str] = []
+    names: dict[T, str] = {}
+    known: list[Mapping[str, str]] = []
+    for version, records in variables.items():
+        if records not in known:
+            before = known[-1] if known else {}
+            changed = {kind: name for kind, name in records.items() if before.get(kind) != name}
+            base = f"_RECORDS_{len(known)} | " if known else ""
+            known.append(records)
+            text = ", ".join(f'"{kind}": {name}' for kind, name in changed.items())
+            lines.append(f"_RECORDS_{len(known)} = {base}{{{text}}}")
+        names[version] = f"_RECORDS_{known.index(records) + 1}"
+    return lines, names
+
+
 def render_layouts(tables: dict[int, dict[str, Layout]], releases: dict[int, str]) -> str:
     """The decoder's module."""
     names: dict[tuple[str, Layout], str] = {}
@@ -212,7 +246,7 @@ def render_layouts(tables: dict[int, dict[str, Layout]], releases: dict[int, str
         "",
         "# Width in bytes of each field.",
         "WIDTHS: dict[str, dict[str, int]] = {",
-        *(f"    {json.dumps(record.name)}: {json.dumps(record.fields)}," for record in RECORDS),
+        *(f'    "{record.name}": {packed(record.fields)},' for record in RECORDS),
         "}",
         "",
     ]
@@ -224,17 +258,14 @@ def render_layouts(tables: dict[int, dict[str, Layout]], releases: dict[int, str
                 ]
                 name = f"_{kind}_{sum(1 for known, _ in names if known == kind) + 1}"
                 out.append(f"# {layout.struct}, first in CUDA {releases[version].split(',')[0]}")
-                offsets = f"{same[0]}.offsets" if same else json.dumps(dict(layout.offsets))
+                offsets = f"{same[0]}.offsets" if same else packed(dict(layout.offsets))
                 out.append(f"{name} = RecordLayout({layout.size}, {offsets})")
                 names[kind, layout] = name
-    sets: dict[str, str] = {}
-    rows = []
-    for version in sorted(tables):
-        text = "{%s,}" % ", ".join(f'"{kind}": {names[kind, layout]}' for kind, layout in tables[version].items())
-        if text not in sets:
-            sets[text] = f"_RECORDS_{len(sets) + 1}"
-            out.append(f"{sets[text]} = {text}")
-        rows.append(f'    {version}: VersionLayout("{releases[version]}", {sets[text]}),')
+    sets, set_of = record_sets(
+        {version: {kind: names[kind, layout] for kind, layout in tables[version].items()} for version in sorted(tables)}
+    )
+    out += sets
+    rows = [f'    {version}: VersionLayout("{releases[version]}", {set_of[version]}),' for version in sorted(tables)]
     out += ["", "# By the number that cuptiGetVersion gives.", "LAYOUTS: dict[int, VersionLayout] = {", *rows, "}", ""]
     return "\n".join(out)
 

@@ -9,7 +9,7 @@ Theory of operation
     (ptiVersionString). A version writes the newest structure of its `pti_view.h` for each kind. For each tag this tool
     compiles a small C program that prints offsetof, sizeof of the fields that we read, and writes
 
-    daemon/kineto_trace/decode/pti/pti_layouts.py       everything, for the decoder
+    daemon/kineto_trace/decode/pti_layouts.py       everything, for the decoder
     agent/kineto_agent/sources/pti/known_versions.py    what the agent needs: versions
 
     Versions without a public header (SAME_AS) have been found to write the records of the version before; the
@@ -29,8 +29,10 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from generate_cupti_layouts import packed, record_sets
+
 ROOT = Path(__file__).resolve().parents[2]
-LAYOUTS_FILE = ROOT / "daemon/kineto_trace/decode/pti/pti_layouts.py"
+LAYOUTS_FILE = ROOT / "daemon/kineto_trace/decode/pti_layouts.py"
 VERSIONS_FILE = ROOT / "agent/kineto_agent/sources/pti/known_versions.py"
 
 # Version without its patch number -> tag.
@@ -222,25 +224,26 @@ def render_layouts(tables: dict[str, dict[str, Layout]]) -> str:
         "",
         "# Width in bytes of each field.",
         "WIDTHS: dict[str, dict[str, int]] = {",
-        *(f"    {json.dumps(record.name)}: {json.dumps(record.fields)}," for record in RECORDS),
+        *(f'    "{record.name}": {packed(record.fields)},' for record in RECORDS),
         "}",
         "",
     ]
     for version, table in tables.items():
         for name, layout in table.items():
             if (name, layout) not in names:
+                same = [
+                    known for (other, each), known in names.items() if (other, each.offsets) == (name, layout.offsets)
+                ]
                 variable = f"_{name}_{sum(1 for known, _ in names if known == name) + 1}"
                 out.append(f"# {layout.struct}, first in {version}")
-                out.append(f"{variable} = PtiLayout({layout.kind}, {layout.size}, {json.dumps(dict(layout.offsets))})")
+                offsets = f"{same[0]}.offsets" if same else packed(dict(layout.offsets))
+                out.append(f"{variable} = PtiLayout({layout.kind}, {layout.size}, {offsets})")
                 names[name, layout] = variable
-    sets: dict[str, str] = {}
-    rows = []
-    for version, table in tables.items():
-        text = "{%s,}" % ", ".join(f'"{name}": {names[name, layout]}' for name, layout in table.items())
-        if text not in sets:
-            sets[text] = f"_RECORDS_{len(sets) + 1}"
-            out.append(f"{sets[text]} = {text}")
-        rows.append(f'    "{version}": {sets[text]},')
+    sets, set_of = record_sets(
+        {version: {name: names[name, layout] for name, layout in table.items()} for version, table in tables.items()}
+    )
+    out += sets
+    rows = [f'    "{version}": {set_of[version]},' for version in tables]
     out += ["", "# By what ptiVersionString says, without the patch number."]
     out += ["LAYOUTS: dict[str, dict[str, PtiLayout]] = {", *rows, "}", ""]
     return "\n".join(out)

@@ -7,7 +7,7 @@ Theory of operation
     projects/rocprofiler-sdk/source/include), and --hsakmt the one with hsakmt/hsakmttypes.h. A C program made of the
     headers' own structures prints sizes and offsets, which must be those of
 
-    daemon/kineto_trace/decode/rocprofiler/rocprofiler_layouts.py     records and callbacks
+    daemon/kineto_trace/decode/rocprofiler_layouts.py     records and callbacks
 
     and, with --write, the places of HIP's arguments of interest are computed and written to
 
@@ -28,7 +28,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from kineto_trace.decode.rocprofiler.rocprofiler_layouts import CALLBACKS, RECORDS, releases_of
+from kineto_trace.decode.rocprofiler_layouts import CALLBACKS, RECORDS, releases_of
 
 ROOT = Path(__file__).resolve().parents[2]
 ARGUMENTS_FILE = ROOT / "agent/native/rocprofiler/hip_arguments.h"

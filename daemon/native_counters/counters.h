@@ -1,5 +1,5 @@
 /* Samples the hardware counters of whole GPUs with CUPTI's PM sampling. Called through ctypes by
- * kinetod.counters.cupti.native_sampling, in the process of kinetod-counters only.
+ * kinetod.counters.cupti_backend, in the process of kinetod-counters only.
  *
  * Theory of operation
  *     kn_open loads a libcupti and the driver, creates no CUDA context and touches no other process. kn_start configures

@@ -1,9 +1,9 @@
-"""What every call passes: identification, rate limit, authorization, and a line in the audit log.
+"""The gate that every call passes: identification, rate limit, authorization, and a line in the audit log.
 
 Theory of operation
-    `admit` runs before a call's own work and refuses what can be refused by the call's name and the capture that it
-    names. Access to processes is decided where they are looked up, by the same `role_policy.may`: for each target of a
-    capture and each process of a list. A capture that the caller may not see is treated as if it did not exist.
+    `admit` runs before a call's own work and refuses calls by their name and the capture that they refer to. Access to
+    processes is decided where they are looked up, by the same `role_policy.may`: for each target of a capture and each
+    process of a list. A capture that the caller may not see is treated as if it did not exist.
 
     Each call writes one line to the audit log: a streaming call when it begins, any other when it ends, a refused one
     when it is refused.
@@ -15,42 +15,41 @@ from dataclasses import dataclass
 from typing import Any
 
 from kinetod.access.audit_log import AuditLog
-from kinetod.access.call_limits import FLOODS, Doorkeeper
+from kinetod.access.call_limits import FLOODS, CallTracker
 from kinetod.access.callers import Auth, Callers
 from kinetod.base.errors import KinetodError, NotIdentified, NotPermitted, Reason
-from kinetod.base.fair_slots import payer
+from kinetod.base.fair_slots import fair_share_key
 from kinetod.permissions.caller_limits import COSTS, RequestRate
-from kinetod.permissions.role_policy import CALLS, Action, Caller, Thing, listed, may, may_at_all, needed
+from kinetod.permissions.role_policy import CALLS, Action, Caller, Resource, listed, may, may_at_all, needed
 
-_CAPTURE_ACTIONS = (Action.SEE_CAPTURE, Action.CHANGE_CAPTURE)
-ThingOf = Callable[[str], Awaitable[Thing | None]]
+ResourceOf = Callable[[str], Awaitable[Resource | None]]
 
 
 @dataclass(slots=True)
-class Noted:
-    """What a call answered, filled in by the call."""
+class CallAnswer:
+    """Answer of a call, filled in by the call."""
 
     answer: Any = None
 
 
-class Gate:
-    """Authorizes calls. thing_of: looks up a capture by id; no_such: the error for one that does not exist."""
+class Authorizer:
+    """Authorizes calls. resource_of: looks up a capture by id; no_such: error for one that does not exist."""
 
     def __init__(
         self,
         callers: Callers,
         rate: RequestRate,
         audit: AuditLog,
-        doorkeeper: Doorkeeper,
+        call_tracker: CallTracker,
         *,
-        thing_of: ThingOf,
+        resource_of: ResourceOf,
         no_such: Callable[[str], KinetodError],
     ) -> None:
         self._callers = callers
         self._rate = rate
         self._audit = audit
-        self._doorkeeper = doorkeeper
-        self._thing_of = thing_of
+        self._call_tracker = call_tracker
+        self._resource_of = resource_of
         self._no_such = no_such
 
     async def admit(self, call: str, connection: str, auth: Auth, request: Any) -> Caller:
@@ -59,7 +58,7 @@ class Gate:
         try:
             action = CALLS.get(call)
             caller = await self._callers.caller(connection, auth, action, _pods(request))
-            payer.set(caller.key)
+            fair_share_key.set(caller.key)
             self._rate.take(caller.key, caller, COSTS.get(call, 1))
             if caller.refusal is not None:
                 raise caller.refusal
@@ -68,11 +67,11 @@ class Gate:
             await self._decide(caller, action, request)
         except KinetodError as exc:
             if caller is None:
-                self._doorkeeper.unknown(call, connection, auth)
-            if caller is not None and exc.reason in FLOODS:
-                self._doorkeeper.flooded(call, connection, caller, exc)
-            else:
-                self._refused(call, caller, request, exc)
+                self._call_tracker.unknown(call, connection, auth)
+            elif exc.reason in FLOODS:
+                self._call_tracker.flooded(call, connection, caller, exc)
+                raise
+            self._refused(call, caller, request, exc)
             raise
         return caller
 
@@ -80,27 +79,27 @@ class Gate:
         if not may_at_all(caller, action):
             raise _role_needed(caller, action)
         capture_id = _capture_id(request)
-        if action not in _CAPTURE_ACTIONS or capture_id is None:
+        if capture_id is None:
             return
-        thing = await self._thing_of(capture_id)
-        if thing is None or not may(caller, Action.SEE_CAPTURE, thing):
+        resource = await self._resource_of(capture_id)
+        if resource is None or not may(caller, Action.SEE_CAPTURE, resource):
             raise self._no_such(capture_id)
-        if not may(caller, action, thing):
+        if not may(caller, action, resource):
             raise _role_needed(caller, action)
 
     @contextlib.contextmanager
-    def noted(self, call: str, caller: Caller, request: Any) -> Iterator[Noted]:
+    def noted(self, call: str, caller: Caller, request: Any) -> Iterator[CallAnswer]:
         """Writes the audit line of a call. Wrap a unary call entirely, a streaming one only at its beginning."""
-        noted = Noted()
+        noted = CallAnswer()
         try:
             yield noted
         except KinetodError as exc:
             self._refused(call, caller, request, exc)
             raise
         except BaseException as exc:  # a caller that hangs up too
-            self._audit.write(call, type(exc).__name__, caller, **what_is_asked(request))
+            self._audit.write(call, type(exc).__name__, caller, **audit_fields(request))
             raise
-        self._audit.write(call, "allowed", caller, **{**what_is_asked(request), **_answered(noted.answer)})
+        self._audit.write(call, "allowed", caller, **{**audit_fields(request), **_answered(noted.answer)})
 
     def note_end(self, capture: Any) -> None:
         """Writes the audit line for the end of a capture."""
@@ -118,7 +117,7 @@ class Gate:
 
     def _refused(self, call: str, caller: Caller | None, request: Any, error: KinetodError) -> None:
         denied = isinstance(error, NotPermitted | NotIdentified)
-        facts = {"reason": str(error.reason), **what_is_asked(request), **error.audited}
+        facts = {"reason": str(error.reason), **audit_fields(request), **error.audited}
         self._audit.write(call, "denied" if denied else "refused", caller, **facts)
 
 
@@ -144,7 +143,7 @@ def _pods(request: Any) -> frozenset[str]:
     return frozenset(spec.selector.pod_uids) if "selector" in spec.DESCRIPTOR.fields_by_name else frozenset()
 
 
-def what_is_asked(request: Any) -> dict[str, Any]:
+def audit_fields(request: Any) -> dict[str, Any]:
     """The facts about a request for the audit log."""
     asked: dict[str, Any] = {"capture": _capture_id(request)}
     fields = request.DESCRIPTOR.fields_by_name

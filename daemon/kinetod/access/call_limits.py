@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from kinetod.access.audit_log import AuditLog, proxy_facts
-from kinetod.access.callers import Auth, Callers, Standing
+from kinetod.access.callers import Auth, Callers, CallerStatus
 from kinetod.base import metrics
 from kinetod.base.errors import Exhausted, KinetodError, Reason
-from kinetod.base.fair_slots import payer
-from kinetod.base.log_tally import Tally
+from kinetod.base.fair_slots import fair_share_key
+from kinetod.base.logs import Tally
 from kinetod.permissions.caller_limits import RequestRate, Shares
 from kinetod.permissions.role_policy import Caller
 
@@ -26,7 +26,7 @@ PENALTY_S = 0.05
 FLOODS = frozenset({Reason.TOO_MANY_REQUESTS, Reason.TOO_MANY_CALLS})
 
 
-class Doorkeeper:
+class CallTracker:
     """Admits calls within their limits. hold, vouch: see `Front`."""
 
     def __init__(
@@ -56,11 +56,11 @@ class Doorkeeper:
     def entered(self, method: str, connection: str, auth: Auth, *, ungated: bool) -> Iterator[None]:
         """Counts one of the caller's calls for the block. ungated: the method passes no gate. Raises Exhausted."""
         standing = self._callers.standing(connection, auth)
-        payer.set(standing.key)
+        fair_share_key.set(standing.key)
         with contextlib.ExitStack() as held:
             try:
                 held.enter_context(self._calls.one(standing.key, standing.who, admin=standing.admin))
-                if ungated:  # counted apart: a probe is not kept waiting by what the same user asks for elsewhere
+                if ungated:  # counted separately, so that the user's other calls do not delay a probe
                     self._rate.take(f"{standing.key} {method}", standing.who)
             except Exhausted as exc:
                 self.flooded(method, connection, standing, exc)
@@ -69,7 +69,7 @@ class Doorkeeper:
                 self._tally.note((standing.key, method), self._line(method, "allowed", standing))
             yield
 
-    def flooded(self, call: str, connection: str, who: Standing | Caller, error: KinetodError) -> None:
+    def flooded(self, call: str, connection: str, who: CallerStatus | Caller, error: KinetodError) -> None:
         """Notes a request that was refused because there are too many."""
         metrics.limited(str(error.reason))
         line = self._line(call, "refused", who, reason=str(error.reason))
@@ -91,7 +91,7 @@ class Doorkeeper:
         self._tally.flush()
 
     @staticmethod
-    def _line(call: str, decision: str, who: Standing | Caller, **facts: Any) -> dict[str, Any]:
+    def _line(call: str, decision: str, who: CallerStatus | Caller, **facts: Any) -> dict[str, Any]:
         line: dict[str, Any] = {"call": call, "decision": decision, **facts}
         if isinstance(who, Caller):
             return {**line, "caller": who}

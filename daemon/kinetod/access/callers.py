@@ -19,21 +19,23 @@ from kinetod.base.errors import NotIdentified, NotPermitted, Reason
 from kinetod.base.safe_text import clean
 from kinetod.config.settings import Config, Settings
 from kinetod.permissions.role_grants import Grant, LocalRules, certificate_names, local_roles
-from kinetod.permissions.role_policy import Action, Caller, Role, Via, sees_all
-from kinetod.processes.batch_jobs import PROC, jobs_of
+from kinetod.permissions.role_policy import PROCESS_ACTIONS, Action, Caller, Role, Via, sees_all
+from kinetod.processes.identity import PROC
+from kinetod.processes.process_info import jobs_of
 
 KEEP_NAMES_S = 60.0
 KEEP_JOBS_S = 2.0
 MAX_KEPT = 4096
-_PROCESS_ACTIONS = (Action.SEE_PROCESS, Action.TRACE)
+MAX_CERTIFICATE_CHARS = 300  # of a name that is shown
 Auth = Mapping[str, Iterable[bytes]]
 P = ParamSpec("P")
+K = TypeVar("K")
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """A user's names from the system's databases, and how long they are valid. gids: of a user asked for by name."""
+    """A user's names from the system's databases, and their expiry. gids: only for a user looked up by name."""
 
     uid: int | None
     user: str
@@ -43,8 +45,8 @@ class _Names:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """What a connection alone says about a caller. key: what limits are counted by."""
+class CallerStatus:
+    """Facts about a caller that the connection alone shows. key: identifies the caller for limits."""
 
     key: str
     who: str
@@ -64,14 +66,14 @@ class Callers:
         peer_of: Callable[[str], Peer | None],
         kubernetes: KubernetesUsers | None = None,
         *,
-        own_uid: int | None = None,
+        own_uid: int,
         clock: Callable[[], float] = time.monotonic,
         proc: Path = PROC,
     ) -> None:
         self._settings = settings
         self._peer_of = peer_of
         self._kubernetes = kubernetes
-        self._own_uid = os.geteuid() if own_uid is None else own_uid
+        self._own_uid = own_uid
         self._clock = clock
         self._proc = proc
         self._names: dict[int | str, _Names] = {}
@@ -82,40 +84,37 @@ class Callers:
     async def introduce(self, connection: str, auth: Auth) -> str:
         """The user named by a token, found before anything is counted; "" if no token identifies the caller."""
         peer = self._peer_of(connection)
-        if peer is not None and delegation.is_asked(auth):
-            await self._introduce_page_user(peer, auth)
-        if peer is None or peer.via is not Via.KUBERNETES or self._kubernetes is None:
+        if peer is None:
+            return ""
+        if (asked := delegation.behalf(auth)) is not None:
+            await self._introduce_page_user(peer, auth, asked)
+        if peer.via is not Via.KUBERNETES or self._kubernetes is None:
             return ""
         return await self._kubernetes.introduce(connection, auth)
 
-    def standing(self, connection: str, auth: Auth) -> Standing:
+    def standing(self, connection: str, auth: Auth) -> CallerStatus:
         """Identifies the peer without asking a database; user names are the last known ones."""
         peer = self._peer_of(connection)
         if peer is None:
-            return Standing(key="nobody", who="a connection that the daemon does not know")
+            return CallerStatus(key="nobody", who="a connection that the daemon does not know")
         config = self._settings.current
         if (page_user := self._page_standing(peer, auth)) is not None:
             return page_user
         if peer.uid is not None:
-            rules, names = local_rules(config), self._names.get(peer.uid)
-            admin = peer.uid in (0, self._own_uid)
-            if names is not None and not admin:
-                gid_of = names.group_ids.get
-                roles = local_roles(
-                    rules, uid=peer.uid, user=names.user, gids=peer.gids, own_uid=self._own_uid, gid_of=gid_of
-                )
-                admin = Role.ADMIN in roles
+            admin, names = peer.uid in (0, self._own_uid), self._names.get(peer.uid)
+            if names is not None:
+                admin = Role.ADMIN in self._roles(peer.uid, names, peer.gids)
             who = f"{names.user} (uid {peer.uid})" if names is not None else f"uid {peer.uid}"
-            return Standing(key=peer.key, who=who, admin=admin, via=peer.via, uid=peer.uid, address=peer.address)
+            return CallerStatus(key=peer.key, who=who, admin=admin, via=peer.via, uid=peer.uid, address=peer.address)
         if peer.via is Via.KUBERNETES and self._kubernetes is not None and (user := self._kubernetes.known(auth)):
             who = f"the Kubernetes user {user}"
-            return Standing(key=f"kubernetes {user}", who=who, via=peer.via, address=peer.address)
+            return CallerStatus(key=f"kubernetes {user}", who=who, via=peer.via, address=peer.address)
         name = next((each for each in certificate_names(auth) if each in config.certificates), None)
         if name is None or peer.via is not Via.TLS:
-            return Standing(key=peer.key, who=f"the address {peer.address}", via=peer.via, address=peer.address)
-        return Standing(
+            return CallerStatus(key=peer.key, who=f"the address {peer.address}", via=peer.via, address=peer.address)
+        return CallerStatus(
             key=f"certificate {name}",
-            who=f"the certificate {clean(name, 300)}",
+            who=f"the certificate {clean(name, MAX_CERTIFICATE_CHARS)}",
             admin=Role.ADMIN in config.certificates[name].roles,
             via=peer.via,
             address=peer.address,
@@ -124,7 +123,7 @@ class Callers:
     async def caller(
         self, connection: str, auth: Auth, action: Action | None, pods: frozenset[str] = frozenset()
     ) -> Caller:
-        """The caller on the connection that gRPC calls by this name. pods: those that the request names.
+        """The caller on the connection with this name in gRPC. pods: those named by the request.
 
         Raises NotIdentified, NotPermitted.
         """
@@ -145,22 +144,22 @@ class Callers:
                 f"{caller} has no role on this host; an administrator can give one: access.local_roles, "
                 "access.admin_groups and similar keys of kinetod's configuration",
             )
-        needs_jobs = action in _PROCESS_ACTIONS and Role.JOBS in caller.roles and not sees_all(caller, action)
+        needs_jobs = action in PROCESS_ACTIONS and Role.JOBS in caller.roles and not sees_all(caller, action)
         if needs_jobs and caller.uid is not None:
             return replace(caller, jobs=await self._jobs_of(caller.uid))
         return caller
 
     async def _itself(self, peer: Peer, auth: Auth, action: Action | None, pods: frozenset[str]) -> Caller:
-        """Whoever is connected."""
+        """The caller if the peer calls for itself."""
         if peer.via is Via.KUBERNETES:
-            assert self._kubernetes is not None  # else there is no such door
-            return await self._kubernetes.caller(peer, auth, pods if action in _PROCESS_ACTIONS else None)
+            assert self._kubernetes is not None  # otherwise there is no such listener
+            return await self._kubernetes.caller(peer, auth, pods if action in PROCESS_ACTIONS else None)
         if peer.via is Via.DYNOLOG and peer.uid is None:
             return await self._from_other_host(peer)
         return await (self._remote(peer, auth) if peer.via is Via.TLS else self._local(peer))
 
     async def _for_page_user(self, proxy: Caller, auth: Auth) -> Caller:
-        """The user for whom a web front end calls, or the caller with a refusal."""
+        """The end user that a web proxy calls for, or the caller marked as refused."""
         asked = delegation.behalf(auth)
         try:
             if not delegation.is_web_proxy(proxy.via, proxy.name or proxy.user, self._settings.current.web_proxies):
@@ -172,12 +171,9 @@ class Callers:
             return replace(proxy, refusal=exc)
 
     async def _page_user(self, proxy: Caller, asked: Behalf) -> Caller:
-        rules = local_rules(self._settings.current)
-        names = await self._looked_up(asked.user, rules.groups)
+        names = await self._looked_up(asked.user)
         uid = self._checked(names.uid, proxy, asked)
-        roles = local_roles(
-            rules, uid=uid, user=names.user, gids=names.gids, own_uid=self._own_uid, gid_of=names.group_ids.get
-        )
+        roles = self._roles(uid, names, names.gids)
         return self._through(proxy, Caller(uid=uid, user=names.user, roles=roles, via=proxy.via))
 
     async def _page_certificate(self, proxy: Caller, asked: Behalf) -> Caller:
@@ -187,31 +183,37 @@ class Callers:
             raise delegation.refused(proxy, asked, "access.certificates has none of these names")
         grant, uid, user = certificates[name], None, ""
         if grant.user:
-            names = await self._looked_up(grant.user, frozenset())
+            names = await self._looked_up(grant.user)
             uid, user = self._checked(names.uid, proxy, asked), names.user
         return self._through(proxy, Caller(uid=uid, user=user, roles=grant.roles, via=proxy.via, name=name))
 
     def _checked(self, uid: int | None, proxy: Caller, asked: Behalf) -> int:
         """The uid of a user who may be called for. Raises NotPermitted."""
-        if uid is None:
-            raise delegation.refused(proxy, asked, "this host has no such user")
-        if uid in (0, self._own_uid, unmapped()):
-            raise delegation.refused(proxy, asked, "nobody may call for root, the daemon's own user or unmapped users")
+        if uid is None or self._is_reserved(uid):
+            raise delegation.refused(
+                proxy, asked, "this host has no such user, or it is root, the daemon's own user or an unmapped one"
+            )
         return uid
+
+    def _is_reserved(self, uid: int) -> bool:
+        """Whether nobody may act for this user."""
+        return uid in (0, self._own_uid, unmapped())
+
+    def _roles(self, uid: int, names: _Names, gids: frozenset[int]) -> frozenset[Role]:
+        rules, gid_of = local_rules(self._settings.current), names.group_ids.get
+        return local_roles(rules, uid=uid, user=names.user, gids=gids, own_uid=self._own_uid, gid_of=gid_of)
 
     def _through(self, proxy: Caller, caller: Caller) -> Caller:
         """The caller with the roles that users may have through a web front end."""
         most = frozenset(self._settings.current.web_proxy_roles)
         return replace(caller, roles=caller.roles & most, address=proxy.address, proxy=proxy)
 
-    async def _introduce_page_user(self, peer: Peer, auth: Auth) -> None:
+    async def _introduce_page_user(self, peer: Peer, auth: Auth, asked: Behalf) -> None:
         """Looks up what `_page_standing` needs."""
-        groups = local_rules(self._settings.current).groups
         if peer.uid is not None:
-            await self._looked_up(peer.uid, groups)
-        asked, proxy = delegation.behalf(auth), self._proxy_standing(peer, auth)
-        if asked is not None and asked.user and proxy is not None:
-            await self._looked_up(asked.user, groups)
+            await self._looked_up(peer.uid)
+        if asked.user and self._proxy_standing(peer, auth) is not None:
+            await self._looked_up(asked.user)
 
     def _proxy_standing(self, peer: Peer, auth: Auth) -> Caller | None:
         """The web front end on a connection, as far as known without asking a database; None for others."""
@@ -225,47 +227,36 @@ class Callers:
             return None
         return Caller(uid=peer.uid, user=user, roles=frozenset(), via=peer.via, pid=peer.pid, name=name)
 
-    def _page_standing(self, peer: Peer, auth: Auth) -> Standing | None:
-        """The user for whom a web front end calls, by whom the call is counted; None for all other calls."""
-        asked, proxy = delegation.behalf(auth), self._proxy_standing(peer, auth) if delegation.is_asked(auth) else None
-        if asked is None or proxy is None:
+    def _page_standing(self, peer: Peer, auth: Auth) -> CallerStatus | None:
+        """The end user that a web proxy calls for, who is charged for the call; None for all other calls."""
+        if (asked := delegation.behalf(auth)) is None or (proxy := self._proxy_standing(peer, auth)) is None:
             return None
         certificates = self._settings.current.certificates
         name = next((each for each in asked.certificates if each in certificates), None)
         if name is not None:
-            key, who, uid = f"certificate {name}", f"the certificate {clean(name, 300)}", None
+            key, who, uid = f"certificate {name}", f"the certificate {clean(name, MAX_CERTIFICATE_CHARS)}", None
         else:
             names = self._names.get(asked.user)
             if names is None or names.uid is None:
                 return None
             key, who, uid = f"uid {names.uid}", f"{names.user} (uid {names.uid})", names.uid
-        return Standing(key=key, who=who, via=peer.via, uid=uid, address=peer.address, proxy=proxy)
+        return CallerStatus(key=key, who=who, via=peer.via, uid=uid, address=peer.address, proxy=proxy)
 
     def _known_name(self, auth: Auth) -> str | None:
         """The first name of a certificate that stands for somebody, or for a web front end."""
         config = self._settings.current
-        return next(
-            (each for each in certificate_names(auth) if each in config.certificates or each in config.web_proxies),
-            None,
-        )
+        stands = (each for each in certificate_names(auth) if each in config.certificates or each in config.web_proxies)
+        return next(stands, "")
 
     async def _local(self, peer: Peer) -> Caller:
         assert peer.uid is not None
-        rules = local_rules(self._settings.current)
-        names = await self._looked_up(peer.uid, rules.groups)
-        roles = local_roles(
-            rules,
-            uid=peer.uid,
-            user=names.user,
-            gids=peer.gids,
-            own_uid=self._own_uid,
-            gid_of=names.group_ids.get,
-        )
+        names = await self._looked_up(peer.uid)
+        roles = self._roles(peer.uid, names, peer.gids)
         return Caller(uid=peer.uid, user=names.user, roles=roles, via=peer.via, pid=peer.pid, address=peer.address)
 
     async def _from_other_host(self, peer: Peer) -> Caller:
-        """The user for whom clients of Dynolog on other hosts count, whom nothing identifies. Raises NotPermitted."""
-        user, rules = self._settings.current.dynolog_remote_user, local_rules(self._settings.current)
+        """The user that unauthenticated Dynolog clients on other hosts act as. Raises NotPermitted."""
+        user = self._settings.current.dynolog_remote_user
         if not user:
             raise NotPermitted(
                 Reason.NOT_IDENTIFIED,
@@ -273,59 +264,50 @@ class Callers:
                 "request on the host itself, use kinetoctl with a certificate, or let an administrator set "
                 "dynolog.remote_user",
             )
-        names = await self._looked_up(user, rules.groups)
-        if names.uid is None or names.uid in (0, self._own_uid, unmapped()):
+        names = await self._looked_up(user)
+        if names.uid is None or self._is_reserved(names.uid):
             raise NotPermitted(
                 Reason.NOT_IDENTIFIED,
                 f"dynolog.remote_user is {user!r:.80}, which is no user of this host, or root, or the daemon's own "
                 "user; name another one",
             )
-        roles = local_roles(
-            rules, uid=names.uid, user=names.user, gids=names.gids, own_uid=self._own_uid, gid_of=names.group_ids.get
-        )
+        roles = self._roles(names.uid, names, names.gids)
         return Caller(uid=names.uid, user=names.user, roles=roles, via=peer.via, address=peer.address)
 
     async def _remote(self, peer: Peer, auth: Auth) -> Caller:
         certificates: Mapping[str, Grant] = self._settings.current.certificates
         name = self._known_name(auth)
-        if name is None:
-            shown = clean(", ".join(certificate_names(auth)) or "no name", 300)
+        if not name:
+            shown = clean(", ".join(certificate_names(auth)) or "no name", MAX_CERTIFICATE_CHARS)
             raise NotPermitted(
                 Reason.UNKNOWN_CERTIFICATE,
                 f"the certificate with {shown} is valid but stands for nobody here; an administrator can add it "
                 "under access.certificates in kinetod's configuration",
             )
-        grant = certificates.get(name, Grant(roles=frozenset()))
-        if not grant.user:
-            return Caller(
-                uid=None, user="", roles=grant.roles, via=peer.via, name=clean(name, 300), address=peer.address
-            )
-        names = await self._looked_up(grant.user, frozenset())
-        if names.uid is None:
-            raise NotPermitted(
-                Reason.UNKNOWN_CERTIFICATE,
-                f"access.certificates maps {clean(name, 300)} to {grant.user}, but this host has no such user",
-            )
-        return Caller(
-            uid=names.uid,
-            user=names.user,
-            roles=grant.roles,
-            via=peer.via,
-            name=clean(name, 300),
-            address=peer.address,
-        )
+        grant, uid, user = certificates.get(name, Grant(roles=frozenset())), None, ""
+        shown = clean(name, MAX_CERTIFICATE_CHARS)
+        if grant.user:
+            names = await self._looked_up(grant.user)
+            if names.uid is None:
+                raise NotPermitted(
+                    Reason.UNKNOWN_CERTIFICATE,
+                    f"access.certificates maps {shown} to {grant.user}, but this host has no such user",
+                )
+            uid, user = names.uid, names.user
+        return Caller(uid=uid, user=user, roles=grant.roles, via=peer.via, name=shown, address=peer.address)
 
-    async def _looked_up(self, user: int | str, groups: frozenset[str]) -> _Names:
-        names = self._names.get(user)
+    async def _looked_up(self, user: int | str) -> _Names:
+        names, groups = self._names.get(user), local_rules(self._settings.current).groups
         if names is None or names.until < self._clock() or not groups <= names.group_ids.keys():
-            if len(self._names) >= MAX_KEPT:
-                self._names.clear()
             until = self._clock() + KEEP_NAMES_S
-            names = self._names[user] = await self._once(("names", user, groups), _look_up, user, groups, until)
+            names = await self._once(("names", user, groups), _look_up, user, groups, until)
+            _keep(self._names, user, names)
         return names
 
     async def _once(self, key: Hashable, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Runs a blocking look-up in a thread, shared by all who ask for the same, so that nobody takes all threads."""
+        """Runs a blocking look-up in a thread, shared by all callers with the same key, so that nobody uses up the
+        threads.
+        """
         if (task := self._asking.get(key)) is None:
             task = self._asking[key] = asyncio.create_task(asyncio.to_thread(function, *args, **kwargs))
             task.add_done_callback(lambda _: self._asking.pop(key))
@@ -334,11 +316,16 @@ class Callers:
     async def _jobs_of(self, uid: int) -> frozenset[str]:
         kept = self._jobs.get(uid)
         if kept is None or kept[0] < self._clock():
-            if len(self._jobs) >= MAX_KEPT:
-                self._jobs.clear()
             found = await self._once(("jobs", uid), jobs_of, uid, self._proc)
-            kept = self._jobs[uid] = (self._clock() + KEEP_JOBS_S, found)
+            kept = (self._clock() + KEEP_JOBS_S, found)
+            _keep(self._jobs, uid, kept)
         return kept[1]
+
+
+def _keep(known: dict[K, T], key: K, value: T) -> None:
+    if len(known) >= MAX_KEPT:
+        known.clear()
+    known[key] = value
 
 
 def local_rules(config: Config) -> LocalRules:

@@ -1,10 +1,10 @@
-"""Calls that a web front end makes for the users of its pages: what it says about them, and whether it may.
+"""Calls that a web front end makes for the users of its pages: how it names them, and whether it may.
 
 Theory of operation
     The front end names the user in gRPC metadata: USER_KEY once, with the name of a user of this host, or
     CERTIFICATE_KEY for each name in the certificate that the user has shown, in the order in which they count. Only
-    those in `access.web_proxies` may do that; from others it is refused, not ignored, so that nobody who meant to ask
-    for somebody else is answered as themselves. The user has the roles that a connection of the same user would have,
+    those in `access.web_proxies` may do that; from others it is refused, not ignored, so that a caller who meant to act
+    for somebody else is not answered as itself. The user has the roles that a connection of the same user would have,
     but no more than `access.web_proxy_roles`, and is never root or the daemon's own user.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kineto_protos.page_users import CERTIFICATE_KEY, CERTIFICATE_NAME, MAX_NAMES, USER_KEY, USER_NAME
+from kineto_protos.call_values import CERTIFICATE_KEY, CERTIFICATE_NAME, MAX_NAMES, USER_KEY, USER_NAME
 
 from kinetod.base.errors import NotPermitted, Reason
 from kinetod.base.safe_text import clean
@@ -21,12 +21,12 @@ from kinetod.permissions.role_policy import Caller, Via
 
 KEYS = (USER_KEY, CERTIFICATE_KEY)
 _USER_NAME, _CERTIFICATE_NAME = re.compile(USER_NAME), re.compile(CERTIFICATE_NAME)
-_DOORS = (Via.UNIX, Via.TLS)  # those that say who the front end is, and not only which user of the host
+_DOORS = (Via.UNIX, Via.TLS)  # listeners that identify the front end, not only the user of the host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Behalf:
-    """For whom a call is made: a user of this host, or whoever these names of a certificate stand for."""
+    """The user a call is made for: a user of this host, or the one whom these certificate names stand for."""
 
     user: str = ""
     certificates: tuple[str, ...] = ()
@@ -43,7 +43,7 @@ def is_asked(auth: Mapping[str, Iterable[bytes]]) -> bool:
 
 
 def behalf(auth: Mapping[str, Iterable[bytes]]) -> Behalf | None:
-    """For whom the call claims to be made. None if that makes no sense: two users, a name that nobody can have."""
+    """The user that the call claims to act for. None if that is inconsistent: two users, or an invalid name."""
     users, names = (tuple(value.decode("ascii", "replace") for value in auth.get(key, ())) for key in KEYS)
     if len(users) == 1 and not names and _USER_NAME.fullmatch(users[0]):
         return Behalf(user=users[0])

@@ -47,12 +47,12 @@ class Peer:
 
     @property
     def key(self) -> str:
-        """What connections are counted by."""
+        """Identifies the peer for counting connections."""
         return f"uid {self.uid}" if self.uid is not None else self.address
 
 
 class UnknownPeer(Exception):
-    """The other end cannot be identified; the text says why."""
+    """The other end cannot be identified; the message says why."""
 
 
 @functools.cache
@@ -89,7 +89,7 @@ def _groups(sock: socket.socket) -> list[int]:
         address, _ = groups.buffer_info()
         if not LIBC.getsockopt(sock.fileno(), socket.SOL_SOCKET, _SO_PEERGROUPS, address, ctypes.byref(length)):
             return list(groups[: length.value // groups.itemsize])
-    return []  # a kernel without it: they are not known, and give no rights
+    return []  # without kernel support the groups are unknown and give no rights
 
 
 def of_local(near: tuple[str, int], far: tuple[str, int], proc: Path = PROC) -> Peer:
@@ -120,7 +120,7 @@ def _local(far: tuple[str, int], uid: int | None) -> Peer:
 
 
 def _uid_in_tables(near: tuple[str, int], far: tuple[str, int], proc: Path) -> int | None:
-    """Whose socket is at the `far` end, by the whole table; None if it is nobody's. Raises UnknownPeer."""
+    """The owner of the remote socket, from /proc/net/tcp; None if there is none. Raises UnknownPeer."""
     tables = [("tcp6", (far, near))]
     if ":" not in far[0]:  # an IPv6 socket, as gRPC's are, may have connected too
         mapped = (f"::ffff:{far[0]}", far[1]), (f"::ffff:{near[0]}", near[1])

@@ -1,8 +1,8 @@
-"""Asks the kernel by sock_diag(7) whose socket is at one end of a TCP connection: one look-up, whatever is open.
+"""Asks the kernel through sock_diag(7) for the owner of one end of a TCP connection, in one look-up.
 
-/proc/net/tcp says the same, but lists every connection of the host to whoever asks about one of them. A flood of
-short connections leaves tens of thousands of rows in it, and each look-up would then take longer than the next
-connection of the flood: 32 ms with 19,000 rows, where one question takes 0.03 ms.
+/proc/net/tcp has the same data, but lists every connection of the host. A flood of short connections leaves tens of
+thousands of rows in it, and each look-up would then take longer than the next connection of the flood: 32 ms with
+19,000 rows, where one question takes 0.03 ms.
 """
 
 import contextlib
@@ -24,11 +24,11 @@ _ANSWER = struct.Struct("=BBBB")  # struct inet_diag_msg up to its id: family, s
 _PORTS = struct.Struct(">HH")  # struct inet_diag_sockid: source and destination port, then the two addresses
 _REST = struct.Struct("=III")  # of the id: interface, cookie
 _USER = struct.Struct("=IIIII")  # after the id: expires, receive queue, send queue, uid, inode
-_ID_BYTES, _ENDS_BYTES = 48, 36  # the whole id, and its ports and addresses
+_ID_BYTES, _ENDS_BYTES = 48, 36  # the whole id, and the part with its ports and addresses
 _MAPPED = bytes(10) + b"\xff\xff"  # ::ffff:0:0/96
 _ANY_STATE = 0xFFFFFFFF
 _NO_COOKIE = 0xFFFFFFFF
-# TCP states in which somebody holds the socket and it is connected: also after either end has said its last.
+# TCP states in which a process holds the socket and it is connected, even if either end has shut down sending.
 CONNECTED = frozenset({1, 4, 5, 8})  # ESTABLISHED, FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT
 _ANSWER_BYTES = 4096
 
@@ -42,9 +42,9 @@ class SocketOwner:
 
 
 def owner_of(far: tuple[str, int], near: tuple[str, int]) -> SocketOwner | None:
-    """Who holds the socket at `far` of a connection to `near`; None if nobody does on this host.
+    """The owner of the socket at `far` of a connection to `near`; None if nobody on this host holds it.
 
-    Does not block. Raises OSError if this kernel, or a filter on this process, does not let us ask.
+    Does not block. Raises OSError if this kernel, or a filter on this process, forbids the query.
     """
     addresses = [ipaddress.ip_address(address) for address, _port in (far, near)]
     family = socket.AF_INET6 if addresses[0].version == 6 else socket.AF_INET
@@ -70,7 +70,7 @@ def _owner(answer: bytes, ends: Collection[bytes]) -> SocketOwner | None:
             raise OSError(number, os.strerror(number))
         _family, state, _timer, _retransmissions = _ANSWER.unpack_from(answer, _HEADER.size)
         start = _HEADER.size + _ANSWER.size
-        # A look-up that finds no connection may find who listens at that address.
+        # A look-up that finds no connection may return the listener at that address.
         if state not in CONNECTED or answer[start : start + _ENDS_BYTES] not in ends:
             return None
         *_, uid, inode = _USER.unpack_from(answer, start + _ID_BYTES)

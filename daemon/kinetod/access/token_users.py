@@ -19,18 +19,17 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 
 from kinetod.access.peers import Peer
 from kinetod.base.errors import Exhausted, NotIdentified, NotPermitted, Reason
-from kinetod.base.fair_slots import FairSlots, payer
+from kinetod.base.fair_slots import FairSlots, fair_share_key
 from kinetod.base.safe_text import clean
 from kinetod.kubernetes.api_server import ApiError
-from kinetod.kubernetes.node_pods import NodePods
-from kinetod.kubernetes.token_reviews import Reviews, User
+from kinetod.kubernetes.token_reviews import NodePods, Reviews, User
 from kinetod.permissions.caller_limits import less
 from kinetod.permissions.role_policy import Caller, Role
 
 TOKEN_KEY = "authorization"  # noqa: S105  # the name of gRPC metadata
 MAX_TOKEN_CHARS = 64 << 10
-REVIEWS_AT_ONCE = 4  # of the API server's threads; the others are for those who are known
-INTRODUCED_AT_ONCE = 16  # of one connection
+REVIEWS_AT_ONCE = 4  # threads of the API server client; the others are for users already known
+INTRODUCED_AT_ONCE = 16  # per connection
 _PREFIX = "Bearer "
 _MAX_NAME_CHARS = 256
 
@@ -51,10 +50,10 @@ class KubernetesUsers:
         self._number_of = number_of
         self._audiences = audiences
         self._turns = FairSlots(REVIEWS_AT_ONCE, spare=1)
-        self._introducing = Counter[str]()  # calls that wait for that, by connection
+        self._introducing = Counter[str]()  # number of waiting calls, by connection
 
     async def introduce(self, connection: str, auth: Mapping[str, Iterable[bytes]]) -> str:
-        """Asks whose token this is, taking turns by connection; returns the name, or "". Raises Exhausted."""
+        """Asks the API server for the token's user, in turns by connection; returns a name or "". Raises Exhausted."""
         with contextlib.suppress(NotIdentified):
             token, audiences = _token(auth), self._audiences()
             if self._introducing[connection] >= INTRODUCED_AT_ONCE:
@@ -63,19 +62,19 @@ class KubernetesUsers:
                     f"{self._introducing[connection]} calls on this connection are waiting for their tokens "
                     "to be checked; wait a moment",
                 )
-            payer.set(connection)
+            fair_share_key.set(connection)
             self._introducing[connection] += 1
             try:
                 async with self._turns.turn():
                     await self._reviews.user(token, audiences)
-            except ApiError:  # the call itself will say so
+            except ApiError:  # the call itself will report it
                 return ""
             finally:
                 less(self._introducing, connection)
         return self.known(auth)
 
     def known(self, auth: Mapping[str, Iterable[bytes]]) -> str:
-        """The name of the user whose token this was a moment ago, or ""."""
+        """The name of the token's user, if it was looked up recently, or ""."""
         with contextlib.suppress(NotIdentified):
             user = self._reviews.known_user(_token(auth), self._audiences())
             return clean(user.name, _MAX_NAME_CHARS) if user is not None else ""

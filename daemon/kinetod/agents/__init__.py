@@ -1,1 +1,1 @@
-"""Keeps the link to the agents in target processes and brings agents in and out."""
+"""Maintains the links to the agents in target processes, and brings agents in and out."""

@@ -1,20 +1,22 @@
-"""The agents that are connected: who they are, what they said, and which capture their frames belong to.
+"""The connected agents: their identity, their messages, and the captures that their frames belong to.
 
 Theory of operation
-    An agent that the daemon brought into its process (live attach) is there for captures only: when it has had
-    none for `keep_ns`, and nobody holds it for one that is about to start, its link is closed and it leaves by
-    itself. Agents that came by themselves stay.
-    One agent per process: one that connects by itself takes the place of an attached one, never the reverse.
+    An agent that the daemon attached (live attach) serves captures only: when it has had none for `keep_ns`, and nobody
+    holds it for one that is about to start, its link is closed and it leaves by itself. Agents that connected by
+    themselves stay. There is one agent per process: one that connects by itself replaces an attached one, never the
+    reverse.
 """
 
 import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Protocol, Union
 
 from kineto_agent.protocol import wire
+from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetod import __version__
 from kinetod.agents.link import Connection
@@ -29,11 +31,15 @@ MAX_INCOMPATIBLE = 1024
 IDENTITY_LINGER_S = 5.0
 FRESH_S = 1.0
 RECENT_S = 3.0
+STANDS_S = 3.0  # a longer call into a vendor's library is reported: the agent itself waits 1.5 s for an idle GPU
 _INT32_MAX = 2**31 - 1
 _MAX_SOURCES = 32
 _MAX_TYPES = 64
 
 CaptureFrame = Union[wire.State, wire.Arena, wire.Result, wire.Rejected]
+
+# the last argument: "stands", or how the call has ended
+TellStanding = Callable[["ConnectedAgent", pb.StandingCall, str], None]
 
 
 class CaptureListener(Protocol):
@@ -49,7 +55,13 @@ class CaptureListener(Protocol):
 class ConnectedAgent:
     """One connected agent that speaks our protocol version."""
 
-    def __init__(self, connection: Connection, hello: wire.Hello) -> None:
+    def __init__(
+        self, connection: Connection, hello: wire.Hello, tell: TellStanding = lambda _agent, _call, _how: None
+    ) -> None:
+        """tell: reports a stuck call into a vendor's library, and its end."""
+        self.standing: pb.StandingCall | None = None  # set once a call has lasted STANDS_S
+        self._entered: asyncio.TimerHandle | None = None  # timer of a shorter call
+        self._tell = tell
         self.connection = connection
         self.identity: Identity = connection.identity
         self.hello = hello
@@ -62,7 +74,7 @@ class ConnectedAgent:
 
     @property
     def attached(self) -> Attached | None:
-        """How the daemon brought it in; None: it came by itself."""
+        """How the daemon attached it; None: it connected by itself."""
         return self.connection.attached
 
     @contextlib.contextmanager
@@ -77,11 +89,11 @@ class ConnectedAgent:
             self._stay_or_leave()
 
     def _stay_or_leave(self) -> None:
-        """Starts the time that an attached agent has without a capture, or ends it."""
+        """Starts or stops the timer for an attached agent without a capture."""
         if self._leaving is not None:
             self._leaving.cancel()
             self._leaving = None
-        if self.attached is None or self._holders or self._listeners or self.connection.closed:
+        if self.attached is None or self._holders or self._listeners or self.connection.closed or self.standing:
             return
         self._leaving = asyncio.get_running_loop().call_later(self.keep_ns / 1e9, self._leave)
 
@@ -99,12 +111,17 @@ class ConnectedAgent:
         """The capture that this daemon runs in it; empty if none."""
         return next(iter(self._listeners), "")
 
+    @property
+    def captured(self) -> bool:
+        """Whether a capture of this daemon runs in it or is about to start."""
+        return bool(self._listeners or self._holders)
+
     def activity_types(self) -> list[str]:
         """The activity types of its sources, as of the last Hello."""
         return sorted({kind for kinds in self.hello.sources.values() for kind in kinds})
 
     def send(self, message: wire.Message) -> bool:
-        """False if the link is gone."""
+        """Sends a message. False if the link is gone."""
         return self.connection.send(message)
 
     def attach(self, capture_id: str, listener: CaptureListener) -> None:
@@ -113,12 +130,12 @@ class ConnectedAgent:
         self._stay_or_leave()
 
     def detach(self, capture_id: str) -> None:
-        """Ends `attach`."""
+        """Undoes `attach`."""
         if self._listeners.pop(capture_id, None) is not None:
             self._stay_or_leave()
 
     def ask(self) -> "asyncio.Future[None]":
-        """Sends Describe (once for all who wait); done when the fresh Hello is here or the link is gone."""
+        """Sends Describe (once for all waiting callers); done when a fresh Hello arrives or the link is gone."""
         if self._described is None or self._described.done():
             self._described = asyncio.get_running_loop().create_future()
             if not self.send(wire.Describe()):
@@ -134,17 +151,47 @@ class ConnectedAgent:
             self._described.set_result(None)
 
     def answered_within(self, seconds: float) -> bool:
-        """Whether it has answered so lately."""
+        """Whether it has answered within this time."""
         return asyncio.get_running_loop().time() - self._answered_at <= seconds
 
     def greet(self, hello: wire.Hello) -> None:
-        """Takes a fresh Hello."""
+        """Records a fresh Hello."""
         self.hello = hello
         self._answered_at = asyncio.get_running_loop().time()
         self._answered()
 
+    def _note_call(self, message: wire.State) -> None:
+        """Records an agent's untrusted report about a call into a vendor's library."""
+        self._call_ended("returned")
+        if message.call_since_ns <= 0:
+            return
+        now_ns = time.time_ns()
+        since_ns = min(message.call_since_ns, now_ns)
+        call = pb.StandingCall(
+            call=clean(message.call, 64), since_ns=since_ns, capture_id=clean(message.capture_id, 64)
+        )
+        wait_s = max(STANDS_S - (now_ns - since_ns) / 1e9, 0.0)
+        self._entered = asyncio.get_running_loop().call_later(wait_s, self._stands, call)
+
+    def _stands(self, call: pb.StandingCall) -> None:
+        self._entered, self.standing = None, call
+        self._tell(self, call, "stands")
+        self._stay_or_leave()
+
+    def _call_ended(self, how: str) -> None:
+        if self._entered is not None:
+            self._entered.cancel()
+            self._entered = None
+        if self.standing is not None:
+            ended, self.standing = self.standing, None
+            self._tell(self, ended, how)
+            self._stay_or_leave()
+
     def frame(self, message: CaptureFrame, fd: int | None) -> None:
-        """Routes one frame; what belongs to no capture of ours is dropped."""
+        """Routes one frame; drops frames that belong to no capture of ours."""
+        if isinstance(message, wire.State) and message.call:
+            self._note_call(message)
+            return
         listener = self._listeners.get(message.capture_id)
         if listener is not None:
             listener.on_frame(message, fd)
@@ -154,22 +201,23 @@ class ConnectedAgent:
             os.close(fd)
 
     def gone(self, reason: str) -> None:
-        """The connection is closed."""
+        """Ends captures and waiters when the connection is closed."""
         self._answered()
         if self._leaving is not None:
             self._leaving.cancel()
             self._leaving = None
         died = self.connection.died or not self.identity.alive()
+        self._call_ended("process ended" if died else "agent gone")
         for listener in list(self._listeners.values()):
             listener.on_gone(died, reason)
 
 
 class PluginParcel(Protocol):
-    """The plug-ins for agents."""
+    """The plug-ins to send to agents."""
 
     @property
     def message(self) -> wire.Plugins:
-        """Announces them."""
+        """The message that announces them."""
 
     @property
     def descriptor(self) -> int:
@@ -177,10 +225,15 @@ class PluginParcel(Protocol):
 
 
 class AgentHub:
-    """All agents; the handler of the link server's connections. parcel: what those get that take plug-ins."""
+    """All agents; handles the link server's connections. parcel: sent to agents that accept plug-ins; tell: see
+    ConnectedAgent.
+    """
 
-    def __init__(self, parcel: PluginParcel | None = None) -> None:
+    def __init__(
+        self, parcel: PluginParcel | None = None, tell: TellStanding = lambda _agent, _call, _how: None
+    ) -> None:
         self._parcel = parcel
+        self._tell = tell
         self._agents: dict[ProcessKey, ConnectedAgent] = {}
         self._incompatible: dict[ProcessKey, tuple[Identity, int]] = {}
         self._awaited: dict[Connection, asyncio.Future[ConnectedAgent]] = {}
@@ -192,8 +245,12 @@ class AgentHub:
         """The connected agents."""
         return list(self._agents.values())
 
+    def standing(self) -> list[ConnectedAgent]:
+        """The agents in whose process a call into a vendor's library is stuck."""
+        return [agent for agent in self._agents.values() if agent.standing is not None]
+
     def states(self) -> dict[str, int]:
-        """How many agents are READY, BUSY and INCOMPATIBLE."""
+        """The number of READY, BUSY and INCOMPATIBLE agents."""
         busy = sum(bool(agent.capture_id or agent.hello.busy_capture_id) for agent in self._agents.values())
         return {"READY": len(self._agents) - busy, "BUSY": busy, "INCOMPATIBLE": len(self._incompatible)}
 
@@ -202,7 +259,7 @@ class AgentHub:
         return self._agents.get(key)
 
     def introduction(self, connection: Connection) -> "asyncio.Future[ConnectedAgent]":
-        """Done when the agent of an adopted connection has said Hello; fails with AttachError if it never does."""
+        """Done when the agent of an adopted connection has sent Hello; fails with AttachError if it never does."""
         waiting = self._awaited.setdefault(connection, asyncio.get_running_loop().create_future())
         agent = self._agents.get(connection.identity.key)
         if connection.closed:
@@ -212,7 +269,7 @@ class AgentHub:
         return waiting
 
     def incompatible_version(self, key: ProcessKey) -> int | None:
-        """The protocol version of an agent that we cannot talk to, if this process has one."""
+        """The protocol version of this process's agent if we cannot talk to it."""
         entry = self._incompatible.get(key)
         return None if entry is None else entry[1]
 
@@ -224,9 +281,9 @@ class AgentHub:
     async def refresh(self, agents: list[ConnectedAgent], deadline_s: float) -> None:
         """Asks these agents for a fresh Hello; those that do not answer in time keep the last one.
 
-        Who has just answered is not asked. Who has lately, works at a capture, or has not answered an earlier question
-        yet is asked for the next time: whoever lists again and again is to have quick answers, one program that stands
-        still must not hold up every list, and the programs are to be left alone.
+        An agent that has just answered is not asked. One that answered recently, works on a capture, or has not
+        answered an earlier question yet is asked only for the benefit of the next call: repeated lists must be quick,
+        one stuck program must not delay every list, and programs should be left alone.
         """
         waiting = []
         for agent in agents:
@@ -269,20 +326,21 @@ class AgentHub:
         if agent is not None:
             agent.connection.close("the same process has connected again")
         connection.accept_handshake()
-        agent = self._agents[key] = ConnectedAgent(connection, hello)
+        agent = self._agents[key] = ConnectedAgent(connection, hello, self._tell)
         self._drop_incompatible(key)
         agent.send(wire.Welcome(__version__))
-        if hello.busy_capture_id:  # from a daemon that is gone: nobody waits for it any more
+        if hello.busy_capture_id:  # from a daemon that is gone: nobody waits for it
             agent.send(wire.Cancel(hello.busy_capture_id, False))
         if self._parcel is not None and hello.plugins >= wire.PLUGIN_INTERFACE:
             connection.send(self._parcel.message, self._parcel.descriptor)
-            agent.ask()  # what it offers with them
+            agent.ask()  # for the activity types that come with them
         how = "has connected" if agent.attached is None else f"was injected by {agent.attached.method}"
-        log.info("%s %s: kineto_agent %s, %s", connection, how, hello.agent_version, hello.framework or "no torch")
+        what = f"{how}: kineto_agent {hello.agent_version}, {hello.framework or 'no torch'}"
+        connection.note("connected", what, logging.INFO)
         self._introduce_described(connection, agent)
 
     def _introduce_described(self, connection: Connection, agent: ConnectedAgent) -> None:
-        """Introduces the agent once it has said what it offers."""
+        """Introduces the agent once it has reported its activity types."""
         if agent.is_asked():
             agent.ask().add_done_callback(lambda _: self._introduce(connection, agent))
         else:
@@ -295,7 +353,7 @@ class AgentHub:
 
     def on_version_mismatch(self, connection: Connection, theirs: int) -> None:
         """Remembers the process, so that calls about it can say what is wrong."""
-        log.warning("%s speaks protocol version %d, this daemon %d", connection, theirs, wire.PROTOCOL_VERSION)
+        connection.note("version", f"speaks protocol version {theirs}, this daemon {wire.PROTOCOL_VERSION}")
         metrics.link_refused("version")
         key = connection.identity.key
         if len(self._incompatible) >= MAX_INCOMPATIBLE:
@@ -306,23 +364,24 @@ class AgentHub:
         connection.refuse(f"kinetod {__version__} speaks protocol version {wire.PROTOCOL_VERSION}, not {theirs}")
 
     def on_close(self, connection: Connection, reason: str) -> None:
-        """The end of one connection."""
+        """Handles the end of a connection."""
         identity = connection.identity
         waiting = self._awaited.pop(connection, None)
         if waiting is not None and not waiting.done():
             waiting.set_exception(_not_introduced(connection, reason))
-        agent = self._agents.get(identity.key)
+        agent, captured = self._agents.get(identity.key), False
         if agent is not None and agent.connection is connection:
             del self._agents[identity.key]
+            captured = agent.captured
             agent.gone(reason)
-            log.info("%s is gone: %s", connection, reason)
+            connection.note("gone", f"is gone: {reason}", logging.INFO)
         entry = self._incompatible.get(identity.key)
         if entry is not None and entry[0] is identity:
             return
-        if not connection.greeted:  # nobody listened; many of these must not hold descriptors
-            identity.close()
-        else:  # whoever listened has its turn first: the pidfd tells how the process ended
+        if captured:  # whoever listened has its turn first: the pidfd tells how the process ended
             asyncio.get_running_loop().call_later(IDENTITY_LINGER_S, identity.close)
+        else:  # a flood of these must not hold descriptors
+            identity.close()
 
     def check_alive(self) -> None:
         """Closes connections of dead processes whose socket another process still holds, on kernels without pidfd."""
@@ -355,7 +414,7 @@ def _not_introduced(connection: Connection, reason: str) -> AttachError:
 
 
 def checked_hello(hello: wire.Hello) -> wire.Hello:
-    """The same with text and numbers in the ranges that the rest of the daemon relies on."""
+    """Restricts texts and numbers to the ranges that the rest of the daemon relies on."""
     return hello._replace(
         agent_version=clean(hello.agent_version, 64),
         python_version=clean(hello.python_version, 64),

@@ -1,8 +1,8 @@
-"""Brings the agent into a process: joins the helper that attaches, the link that adopts its channel, and the hub.
+"""Attaches the agent to a process: connects the attach helper, the link that adopts its channel, and the hub.
 
-Into a process without Python comes the collector alone; its agent is a process of ours (`proxy_pool.py`).
-Whoever wants the same process at the same time shares one attempt. An attempt goes on when its caller hangs up:
-the agent is then there for the next one, and leaves when nobody comes.
+A process without Python gets the collector alone; its agent is a process of ours (`proxy_pool.py`). Concurrent callers
+for the same process share one attempt. An attempt continues when its caller goes away: the agent then serves the next
+caller, or leaves if there is none.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable
 
-from kineto_protos.units import format_duration
+from kineto_trace.base.quantities import format_duration
 
 from kinetod.agents.agent_hub import AgentHub, ConnectedAgent
 from kinetod.agents.link import Connection, LinkServer
@@ -26,12 +26,12 @@ from kinetod.processes.identity import ProcessKey, Unidentified, identity_of
 
 log = logging.getLogger(__name__)
 
-AT_A_TIME = 6  # and two by others; as many as there are helpers (attach.helpers.MAX_HELPERS)
+AT_A_TIME = 6  # and two for others; as many as there are helpers (attach_pool.MAX_HELPERS)
 COLLECTOR = "collector"  # the method whose channel leads to a collector without an agent
 
 
 class _Attempt:
-    """One attempt and who waits for it. Its agent is held until each of them has gone on with it."""
+    """One attempt and its waiting callers. Its agent is held until each of them has continued with it."""
 
     def __init__(self, task: "asyncio.Task[ConnectedAgent]") -> None:
         self.task = task
@@ -45,7 +45,7 @@ class _Attempt:
         self._let_go()
 
     async def agent(self) -> ConnectedAgent:
-        """The caller holds it before it awaits anything else, or the agent may leave. Raises AttachError."""
+        """Returns the agent, which the caller must hold before its next await, or it may leave. Raises AttachError."""
         self._waiting += 1
         try:
             return await asyncio.shield(self.task)
@@ -59,7 +59,7 @@ class _Attempt:
 
 
 class Attacher:
-    """Gets agents into processes. Durations are nanoseconds."""
+    """Attaches agents to processes. Durations are nanoseconds."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Attacher:
         self._keep_ns = keep_ns
 
     async def attach(self, key: ProcessKey, approval: Approval) -> ConnectedAgent:
-        """The agent in this process, which may have connected by itself meanwhile. Raises AttachError."""
+        """Returns the agent in this process, which may have connected by itself in between. Raises AttachError."""
         attempt = self._attempts.get((key, approval))
         if attempt is None:
             task = asyncio.create_task(self._attach(key, approval), name=f"attach {key}")
@@ -151,7 +151,7 @@ class Attacher:
         return self._link.adopt(link, key, attached, approved, handshake_s=left_s, identity=identity)
 
     async def stop(self) -> None:
-        """Gives up what is under way."""
+        """Cancels attempts in progress."""
         attempts = [attempt.task for attempt in self._attempts.values()]
         for attempt in attempts:
             attempt.cancel()

@@ -1,26 +1,28 @@
-"""The socket that agents connect to: connections, frames, file descriptors. No meaning of messages here.
+"""The socket that agents connect to: connections, frames, file descriptors. It does not interpret messages.
 
 Theory of operation
-    One non-blocking SOCK_SEQPACKET listener on the event loop. Each connection is identified by the kernel
-    when it is accepted (`identity.identify`); nothing that a peer sends changes who it is.
+    One non-blocking SOCK_SEQPACKET listener on the event loop. The kernel identifies each connection's peer when it is
+    accepted (`identity.identify`); nothing that a peer sends changes its identity.
 
     A peer can hurt only itself:
     - a connection that has not said Hello within HANDSHAKE_S is closed, and one user may have at most
-      MAX_SILENT_PER_UID of those, and MAX_PER_UID in all unless it is root;
-    - per wake-up of the loop one connection is read READ_BUDGET times, then the others have their turn;
+      MAX_SILENT_PER_UID of those, and MAX_PER_UID in all unless it is root; once there are MAX_CONNECTIONS, the user
+      with most of them makes room for one with fewer, whose newest connection is closed;
+    - per wake-up of the loop, a connection is read at most READ_BUDGET times before the others;
     - a connection that sends more than FRAMES_PER_SECOND (with a burst) is not read for a while, so that
       its own socket fills up;
-    - what it does not read is queued up to SEND_QUEUE_FRAMES frames, then it is closed;
+    - up to SEND_QUEUE_FRAMES frames are queued for a peer that does not read, then it is closed;
     - a frame that is too long, has too many descriptors, or is not a known message ends the connection;
-      descriptors that nobody asked for are closed at once.
+      unexpected descriptors are closed (`unix_sockets`);
+    - for each user and kind of event, LOG_BURST lines a minute are logged, further ones are counted.
 
-    A socket that somebody has removed is made again (`mend`): agents try again and again, and find it.
+    A removed socket is created again (`mend`); agents keep trying and find it.
 
-    The death of the process (pidfd readable) ends the connection too: a forked child may hold the other
-    end open. Frames that the process sent before it died are still delivered.
+    The death of the process (pidfd readable) also ends the connection: a forked child may hold the other end open.
+    Frames that the process sent before it died are still delivered.
 
-    The channel of a live attach is such a connection as well (`adopt`): a socketpair that the target made, so
-    that the kernel's credentials of its other end are the target's.
+    The channel of a live attach is such a connection as well (`adopt`): a socketpair created by the target, so that the
+    kernel's credentials of its other end are the target's.
 """
 
 import asyncio
@@ -36,11 +38,13 @@ from pathlib import Path
 from typing import Protocol
 
 from kineto_agent.protocol import wire
+from kineto_protos import unix_peer
 
 from kinetod.attach.attach_types import AttachCode, Attached, AttachError, replaced
 from kinetod.base import metrics
 from kinetod.base.errors import StartError
-from kinetod.base.unix_sockets import DESCRIPTORS_SPACE, descriptors, remove_stale_socket
+from kinetod.base.logs import Tally, text_lines
+from kinetod.base.unix_sockets import close_strangers, descriptors, descriptors_space, is_memfd, listen_at
 from kinetod.processes.credentials import Credentials
 from kinetod.processes.identity import Identity, ProcessKey, Unidentified, identify
 
@@ -48,8 +52,8 @@ log = logging.getLogger(__name__)
 
 HANDSHAKE_S = 5.0
 MAX_CONNECTIONS = 8192
-MAX_PER_UID = 4096  # root's are those of all containers too: they may be as many as there can be
-MAX_SILENT_PER_UID = 1024  # a whole host of agents may come back at once after a restart
+MAX_PER_UID = 4096  # root's include those of all containers: there may be as many as possible at all
+MAX_SILENT_PER_UID = 1024  # all agents of a host may reconnect at once after a restart
 BACKLOG = 4096
 ACCEPT_BUDGET = 64
 READ_BUDGET = 16
@@ -58,17 +62,18 @@ FRAMES_PER_SECOND = 200.0
 FRAMES_BURST = 1000.0
 SEND_QUEUE_FRAMES = 64
 RETRY_ACCEPT_S = 0.2
+LOG_PERIOD_S, LOG_BURST = 60.0, 20
 _INT = struct.Struct("i")
 
 
 class ConnectionHandler(Protocol):
-    """What happens on a connection. Called on the event loop; must not block or raise."""
+    """Handles events of a connection. Called on the event loop; must not block or raise."""
 
     def on_message(self, connection: "Connection", message: wire.Message, fd: int | None) -> None:
         """One valid frame. The handler owns `fd`."""
 
     def on_version_mismatch(self, connection: "Connection", theirs: int) -> None:
-        """The peer speaks another protocol version; its frames are not read any more."""
+        """The peer speaks another protocol version; its frames are no longer read."""
 
     def on_close(self, connection: "Connection", reason: str) -> None:
         """The connection is closed (once). From here on the handler owns `connection.identity`."""
@@ -83,20 +88,22 @@ class Connection:
         identity: Identity,
         handler: ConnectionHandler,
         on_end: Callable[["Connection"], None],
+        tally: Tally,
         *,
         attached: Attached | None = None,
         handshake_s: float | None = None,
     ) -> None:
         self.identity = identity
-        self.attached = attached  # how the agent got into the process; None: it came by itself
+        self.attached = attached  # how the agent was attached; None: it connected by itself
         self.greeted = False
         self.died = False
         self.closed = False
         self._sock = sock
         self._handler = handler
         self._on_end = on_end
+        self._tally = tally
         self._loop = asyncio.get_running_loop()
-        self._queue: collections.deque[tuple[bytes, int]] = collections.deque()  # with a descriptor, -1: without
+        self._queue: collections.deque[tuple[bytes, int]] = collections.deque()  # each with a descriptor; -1: none
         self._tokens = FRAMES_BURST
         self._tokens_at = self._loop.time()
         self._handshake_s = HANDSHAKE_S if handshake_s is None else handshake_s
@@ -108,17 +115,21 @@ class Connection:
     def __str__(self) -> str:
         return f"agent of process {self.identity.pid} (uid {self.identity.uid})"
 
+    def note(self, what: str, text: str, level: int = logging.WARNING) -> None:
+        """Logs an event of this peer, or counts it with those of its user's other connections."""
+        self._tally.note((self.identity.uid, what), {"text": f"{self} {text}", "level": level})
+
     def accept_handshake(self) -> None:
-        """The peer has said Hello: the handshake deadline does not apply any more."""
+        """Ends the handshake deadline: the peer has sent Hello."""
         self.greeted = True
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def send(self, message: wire.Message, fd: int = -1) -> bool:
-        """Sends or queues one frame. False if the connection is closed, also because this was too much for it.
+        """Sends or queues one frame. False if the connection is closed, possibly because its queue is full.
 
-        fd: a descriptor to pass with it, which stays the caller's and must stay open; -1: none.
+        fd: a descriptor to send along, which the caller keeps open; -1: none.
         """
         if self.closed:
             return False
@@ -167,7 +178,7 @@ class Connection:
         self._tokens_at = now
         if self._tokens >= 0 or self.closed:
             return True
-        log.warning("%s sends too many frames; it is read more slowly", self)
+        self.note("throttled", "sends too many frames; it is read more slowly")
         metrics.link_throttled()
         self._loop.remove_reader(self._sock.fileno())
         self._loop.call_later(0.5, self._resume_reading)
@@ -181,7 +192,8 @@ class Connection:
         """Reads one frame; False if there is none or the connection has ended."""
         flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
         try:
-            data, ancillary, msg_flags, _ = self._sock.recvmsg(wire.MAX_FRAME_BYTES, DESCRIPTORS_SPACE, flags)
+            space = descriptors_space(self.identity.uid)
+            data, ancillary, msg_flags, _ = self._sock.recvmsg(wire.MAX_FRAME_BYTES, space, flags)
         except (BlockingIOError, InterruptedError):
             return False
         except OSError as exc:
@@ -191,12 +203,11 @@ class Connection:
         try:
             self._frame(data, fds, msg_flags)
         finally:
-            for fd in fds:
-                os.close(fd)
+            close_strangers(fds, self.identity.uid)
         return not self.closed
 
     def _frame(self, data: bytes, fds: list[int], msg_flags: int) -> None:
-        """Handles one packet; leaves in `fds` the descriptors that are to be closed."""
+        """Handles one packet; leaves descriptors to be closed in `fds`."""
         if not data and not fds:
             self.close("it hung up")
             return
@@ -204,7 +215,10 @@ class Connection:
             self.fail(f"a frame longer than {wire.MAX_FRAME_BYTES} bytes")
             return
         if msg_flags & socket.MSG_CTRUNC or len(fds) > 1:
-            self.fail("a frame with more than one file descriptor")
+            self.fail("a frame with more than one file descriptor, or after one that does not close")
+            return
+        if fds and not is_memfd(fds[0]):
+            self.fail("a file descriptor that is not a memfd")
             return
         try:
             message = wire.decode(data)
@@ -221,7 +235,7 @@ class Connection:
 
     def fail(self, problem: str) -> None:
         """Ends a connection that breaks the protocol, telling the peer why."""
-        log.warning("%s broke the protocol: %s; its connection is closed", self, problem)
+        self.note("protocol", f"broke the protocol: {problem}; its connection is closed")
         metrics.link_refused("protocol")
         self.refuse("broken protocol: " + problem[:200])
 
@@ -244,7 +258,7 @@ class Connection:
         self.close("the process ended")
 
     def close(self, reason: str) -> None:
-        """Ends the connection and tells the handler. Does nothing the second time."""
+        """Ends the connection and notifies the handler. Idempotent."""
         if self.closed:
             return
         self.closed = True
@@ -263,12 +277,13 @@ class Connection:
 class LinkServer:
     """Accepts agents on a Unix socket."""
 
-    def __init__(self, path: Path, handler: ConnectionHandler, *, mode: int = 0o600) -> None:
+    def __init__(self, path: Path, handler: ConnectionHandler, *, mode: int) -> None:
         self.path = path
         self._handler = handler
         self._mode = mode
         self._listener: socket.socket | None = None
-        self._connections: set[Connection] = set()
+        self._connections: dict[int, dict[Connection, None]] = {}  # by user, oldest first
+        self._tally = Tally(text_lines(log), period_s=LOG_PERIOD_S, burst=LOG_BURST)
 
     @property
     def listening(self) -> bool:
@@ -276,7 +291,7 @@ class LinkServer:
         return self._listener is not None and self.path.is_socket()
 
     def mend(self) -> list[str]:
-        """Makes the socket again if somebody has removed it; says what cannot be mended. Who is connected stays."""
+        """Creates the socket again if it was removed; returns the remaining problems. Connected agents stay."""
         if self.listening or self._listener is None:
             return []
         old = self._listener
@@ -291,17 +306,7 @@ class LinkServer:
 
     def start(self) -> None:
         """Listens, replacing a stale socket. Raises StartError. The caller holds the lock for this path."""
-        remove_stale_socket(self.path)
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-        old_mask = os.umask(0o777 & ~self._mode)
-        try:
-            listener.bind(str(self.path))
-            listener.listen(BACKLOG)
-        except OSError as exc:
-            listener.close()
-            raise StartError(f"cannot listen for agents on {self.path}: {exc.strerror}") from exc
-        finally:
-            os.umask(old_mask)
+        listener = listen_at(self.path, socket.SOCK_SEQPACKET, mode=self._mode, backlog=BACKLOG)
         self._listener = listener
         asyncio.get_running_loop().add_reader(listener.fileno(), self._acceptable)
 
@@ -324,7 +329,7 @@ class LinkServer:
         log.error("cannot accept agents: %s; trying again", exc.strerror)
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._listener.fileno())
-        loop.call_later(RETRY_ACCEPT_S, self._resume)  # a listener that was made meanwhile is read already
+        loop.call_later(RETRY_ACCEPT_S, self._resume)  # a listener created in between is already being read
 
     def _resume(self) -> None:
         if self._listener is not None:
@@ -335,22 +340,47 @@ class LinkServer:
         try:
             identity = identify(sock)
         except (Unidentified, OSError) as exc:
-            log.warning("a connection was refused: %s", exc)
-            metrics.link_refused("unidentified")
+            self._refused(sock, "unidentified", f"a connection was refused: {exc}")
             sock.close()
             return
-        own = [other for other in self._connections if other.identity.uid == identity.uid]
+        own = self._connections.get(identity.uid, {})
         silent = sum(not other.greeted for other in own)
         too_many = silent >= MAX_SILENT_PER_UID or (identity.uid != 0 and len(own) >= MAX_PER_UID)
-        if too_many or len(self._connections) >= MAX_CONNECTIONS:
-            log.warning("process %d (uid %d) was refused: too many connections", identity.pid, identity.uid)
-            metrics.link_refused("too_many")
+        if too_many or not self._has_room(len(own)):
+            text = f"process {identity.pid} (uid {identity.uid}) was refused: too many connections"
+            self._refused(sock, "too_many", text)
             with contextlib.suppress(OSError):
                 sock.send(wire.encode(wire.Refuse("too many connections")), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
             sock.close()
             identity.close()
             return
-        self._connections.add(Connection(sock, identity, self._handler, self._connections.discard))
+        self._add(Connection(sock, identity, self._handler, self._ended, self._tally))
+
+    def _has_room(self, own: int) -> bool:
+        """Whether there is room for one more connection of a user who has `own`."""
+        if sum(map(len, self._connections.values())) < MAX_CONNECTIONS:
+            return True
+        most = max(self._connections.values(), key=len)
+        if len(most) <= own + 1:
+            return False
+        newest = next(reversed(most))
+        newest.note("made_room", "made room for another user, since there are too many connections")
+        newest.refuse("too many connections")
+        return True
+
+    def _add(self, connection: Connection) -> None:
+        self._connections.setdefault(connection.identity.uid, {})[connection] = None
+
+    def _ended(self, connection: Connection) -> None:
+        own = self._connections.get(connection.identity.uid, {})
+        own.pop(connection, None)
+        if not own:
+            self._connections.pop(connection.identity.uid, None)
+
+    def _refused(self, sock: socket.socket, why: str, text: str) -> None:
+        metrics.link_refused(why)
+        with contextlib.suppress(OSError):
+            self._tally.note((unix_peer.credentials(sock)[1], why), {"text": text})
 
     def adopt(
         self,
@@ -362,11 +392,11 @@ class LinkServer:
         handshake_s: float = HANDSHAKE_S,
         identity: Identity | None = None,
     ) -> Connection:
-        """Makes a connection of the channel of an attach, whose other end must be the process `key`'s.
+        """Adopts the channel of an attach as a connection; its other end must belong to the process `key`.
 
-        approved: whose process that may be; who made the channel is the kernel's word, and an execve has closed its
-        other end. `identity` is for a channel of our own making (a proxy of the process). Takes the socket over, also
-        when it raises AttachError.
+        approved: the credentials that the process must have; the kernel vouches for the creator of the channel, and an
+        execve closes its other end. `identity` is for a channel of our own making (a proxy of the process). Takes
+        ownership of the socket, even when it raises AttachError.
         """
         sock.setblocking(False)
         try:
@@ -387,13 +417,19 @@ class LinkServer:
             found.close()
             raise replaced(key.pid, f"its channel was made by uid {found.uid}, gid {found.gid}")
         connection = Connection(
-            sock, found, self._handler, self._connections.discard, attached=attached, handshake_s=handshake_s
+            sock,
+            found,
+            self._handler,
+            self._ended,
+            self._tally,
+            attached=attached,
+            handshake_s=handshake_s,
         )
-        self._connections.add(connection)
+        self._add(connection)
         return connection
 
     def stop_accepting(self) -> None:
-        """No new agents; those connected stay."""
+        """Refuses new agents; connected ones stay."""
         if self._listener is not None:
             asyncio.get_running_loop().remove_reader(self._listener.fileno())
             self._listener.close()
@@ -403,5 +439,5 @@ class LinkServer:
     def close(self) -> None:
         """Stops accepting and closes all connections."""
         self.stop_accepting()
-        for connection in list(self._connections):
+        for connection in [each for own in self._connections.values() for each in own]:
             connection.close("the daemon is stopping")

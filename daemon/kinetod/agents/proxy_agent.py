@@ -1,16 +1,16 @@
 """`python -m kinetod.agents.proxy_agent PID LINK COLLECTOR [HELPER START BOOT]`: the agent of a process without Python.
 
 Theory of operation
-    The agent's own code runs here, in a process of the daemon's: runner, session and the CUPTI source. LINK is a
+    The agent's own code runs here, in a process of the daemon: runner, session and the CUPTI source. LINK is a
     descriptor of its end of a link to the daemon, COLLECTOR one of the channel to kc_serve in the process PID, where
-    the source's calls go. To the daemon the two look like an agent in the process, because the daemon has made the
-    link and knows for whom.
+    the source's calls go. To the daemon the two look like an agent in the process, because the daemon created the link
+    for that process.
 
-    What may not be read of the process (its variables, which libcupti lies in its file system) is asked of the attach
-    helper service on the socket HELPER, which is told the process's start time and the boot time it is reckoned from.
+    Unreadable facts about the process (its variables, the libcupti in its file system) come from the attach helper
+    service on the socket HELPER, which gets the process's start time and the boot time it is relative to.
 
-    When the link is closed, the agent ends as it does in a Python process, and then the collector's thread is told to
-    leave. When the process is gone (or executes another program), this process ends at once, which closes the link.
+    When the link is closed, the agent ends as it does in a Python process, and then the collector's thread leaves. When
+    the process is gone (or executes another program), this process ends at once, which closes the link.
 """
 
 import os
@@ -60,7 +60,7 @@ def read_environ(pid: int, proc: Path = PROC) -> dict[str, str]:
 
 
 def is_of(channel: socket.socket, pid: int, proc: Path = PROC) -> bool:
-    """Whether the process still is of the user who made the channel."""
+    """Whether the process still belongs to the user who created the channel."""
     _pid, uid, _gid = unix_peer.credentials(channel)
     try:
         return bool((proc / str(pid)).stat().st_uid == uid)
@@ -69,7 +69,7 @@ def is_of(channel: socket.socket, pid: int, proc: Path = PROC) -> bool:
 
 
 def inner_number(status: Path, number: int) -> int:
-    """The process's or thread's number in its own PID namespace. status: a /proc/.../status file."""
+    """Returns the process's or thread's number in its own PID namespace. status: a /proc/.../status file."""
     try:
         for line in lines(status.read_bytes()):
             if line.startswith("NSpid:"):
@@ -80,7 +80,7 @@ def inner_number(status: Path, number: int) -> int:
 
 
 def thread_names(pid: int, proc: Path = PROC) -> dict[str, str]:
-    """Thread id, as CUPTI in the process gives it, -> name."""
+    """Maps thread ids, as CUPTI in the process reports them, to names."""
     names = {}
     try:
         tasks = sorted((proc / str(pid) / "task").iterdir(), key=lambda task: int(task.name))[:_MAX_THREADS]
@@ -105,17 +105,17 @@ class RemoteCuptiSource(CuptiSource):
         collector: RemoteCollector,
         find: Callable[[], str | None] | None = None,
     ) -> None:
-        """find: looks for its libcupti, where we may not do so ourselves."""
+        """find: finds its libcupti, where we may not look ourselves."""
         super().__init__(environ, f"/proc/{pid}/maps")
         self._find = find or (lambda: find_cupti(pid, environ))
         self._collector = collector
 
     def activity_types(self) -> list[str]:
-        """All of them: a process without CUDA gets no proxy. Without a libcupti, prepare() says so."""
+        """All of them: a process without CUDA gets no proxy. Without a libcupti, prepare() reports that."""
         return sorted(KINDS)
 
     def would_yield(self, request: SourceRequest) -> bool:
-        """No: there is no torch.profiler without Python."""
+        """False: there is no torch.profiler without Python."""
         return False
 
     def find_library(self) -> str:
@@ -131,7 +131,7 @@ class RemoteCuptiSource(CuptiSource):
         return found
 
     def load_collector(self) -> Collector:
-        """The one that is there."""
+        """Returns the collector that is already loaded."""
         return self._collector
 
 
@@ -168,14 +168,14 @@ class ProxyAgent(Agent):
 
 @dataclass(frozen=True, slots=True)
 class Helper:
-    """The attach helper service, and what it is asked about. Times are Unix nanoseconds."""
+    """The attach helper service, and the process to ask about. Times are Unix nanoseconds."""
 
     path: Path
     key: ProcessKey
     boot_time_ns: int
 
     def ask(self) -> Tools:
-        """Raises SourceError."""
+        """Asks the service. Raises SourceError."""
         try:
             return toolkit(self.path, self.key, boot_time_ns=self.boot_time_ns)
         except HelperUnreachable as exc:
@@ -184,11 +184,11 @@ class Helper:
             raise SourceError(exc.code, exc.reason) from exc
 
     def cupti(self) -> str | None:
-        """Its libcupti, as it sees it. Raises SourceError."""
+        """The path of its libcupti as the process sees it. Raises SourceError."""
         return self.ask().cupti or None
 
     def environ(self) -> dict[str, str]:
-        """Empty if it is not told."""
+        """The process's variables; empty if the service does not tell."""
         try:
             return dict(self.ask().environ)
         except SourceError as exc:
@@ -199,7 +199,7 @@ class Helper:
 def serve(pid: int, link: socket.socket, channel: socket.socket, helper: Helper | None = None) -> None:
     """Serves until the link or the process is gone."""
     environ = read_environ(pid) if helper is None else helper.environ()
-    if not is_of(channel, pid):  # an execve while they were read: they may be another user's
+    if not is_of(channel, pid):  # after an execve in between they may be another user's
         environ = {}
     reader, writer = os.pipe2(os.O_CLOEXEC)
     collector = RemoteCollector(channel)
@@ -215,7 +215,7 @@ def serve(pid: int, link: socket.socket, channel: socket.socket, helper: Helper 
 
 
 def _helper(pid: int, arguments: list[str]) -> Helper | None:
-    """Raises ValueError."""
+    """Parses the helper's arguments. Raises ValueError."""
     if not arguments:
         return None
     path, start, boot = arguments
@@ -223,7 +223,7 @@ def _helper(pid: int, arguments: list[str]) -> Helper | None:
 
 
 def main() -> int:
-    """Serve; the exit status is 2 if it was started wrongly."""
+    """Serves; the exit status is 2 for wrong arguments."""
     try:
         pid, link, channel = map(int, sys.argv[1:4])
         helper = _helper(pid, sys.argv[4:])
@@ -235,7 +235,7 @@ def main() -> int:
         os.set_inheritable(end.fileno(), False)
     serve(pid, ends[0], ends[1], helper)
     sys.stderr.flush()
-    os._exit(0)  # not waiting for the agent's thread: the process that it speaks for may be gone
+    os._exit(0)  # without waiting for the agent's thread: the process may be gone
 
 
 if __name__ == "__main__":

@@ -1,6 +1,4 @@
-"""The processes of the daemon that speak for processes without Python: one per process,
-`kinetod.agents.proxy_agent`.
-"""
+"""The daemon's processes that act as agents of processes without Python: one `kinetod.agents.proxy_agent` for each."""
 
 import asyncio
 import logging
@@ -23,7 +21,7 @@ class Proxies:
     """The running proxies. Each ends by itself when its link is closed or its process is gone."""
 
     def __init__(self, *, command: Sequence[str] = COMMAND, helper_socket: Path | None = None) -> None:
-        """helper_socket: of the attach helper service, where the daemon itself may not look into processes."""
+        """helper_socket: of the attach helper service, where the daemon itself may not inspect processes."""
         self._command = command
         self._helper_socket = helper_socket
         self._running: dict[asyncio.Task[None], Process] = {}
@@ -33,9 +31,9 @@ class Proxies:
         return {process.pid for process in self._running.values()}
 
     async def start(self, key: ProcessKey, channel: socket.socket) -> socket.socket:
-        """Starts one for a process whose collector is at the other end of `channel`; our end of its link.
+        """Starts one for a process whose collector is at the other end of `channel`; returns our end of its link.
 
-        Takes the channel over. Raises AttachError.
+        Takes ownership of the channel. Raises AttachError.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         with theirs, channel:
@@ -48,7 +46,7 @@ class Proxies:
                     stdin=DEVNULL,
                     stdout=DEVNULL,
                     pass_fds=fds,
-                    start_new_session=True,  # a Ctrl-C in the daemon's terminal is the daemon's matter
+                    start_new_session=True,  # only the daemon handles a Ctrl-C in its terminal
                 )
             except OSError as exc:
                 ours.close()
@@ -72,4 +70,4 @@ class Proxies:
         """Waits until they have ended and kills the rest; their links are closed already."""
         running = dict(self._running)
         await asyncio.gather(*(child.end(process, patience_s=EXIT_S) for process in running.values()))
-        await asyncio.gather(*running)  # which say how they ended
+        await asyncio.gather(*running)  # they log how they ended

@@ -1,1 +1,1 @@
-"""Brings the agent into a process that nobody prepared."""
+"""Injects the agent into a process that was not prepared for it."""

@@ -1,4 +1,4 @@
-"""The values that the parts of an attach exchange, and the ways in which it can fail.
+"""Values that the parts of an attach exchange, and the errors with which an attach can fail.
 
 Theory of operation
     attach_pool.py (in the daemon)  asks a warm helper process for one attach, with a deadline
@@ -7,8 +7,8 @@ Theory of operation
     bootstrap (in the target)   makes a socketpair, names its ends by a memfd, receives the agent, runs it
 
     A method ends when the interpreter or the new thread has the code, without waiting for it to run; the channel
-    shows whether it ran. So a method may be followed by another with the same bootstrap, whose token makes sure that
-    it runs only once. When the channel is there, or the deadline has passed, `finish` is called.
+    shows whether it ran. So another method may be tried with the same bootstrap, whose token makes sure that it runs
+    only once. `finish` is called once the channel is open or the deadline has passed.
 """
 
 import contextlib
@@ -22,8 +22,10 @@ from kinetod.processes import credentials
 from kinetod.processes.credentials import REPLACED, Credentials
 from kinetod.processes.identity import BOOT_TIME_NS, PROC, ProcessKey, start_time_ns
 
-NEWEST_TRIED = (3, 15)  # of Python
-MAX_BOOTSTRAP_BYTES = 3416  # it travels through one page of the target
+NEWEST_TRIED = (3, 15)  # Python version
+MAX_BOOTSTRAP_BYTES = 3040  # it must fit into one page of the target
+# how often, and how long apart, to look at the rights of a process that could not be entered
+_LOOKS, _LOOK_S = 50, 0.002
 
 
 class AttachCode(StrEnum):
@@ -31,19 +33,23 @@ class AttachCode(StrEnum):
 
     NOT_PERMITTED = "ATTACH_NOT_PERMITTED"  # the kernel or the owner rule forbids it
     TRACED = "ATTACH_TRACED"  # another tracer holds it
-    # kernel thread, pid 1, zombie, stopped, frozen, uninterruptible, ourselves; or it does not let us in
+    # kernel thread, pid 1, zombie, stopped, frozen, uninterruptible, ourselves; or access is refused
     UNSUITABLE = "ATTACH_UNSUITABLE"
     UNSUPPORTED = "ATTACH_UNSUPPORTED"  # no interpreter with exported symbols, too old, frozen, 32 bits
-    LIMIT = "ATTACH_LIMIT"  # too little memory, address space, threads or descriptors are left to it
+    LIMIT = "ATTACH_LIMIT"  # too little memory, address space, threads or descriptors left
     SECCOMP = "ATTACH_SECCOMP"  # its filter forbids a call that we need
     TIMEOUT = "ATTACH_TIMEOUT"  # the interpreter did not run the code in time
-    GONE = "ATTACH_GONE"  # it ended meanwhile
-    REPLACED = "ATTACH_REPLACED"  # it executed another program, or changed its rights, since the attach was allowed
+    GONE = "ATTACH_GONE"  # it ended during the attach
+    # since the attach was approved, it has executed another program or changed its credentials
+    REPLACED = "ATTACH_REPLACED"
     FAILED = "ATTACH_FAILED"  # anything else
 
 
+_BY_CHANCE = frozenset({AttachCode.UNSUITABLE, AttachCode.UNSUPPORTED, AttachCode.FAILED})
+
+
 class AttachError(Exception):
-    """The attach failed. `reason` says what happened and what to do next."""
+    """The attach failed. `reason` says why and what to do next."""
 
     def __init__(self, code: AttachCode, reason: str) -> None:
         super().__init__(reason)
@@ -52,17 +58,18 @@ class AttachError(Exception):
 
 
 def replaced(pid: int, difference: str) -> AttachError:
-    """The error for a process that has changed since it was approved. difference: in which respect."""
+    """Error for a process that has changed since it was approved. difference: what changed, for logs only."""
+    respect = f" ({difference})" if difference else ""
     return AttachError(
         AttachCode.REPLACED,
-        f"process {pid} has changed since the attach was approved: {REPLACED} or changed its credentials "
-        f"({difference}); nothing was traced. Check who owns it now, then try again",
+        f"process {pid} has changed since the attach was approved: {REPLACED} or changed its credentials{respect}; "
+        "nothing was traced. Check who owns it now, then try again",
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Bootstrap:
-    """Code for the target. The token grows with every attach on this machine (Unix ns)."""
+    """Code to run in the target. Tokens (Unix ns) grow with every attach on this machine."""
 
     token: int
     source: bytes  # ASCII, for Python 3.9 and later, at most MAX_BOOTSTRAP_BYTES
@@ -70,25 +77,25 @@ class Bootstrap:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """What injecting the code cost the target."""
+    """What the injection cost the target."""
 
     tid: int = 0  # 0: no thread was stopped
-    stopped_ns: int = 0  # the longest time that a thread stood still
+    stopped_ns: int = 0  # longest time that a thread was stopped
     attempts: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """How an attach was made, and what it cost."""
+    """How the agent was attached, and at what cost."""
 
     method: str
     stopped_ns: int
-    latency_ns: int  # from the request until the bootstrap's channel was there
+    latency_ns: int  # from the request until the bootstrap's channel was open
 
 
 @dataclass(frozen=True, slots=True)
 class Approval:
-    """Permission to enter the process while it has these credentials, for an administrator or another user."""
+    """Permission for an administrator or another user to enter the process while it has these credentials."""
 
     credentials: Credentials
     administrator: bool = False
@@ -111,15 +118,9 @@ class Deadline:
         return self.left_s == 0.0
 
 
-# What an attach may end with because the process has executed another program, whose rights may be others, too.
-_BY_ANOTHER_PROGRAM = frozenset(
-    {AttachCode.GONE, AttachCode.UNSUITABLE, AttachCode.FAILED, AttachCode.TIMEOUT, AttachCode.NOT_PERMITTED}
-)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttachRequest:
-    """One attach. token: of the bootstrap. approved: the credentials that the process must have throughout."""
+    """One attach."""
 
     key: ProcessKey
     approved: Credentials
@@ -129,7 +130,9 @@ class AttachRequest:
     received_ns: int = 0  # monotonic
 
     def check_process(self) -> Credentials:
-        """The credentials, including those that only we may read. Raises AttachError if they are not those approved."""
+        """Returns the credentials, including fields that only we can read. Raises AttachError if they are not those
+        approved.
+        """
         with contextlib.suppress(OSError):
             found = credentials.read(self.key.pid)
             if start_time_ns(self.key.pid, PROC, boot_time_ns=self.boot_time_ns) == self.key.start_time_ns:
@@ -139,26 +142,53 @@ class AttachRequest:
         raise AttachError(AttachCode.GONE, f"process {self.key.pid} has ended; `kinetoctl ps --all` lists the others")
 
     def explained(self, error: AttachError) -> AttachError:
-        """Returns this error, or a better one if the process has been replaced meanwhile."""
-        if error.code in _BY_ANOTHER_PROGRAM:
-            try:
+        """Returns this error, or a better one if the process has been replaced, keeps changing its credentials (so that
+        opening its files succeeds at random), or has not ended after all.
+        """
+        try:
+            found = self.check_process()
+            for _look in range(_LOOKS if error.code in _BY_CHANCE else 0):
+                time.sleep(_LOOK_S)
                 self.check_process()
-            except AttachError as better:
-                return better
+        except AttachError as better:
+            return better
+        if error.code is AttachCode.GONE and found.program:
+            reason = f"process {self.key.pid} runs, but the attach helper could not read its files in /proc; try again"
+            return AttachError(AttachCode.FAILED, reason)
         return error
 
 
 class Helpers(Protocol):
-    """Attaches for the daemon: its own helper processes, or the attach helper service."""
+    """Attaches on behalf of the daemon: its own helper processes, or the attach helper service."""
 
     async def start(self) -> None:
         """Starts them. Raises OSError."""
 
     def pids(self) -> set[int]:
-        """The pids of those that are the daemon's own processes."""
+        """Pids of the helpers that are the daemon's own processes."""
 
     async def attach(self, key: ProcessKey, approval: Approval, *, deadline_s: float) -> tuple[Attached, socket.socket]:
-        """Brings the agent into a process. The channel is the caller's. Raises AttachError."""
+        """Injects the agent into a process. The caller owns the returned channel. Raises AttachError."""
 
     async def stop(self) -> None:
-        """Frees what they hold."""
+        """Releases their resources."""
+
+
+class Status(StrEnum):
+    """The names of pb.CheckStatus."""
+
+    OK = "OK"
+    NOTE = "NOTE"
+    PROBLEM = "PROBLEM"
+    UNKNOWN = "UNKNOWN"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Result of one check. code: for a PROBLEM, the code that an attach would fail with."""
+
+    name: str
+    status: Status
+    detail: str
+    advice: str = ""
+    code: AttachCode = AttachCode.FAILED

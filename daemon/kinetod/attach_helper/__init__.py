@@ -1,3 +1,1 @@
-"""Runs attaches and inspections in processes of their own, as children of the daemon or as the kinetod-attach
-service.
-"""
+"""Runs attaches and inspections in separate processes, as children of the daemon or in the kinetod-attach service."""

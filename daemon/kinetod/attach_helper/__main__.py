@@ -11,8 +11,8 @@ from kinetod import __version__
 from kinetod.attach_helper import allow_list as policies
 from kinetod.attach_helper.helper_server import AttachService
 from kinetod.base import logs
-from kinetod.base.command_line import exit_status
 from kinetod.base.errors import StartError
+from kinetod.base.logs import exit_status
 from kinetod.base.policy_file import PolicyError
 from kinetod.config.service_options import idle_exit_option, listening_socket, log_level_option, socket_option
 from kinetod.supervise.helper_service import serve
@@ -55,7 +55,7 @@ def command(path: Path | None, for_group: bool, policy: Path, idle_exit: int, lo
 
 
 def _say_policy(path: Path) -> None:
-    """Logs a mistake in the policy, which is read for every caller, when the service starts."""
+    """Logs a mistake in the policy at start-up; the policy is read again for every caller."""
     try:
         policies.load(path)
     except PolicyError as exc:

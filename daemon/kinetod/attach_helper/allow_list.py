@@ -1,18 +1,18 @@
-"""Who may ask the attach helper, and whose processes it touches: a file that only root can write.
+"""The helper's policy: who may call it and whose processes it may enter, from a file that only root can write.
 
 Theory of operation
-    The front end decides what a user of it may do; it serves a network and can be broken into. So the helper asks
-    nobody: it knows its callers by the kernel's word, and a target's owner by /proc. The file is read again for
-    every request. One that is missing, wrong or writable by others refuses everything.
+    The front end decides what its users may do; it serves a network and can be broken into. So the helper trusts
+    nobody: the kernel identifies its callers, and /proc a target's owner. The file is read again for every request. If
+    it is missing, wrong or writable by others, everything is refused.
 
-    A process counts as a user's if all its user ids (real, effective, saved, of the file system) are allowed: a
-    program that changes its rights is none of the one who started it. Root's processes are the host's services and
-    the containers' programs; by default only those in a PID namespace of their own are allowed.
+    A process counts as a user's if all its user ids (real, effective, saved, file system) are allowed: a program that
+    changes its rights does not belong to the user who started it. Root's processes are the host's services and the
+    containers' programs; by default only those in a PID namespace of their own are allowed.
 
     A process is protected if the kernel would not let its own user trace it: it changes its user or group, is not
-    dumpable, has capabilities on the host, or is in a user namespace that is neither its user's nor a container's. Such
-    a one is entered for administrators of the front end only, if at all. The processes of this service's own user and
-    of those who ask it are never entered: whoever breaks into one part must not get the rights of another.
+    dumpable, has capabilities on the host, or is in a user namespace that is neither its user's nor a container's. A
+    protected process is entered for administrators of the front end only, if at all. Processes of this service's own
+    user and of its callers are never entered: breaking into one part must not give the rights of another.
 """
 
 import contextlib
@@ -39,8 +39,8 @@ class _File(CallersAndUsers, forbid_unknown_fields=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class ProcessOwner:
-    """Whose a process is. container: it is in another PID namespace than this service, which is in the host's.
-    protected: why its own user could not trace it; empty: the kernel would let that user.
+    """Owner of a process. container: it is in another PID namespace than this service, which is in the host's.
+    protected: why its own user could not trace it; empty: the kernel would permit it.
     """
 
     uids: tuple[int, ...]
@@ -50,8 +50,8 @@ class ProcessOwner:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """root: NEVER, IN_CONTAINERS or ALWAYS. protected: NEVER, ADMINISTRATORS or ALWAYS. kubelet_socket: what a front
-    end gets connections to; None: to nothing.
+    """root: NEVER, IN_CONTAINERS or ALWAYS. protected: NEVER, ADMINISTRATORS or ALWAYS. kubelet_socket: the socket that
+    a front end gets connections to; None: none.
     """
 
     callers: Uids
@@ -70,7 +70,7 @@ class Policy:
         return f"uid {uid} may not ask the attach helper; `callers` in {self.path} names those who may"
 
     def refuses_owner(self, owner: ProcessOwner, *, administrator: bool = False) -> str:
-        """Why a process is not entered; empty if it may be. administrator: whether one asked the front end for it."""
+        """Why a process is not entered; empty if it may be. administrator: whether the front end asks for one."""
         if why := self._refuses_uids(owner):
             return why
         if not owner.protected or self.protected == ALWAYS or (self.protected == ADMINISTRATORS and administrator):
@@ -112,9 +112,7 @@ def load(path: Path = DEFAULT_FILE, *, uid_of: Callable[[str], int] | None = Non
 
 def owner(pid: int, rights: Credentials, proc: Path = Path("/proc")) -> ProcessOwner:
     """The owner of a process with these credentials."""
-    container = False
-    with contextlib.suppress(OSError):  # what cannot be read is not believed to be a container
-        container = (proc / str(pid) / "ns/pid").readlink() != (proc / "self/ns/pid").readlink()
+    container = _is_in_another(proc, pid, "ns/pid")
     return ProcessOwner(rights.uids, container, _protected(pid, rights, container, proc))
 
 
@@ -123,22 +121,22 @@ def _protected(pid: int, rights: Credentials, container: bool, proc: Path) -> st
         return "it can change its user or group"
     if rights.dumpable is False:
         return "it is not dumpable"
-    elsewhere = False
-    with contextlib.suppress(OSError):
-        elsewhere = (proc / str(pid) / "ns/user").readlink() != (proc / "self/ns/user").readlink()
-    if elsewhere:
+    if _is_in_another(proc, pid, "ns/user"):
         own = container or _namespace_owner(pid, proc) == rights.uid
         return "" if own else "it is in another user's user namespace"
     return "it has capabilities" if rights.capabilities and rights.uid != 0 else ""
 
 
+def _is_in_another(proc: Path, pid: int, namespace: str) -> bool:
+    """Whether it is in another namespace than this service. False if that cannot be read."""
+    with contextlib.suppress(OSError):
+        return (proc / str(pid) / namespace).readlink() != (proc / "self" / namespace).readlink()
+    return False
+
+
 def _namespace_owner(pid: int, proc: Path) -> int:
     """The uid that created its user namespace; -1 if that cannot be determined."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(proc / str(pid) / "ns/user", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            (uid,) = struct.unpack("=I", fcntl.ioctl(descriptor, _NS_GET_OWNER_UID, bytes(4)))
-            return int(uid)
-        finally:
-            os.close(descriptor)
+    with contextlib.suppress(OSError), (proc / str(pid) / "ns/user").open("rb", buffering=0) as namespace:
+        (uid,) = struct.unpack("=I", fcntl.ioctl(namespace, _NS_GET_OWNER_UID, bytes(4)))
+        return int(uid)
     return -1

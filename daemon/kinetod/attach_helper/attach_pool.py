@@ -1,14 +1,15 @@
-"""Warm processes that attach: started ahead of time, given a deadline, replaced when they die.
+"""A pool of warm processes that attach: started ahead of time, given a deadline, replaced when they die.
 
 Theory of operation
     Each helper has a SOCK_SEQPACKET socketpair as its standard input: one packet is one request, one packet is
-    its answer, which carries the channel to the target by SCM_RIGHTS. A helper does one attach at a time. A
-    target is never hurt by the death of a helper, so one that overruns its deadline is simply killed.
+    its answer, which carries the channel to the target by SCM_RIGHTS. A helper does one attach at a time. The death of
+    a helper never harms a target, so a helper that overruns its deadline is simply killed.
 
     `count` helpers are kept warm, since starting an interpreter takes longer than an attach. For the same reason an
     attach first waits for a warm helper; after WAIT_FOR_WARM_S it gets a new one, up to MAX_HELPERS in all, which
-    ends with its attach. The start of a helper counts for an attach, but not for other questions that say how long it
-    may take: its slowness would be taken for that of what it looks at.
+    ends with its attach. Beyond that, waiting requests take turns by user (`base.fair_slots`). An attach's deadline
+    includes the start of a helper; that of other queries does not if they say how long the start may take: a slow start
+    would be mistaken for a slow target.
 """
 
 import asyncio
@@ -22,12 +23,13 @@ from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
-from kineto_protos.units import format_duration
+from kineto_trace.base.quantities import format_duration
 
 from kinetod.attach.attach_types import Approval, AttachCode, Attached, AttachError
 from kinetod.attach.inspect import standstill
 from kinetod.attach_helper.folder_queries import FOLDER, NOTHING
 from kinetod.attach_helper.worker_queries import DEVICE_GRAPHS
+from kinetod.base.fair_slots import FairSlots
 from kinetod.base.safe_text import clean
 from kinetod.base.unix_sockets import receive
 from kinetod.processes.identity import BOOT_TIME_NS, ProcessKey
@@ -37,17 +39,24 @@ from kinetod.supervise.child import Crashed, TooLate, WarmChild
 log = logging.getLogger(__name__)
 
 COMMAND = child.python("kinetod.attach_helper.attach_worker")
-MAX_HELPERS = 8
+MAX_HELPERS, SPARE_HELPERS = 8, 2  # the spare ones for users who have no request running
 MAX_ANSWER_BYTES = 64 << 10
 WAIT_FOR_WARM_S = 0.1  # an attach takes some 10 ms
-START_S = 5.0  # 0.3 s are usual
+START_S = 5.0  # 0.3 s are usual; an attach waits as long as it may take itself
 LOOK_S = 2.0  # 5 ms are usual
 _KILLED = "exit status -9"
-KILL_GRACE_S = 0.5  # a helper keeps its deadline by itself; this is for one that hangs
+_HELPERS_KILLED = 4  # in an attach, until it fails: beside a load of 50 on two processors two in a row were
+# A helper keeps its deadline by itself, reports it, and withdraws what it has begun (attempt.LET_GO_S); a hanging one
+# is killed after this time.
+KILL_GRACE_S = 1.0
 
 
 class DeadBefore(Crashed):
-    """A helper had ended before it was asked, so another one can be asked."""
+    """A helper had ended before it got the request, so another one can be asked."""
+
+
+class NeverStarted(TooLate):
+    """A helper was killed before it had answered anything."""
 
 
 class _Helper(WarmChild):
@@ -60,7 +69,7 @@ class _Helper(WarmChild):
 
     @classmethod
     async def start(cls, command: Sequence[str]) -> "_Helper":
-        """Starts one. Raises OSError."""
+        """Starts a process. Raises OSError."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         with theirs:
             try:
@@ -74,7 +83,7 @@ class _Helper(WarmChild):
         return cls(process, ours)
 
     async def ask(self, request: Mapping[str, Any], descriptor: int | None = None) -> tuple[dict[str, Any], int | None]:
-        """One request, with a descriptor if any; its answer and descriptor, which the caller owns.
+        """Sends one request, with a descriptor if any; returns its answer and descriptor, which the caller owns.
 
         Raises Crashed, DeadBefore.
         """
@@ -114,7 +123,7 @@ class AttachHelpers:
         self._idle: list[_Helper] = []
         self._freed = asyncio.Event()  # one has become idle
         self._busy: set[_Helper] = set()
-        self._slots = asyncio.Semaphore(max(count, MAX_HELPERS))
+        self._slots = FairSlots(max(count, MAX_HELPERS) - SPARE_HELPERS, spare=SPARE_HELPERS)
         self._starting = 0
         self._background: set[asyncio.Task[object]] = set()
         self._requests = 0
@@ -132,27 +141,34 @@ class AttachHelpers:
     async def attach(
         self, key: ProcessKey, approval: Approval, *, deadline_s: float, boot_time_ns: int = BOOT_TIME_NS
     ) -> tuple[Attached, socket.socket]:
-        """Brings the agent into a process. The channel is the caller's. Raises AttachError.
+        """Injects the agent into a process. The caller owns the channel. Raises AttachError.
 
         boot_time_ns: the origin of the key's start time.
         """
-        async with self._slots:
+        async with self._slots.turn():
             return await self._attach(key, approval, deadline_s, boot_time_ns)
 
     async def _attach(
         self, key: ProcessKey, approval: Approval, deadline_s: float, boot_time_ns: int
     ) -> tuple[Attached, socket.socket]:
+        start_s = max(START_S, deadline_s)
         try:
-            try:
+            for others in reversed(range(_HELPERS_KILLED)):
                 request = self._request(key, approval, deadline_s, boot_time_ns)
-                answer, fd = await self._answer(request, deadline_s + KILL_GRACE_S)
-            except Crashed as exc:
-                if exc.how != _KILLED:
-                    raise
-                # By its watchdog, on a busy machine: the process is as it was, or ignores what it has received.
-                log.warning("the helper that attached to process %d was killed: another one tries again", key.pid)
-                request = self._request(key, approval, deadline_s, boot_time_ns)
-                answer, fd = await self._answer(request, deadline_s + KILL_GRACE_S)
+                try:
+                    answer, fd = await self._answer(request, deadline_s + KILL_GRACE_S, start_s=start_s)
+                    break
+                except Crashed as exc:
+                    if exc.how != _KILLED or not others:
+                        raise
+                    # By its watchdog, on a busy machine: the process is unchanged, or ignores what it has received.
+                    log.warning("the helper that attached to process %d was killed: another one tries again", key.pid)
+        except NeverStarted:
+            raise AttachError(
+                AttachCode.FAILED,
+                f"process {key.pid} was not touched: the daemon's attach helper did not start within {start_s:g} s. "
+                "Has this host too little processor time or memory for it? Try again",
+            ) from None
         except OSError as exc:
             raise AttachError(
                 AttachCode.FAILED, f"process {key.pid}: the daemon cannot start an attach helper: {exc.strerror}"
@@ -176,7 +192,7 @@ class AttachHelpers:
         return _outcome(answer, fd, key)
 
     async def ask(self, question: Mapping[str, Any], *, deadline_s: float, start_s: float = 0.0) -> dict[str, Any]:
-        """Asks a question other than an attach (`worker_queries.py`). Raises OSError, TooLate, Crashed.
+        """Sends a query other than an attach (`worker_queries.py`). Raises OSError, TooLate, Crashed.
 
         start_s: how long a helper that has never answered may take before the deadline begins; 0: it has begun.
         """
@@ -188,12 +204,12 @@ class AttachHelpers:
     async def ask_with(
         self, question: Mapping[str, Any], descriptor: int | None, *, deadline_s: float, start_s: float = 0.0
     ) -> tuple[dict[str, Any], int | None]:
-        """Likewise, with a descriptor that stays the caller's; the answer's becomes the caller's."""
-        async with self._slots:
+        """Like `ask`, with a descriptor that the caller keeps; the caller owns the answer's descriptor."""
+        async with self._slots.turn():
             return await self._answer({"id": self._number(), **question}, deadline_s, descriptor, start_s)
 
     async def device_graphs(self, key: ProcessKey) -> str:
-        """The file of a process whose device code launches CUDA graphs; "" if none is seen. Raises OSError."""
+        """The file of a process whose device code launches CUDA graphs; "" if none is found. Raises OSError."""
         question = {"do": DEVICE_GRAPHS, "boot_time_ns": BOOT_TIME_NS, "targets": [[key.pid, key.start_time_ns]]}
         try:
             return str((await self.ask(question, deadline_s=LOOK_S, start_s=START_S))["file"])
@@ -205,8 +221,8 @@ class AttachHelpers:
     async def _answer(
         self, request: Mapping[str, Any], deadline_s: float, descriptor: int | None = None, start_s: float = 0.0
     ) -> tuple[dict[str, Any], int | None]:
-        """Has a helper answer, which is killed at the deadline. Raises OSError, TooLate, Crashed."""
-        while helper := await self._warm():  # it may have ended meanwhile
+        """Returns a helper's answer; kills the helper at the deadline. Raises OSError, TooLate, Crashed."""
+        while helper := await self._warm():  # it may have ended since
             with contextlib.suppress(DeadBefore):
                 return await self._answer_by(helper, request, deadline_s, descriptor, start_s)
         return await self._answer_by(await _Helper.start(self._command), request, deadline_s, descriptor, start_s)
@@ -233,7 +249,10 @@ class AttachHelpers:
         try:
             if start_s and not helper.has_answered:
                 nothing = {"id": self._number(), "do": FOLDER, "step": NOTHING}
-                await helper.within(start_s, helper.ask(nothing))
+                try:
+                    await helper.within(start_s, helper.ask(nothing))
+                except TooLate:
+                    raise NeverStarted from None
             answer = await helper.within(deadline_s, helper.ask(request, descriptor))
             self._give_back(helper)
             return answer
@@ -251,10 +270,11 @@ class AttachHelpers:
             "id": self._number(),
             "pid": key.pid,
             "start_time_ns": key.start_time_ns,
-            "boot_time_ns": boot_time_ns,  # start times are reckoned from it, and it moves when the clock is set
+            "boot_time_ns": boot_time_ns,  # origin of start times, which moves when the clock is set
             "approved": approval.credentials.to_dict(),
             "deadline_s": deadline_s,
             "token": self._token,
+            "debug": log.isEnabledFor(logging.DEBUG),
         }
 
     def _give_back(self, helper: _Helper) -> None:
@@ -270,7 +290,7 @@ class AttachHelpers:
         task.add_done_callback(self._background.discard)
 
     def _refill(self) -> None:
-        """Replaces helpers that have ended, also those that nobody has asked since, in the background."""
+        """Replaces helpers that have ended, including idle ones, in the background."""
         for helper in [each for each in self._idle if each.process.returncode is not None]:
             self._idle.remove(helper)
             self._in_background(helper.stop(kill=True))
@@ -289,7 +309,7 @@ class AttachHelpers:
             self._starting -= 1
 
     async def stop(self) -> None:
-        """Ends the idle helpers; those at work end with their attach."""
+        """Ends the idle helpers; busy ones end with their attach."""
         self._stopped = True
         while self._background:
             await asyncio.wait(self._background)
@@ -298,7 +318,7 @@ class AttachHelpers:
 
 
 def _outcome(answer: Mapping[str, Any], fd: int | None, key: ProcessKey) -> tuple[Attached, socket.socket]:
-    """Turns an answer into the attach's result. Takes over the descriptor. Raises AttachError."""
+    """Turns an answer into the attach's result. Takes ownership of the descriptor. Raises AttachError."""
     if answer.get("ok") is True and fd is not None:
         attached = Attached(
             method=clean(str(answer.get("method", "")), 40),

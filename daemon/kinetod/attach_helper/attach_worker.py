@@ -2,20 +2,21 @@
 
 Theory of operation
     Standard input is a SOCK_SEQPACKET socket. One packet is one request, a JSON object:
-        {"id", "pid", "start_time_ns", "boot_time_ns", "approved", "deadline_s", "token"}
+        {"id", "pid", "start_time_ns", "boot_time_ns", "approved", "deadline_s", "token", "debug"}
     and one packet its answer:
         {"id", "ok": true, "method", "stopped_ns", "latency_ns"} and the channel's descriptor (SCM_RIGHTS)
         {"id", "ok": false, "code", "reason"}
-    With "do" it is something else than an attach, which the attach service lets a helper do because reading a hostile
-    process can block (`worker_queries.py`, `folder_queries.py`); the answer is {"id", "ok": true, …}. A question may
-    come with a descriptor, and so may its answer.
-    The process ends when the socket is closed. It may be killed at any moment: the target goes on.
+    With "do" it is a query, not an attach; a helper answers it because reading a hostile process can block
+    (`worker_queries.py`, `folder_queries.py`); the answer is {"id", "ok": true, …}. A query may come with a descriptor,
+    and so may its answer. With "debug" each step of the attach is a line on standard error, which the daemon logs. The
+    process ends when the socket is closed. It may be killed at any moment: the target continues.
 
-    All that an attach needs is imported before the first request, and the agent that travels is packed.
+    Everything that an attach needs is imported, and the agent packed, before the first request.
 """
 
 import contextlib
 import json
+import logging
 import os
 import signal
 import socket
@@ -32,19 +33,19 @@ from kinetod.base.unix_sockets import DESCRIPTORS_SPACE, descriptors
 from kinetod.processes.credentials import Credentials
 from kinetod.processes.identity import BOOT_TIME_NS, ProcessKey
 
-MAX_REQUEST_BYTES = 32 << 10  # the signs of plug-ins are the most: messages.MAX_SIGNS_BYTES, escaped
-OOM_SCORE_ADJ = -1000  # in the short time that a thread stands still, its tracer should not be the victim
+MAX_REQUEST_BYTES = 32 << 10  # signs of plug-ins are the largest part: messages.MAX_SIGNS_BYTES, escaped
+OOM_SCORE_ADJ = -1000  # while a thread of the target is stopped, its tracer should not be the OOM victim
+_STEPS = logging.getLogger("kinetod.attach_helper.attempt")
 _LEFT_AS_THEY_ARE = {
     *(signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM, signal.SIGCHLD, signal.SIGCONT),
     *(signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS),
 }
 
-
 Attempt = Callable[[AttachRequest], tuple[Attached, socket.socket]]
 
 
 def parse(data: bytes) -> tuple[int, AttachRequest]:
-    """The id and the request in a packet. Raises ValueError."""
+    """Returns the id and the request in a packet. Raises ValueError."""
     fields = json.loads(data)
     try:
         request = AttachRequest(
@@ -61,7 +62,7 @@ def parse(data: bytes) -> tuple[int, AttachRequest]:
 
 
 def answer(data: bytes, attempt: Attempt, descriptor: int | None = None) -> tuple[dict[str, Any], int | None]:
-    """Carries one request out. descriptor: what came with it. The answer's is the caller's."""
+    """Carries out one request. descriptor: received with it. The caller owns the answer's descriptor."""
     fields = json.loads(data)
     if fields.get("do") == folder_queries.FOLDER:
         said, found = folder_queries.answer(fields, descriptor)
@@ -69,6 +70,7 @@ def answer(data: bytes, attempt: Attempt, descriptor: int | None = None) -> tupl
     if "do" in fields:
         return {"id": int(fields["id"]), "ok": True, **worker_queries.answer(fields)}, None
     number, request = parse(data)
+    _STEPS.setLevel(logging.DEBUG if fields.get("debug") else logging.WARNING)
     pid = request.key.pid
     try:
         if pid in (os.getpid(), os.getppid()):
@@ -121,11 +123,12 @@ def _quiet_signals() -> None:
 
 
 def main() -> int:
-    """Serves on standard input; the exit status is 2 if that is no such socket."""
+    """Serves on standard input; the exit status is 2 if that is not such a socket."""
     from kinetod.attach.inject.watchdog import WATCHDOG
     from kinetod.attach_helper.attempt import attach, warm_up
 
     _quiet_signals()
+    logging.basicConfig(format="%(message)s")
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE_ADJ))
     try:
@@ -135,7 +138,7 @@ def main() -> int:
     except OSError as exc:
         print(f"standard input is not a sequenced-packet socket ({exc}); kinetod starts this", file=sys.stderr)  # noqa: T201
         return 2
-    with contextlib.suppress(OSError):  # no process is left to us: attaches are as safe, but for our being stopped
+    with contextlib.suppress(OSError):  # no process is left to us: attaches are as safe, except when we are stopped
         WATCHDOG.start()
     warm_up()
     with sock:

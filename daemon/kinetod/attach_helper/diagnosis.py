@@ -1,12 +1,12 @@
-"""What stands in the way of tracing a process, and what a trace would hold: `kinetoctl doctor`.
+"""Finds what prevents tracing a process, and what a trace would contain: `kinetoctl doctor`.
 
 Theory of operation
     All rules of preconditions.py, and some more that an attach does not need. Nothing is stopped and nothing is
     written; the process's memory is read through /proc/PID/mem.
 
     `python -m kinetod.attach_helper.diagnosis` answers one question (JSON on standard input) on standard output. The
-    daemon inspects processes only this way: what a hostile process maps or opens can block whoever reads it, and then
-    this process can be killed (diagnosis_runner.py).
+    daemon inspects processes only this way: files that a hostile process maps or opens can block a reader, and this
+    process can then be killed (diagnosis_runner.py).
 """
 
 import contextlib
@@ -21,32 +21,31 @@ from kineto_agent.sources.cupti import libcupti
 from kineto_agent.sources.cupti.known_versions import RELEASES
 from kineto_agent.system import env
 
-from kinetod.attach.attach_types import AttachCode, AttachError
-from kinetod.attach.finding import Finding, Status
-from kinetod.attach.inspect import cupti_version, device_graph_code, process_inspection
+from kinetod import profilers as profilers
+from kinetod.attach.attach_types import AttachCode, AttachError, Finding, Status
+from kinetod.attach.inspect import cupti_search, device_graph_code, process_inspection
 from kinetod.attach.inspect.process_inspection import PROC, MappedFacts
 from kinetod.attach.inspect.target_image import TargetImage
 from kinetod.attach.policy.preconditions import (
+    LIMIT_RULES,
     Subject,
     capabilities,
-    descriptors,
     examine,
     executable,
+    faulthandler,
     interpreter,
-    memory,
     owner,
     permission,
+    proc_files,
     process,
     ptrace_scope,
     seccomp,
-    threads,
     tracer,
     uses_cuda,
 )
 from kinetod.base.safe_text import clean
 from kinetod.kineto_ipc.door_findings import KinetoStart
-from kinetod.kineto_ipc.libkineto_variables import SOCKET_DIR, USE_DAEMON
-from kinetod.profilers import profiler_findings as profilers
+from kinetod.kineto_ipc.network_namespaces import SOCKET_DIR, USE_DAEMON
 
 AGENT, PENDING_CALL, COLLECTOR = "agent", "pending-call", "collector"
 _READY, _BUSY, _INCOMPATIBLE = "READY", "BUSY", "INCOMPATIBLE"
@@ -54,18 +53,18 @@ _READY, _BUSY, _INCOMPATIBLE = "READY", "BUSY", "INCOMPATIBLE"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownAgent:
-    """The process's agent as the daemon knows it. state: READY, BUSY, INCOMPATIBLE; empty if it has none."""
+    """The process's agent, as known to the daemon. state: READY, BUSY, INCOMPATIBLE; empty if it has none."""
 
     state: str = ""
     version: str = ""
     attached: bool = False
     capture_id: str = ""
-    attaching: bool = True  # whether the daemon brings agents in at all
+    attaching: bool = True  # whether the daemon attaches at all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """What `kinetoctl doctor` shows. method: how a capture would enter the process; empty if it cannot. kineto: None if
+    """Result for `kinetoctl doctor`. method: how a capture would enter the process; empty if it cannot. kineto: None if
     it was started without KINETO_USE_DAEMON, or its environment cannot be read.
     """
 
@@ -80,8 +79,8 @@ def diagnose(pid: int, agent: KnownAgent | None = None) -> Diagnosis:
     subject = _with_image(examine(pid))
     mapped = process_inspection.read_mapped(pid)
     who = (process, owner, permission, ptrace_scope, capabilities, tracer)
-    findings = [rule(subject) for rule in (*who, _namespaces, descriptors, memory, threads, executable, interpreter)]
-    findings += [seccomp(subject), _libc(mapped), _agent(agent)]
+    findings = [rule(subject) for rule in (*who, _namespaces, proc_files, *LIMIT_RULES, executable, interpreter)]
+    findings += [faulthandler(subject), seccomp(subject), _libc(mapped), _agent(agent)]
     usable = agent.state in (_READY, _BUSY)
     if usable:
         findings = [_not_needed(finding) for finding in findings]
@@ -112,7 +111,7 @@ def _with_image(subject: Subject) -> Subject:
 
 
 def _not_needed(finding: Finding) -> Finding:
-    """An agent is there: what would prevent attaching does not matter, but a process that stands still does."""
+    """An agent is present: obstacles to attaching do not matter, but a process that is stopped does."""
     if finding.status is not Status.PROBLEM or finding.name == "process":
         return finding
     return replace(finding, status=Status.NOTE, advice="not needed: the process has an agent")
@@ -166,7 +165,7 @@ def _method(subject: Subject, *, usable: bool, blocked: bool) -> Finding:
         return Finding("method", Status.OK, f"{AGENT}: the one that the process has")
     assert image is not None
     if image.python is None:
-        assert uses_cuda(image)  # else the interpreter's rule has a problem
+        assert uses_cuda(image)  # otherwise the rule `interpreter` has found a problem
         return Finding("method", Status.OK, f"{COLLECTOR}: GPU activities only, from a thread of its own")
     detail = f"{PENDING_CALL}: one thread is stopped for about 0.3 ms, if possible not the main thread"
     if _main_thread_waits(subject.process.pid):
@@ -194,8 +193,8 @@ def _cupti(subject: Subject, mapped: MappedFacts | None) -> Finding:
     if mapped is None or image is None:
         return Finding(name, Status.UNKNOWN, "the daemon may not read its mappings")
     if mapped.cupti:
-        function = image.symbol_in(("libcupti.so",), cupti_version.FUNCTION)
-        version = cupti_version.in_memory(image.memory, function) if function else None
+        function = image.symbol_in(("libcupti.so",), cupti_search.FUNCTION)
+        version = cupti_search.version_in_memory(image.memory, function) if function else None
         return _cupti_finding(f"{mapped.cupti}, loaded", version)
     if not mapped.cuda:
         return Finding(name, Status.NOTE, "not loaded, nor is CUDA")
@@ -205,7 +204,7 @@ def _cupti(subject: Subject, mapped: MappedFacts | None) -> Finding:
         detail = "not loaded, and not found in the usual places; the agent also searches Python's own paths"
         return Finding(name, Status.UNKNOWN, detail, advice)
     path, file = found
-    return _cupti_finding(f"{path}, not loaded yet", cupti_version.in_file(file))
+    return _cupti_finding(f"{path}, not loaded yet", cupti_search.version_in_file(file))
 
 
 def _cupti_finding(where: str, version: int | None) -> Finding:
@@ -218,7 +217,7 @@ def _cupti_finding(where: str, version: int | None) -> Finding:
 
 
 def _cuda_graphs(subject: Subject, mapped: MappedFacts | None) -> Finding:
-    """Whether it has graphs cannot be seen from outside; what its device code does, and a capture before, can."""
+    """Whether the process has graphs is not visible from outside; its device code and an earlier capture are."""
     name = "cuda_graphs"
     if mapped is None:
         return Finding(name, Status.UNKNOWN, "the daemon may not read its mappings")
@@ -239,13 +238,13 @@ def _cuda_graphs(subject: Subject, mapped: MappedFacts | None) -> Finding:
 
 
 def _installed_cupti(pid: int, mapped: MappedFacts) -> tuple[str, Path] | None:
-    """The path as the process sees it, and where we can open it."""
+    """Returns the path as the process sees it, and the one we can open."""
     root = PROC / str(pid) / "root"
     environ = process_inspection.environment(pid) or {}
     if explicit := environ.get(env.CUPTI_LIBRARY):
         return explicit, root / explicit.lstrip("/")
     packages = []
-    if "/torch/" in mapped.torch:  # NVIDIA's wheels lie beside it
+    if "/torch/" in mapped.torch:  # NVIDIA's wheels are next to it
         packages.append(mapped.torch.partition("/torch/")[0])
     found = libcupti.installed(packages, environ, str(root))
     return (found, root / found.lstrip("/")) if found else None
@@ -254,7 +253,7 @@ def _installed_cupti(pid: int, mapped: MappedFacts) -> tuple[str, Path] | None:
 def _profilers(mapped: MappedFacts | None) -> Finding:
     if mapped is None:
         return Finding(profilers.NAME, Status.UNKNOWN, "the daemon may not read its mappings")
-    return profilers.of_libraries(mapped.profilers)
+    return profilers.library_finding(mapped.profilers)
 
 
 def _torch(mapped: MappedFacts | None) -> Finding:
@@ -267,7 +266,7 @@ def _torch(mapped: MappedFacts | None) -> Finding:
 
 
 def kineto_start(pid: int, proc: Path = PROC) -> KinetoStart | None:
-    """How its libkineto looks for a daemon; None if it does not, or that cannot be read."""
+    """How its libkineto looks for a daemon; None if it does not, or if that cannot be read."""
     environ = process_inspection.environment(pid, proc) or {}
     if USE_DAEMON not in environ:
         return None
@@ -283,7 +282,7 @@ def encode(diagnosis: Diagnosis) -> bytes:
 
 
 def decode(data: bytes | bytearray) -> Diagnosis:
-    """Decodes what `encode` gave. Raises ValueError."""
+    """Decodes the result of `encode`. Raises ValueError."""
     try:
         fields = json.loads(data)
         findings = tuple(
@@ -303,9 +302,9 @@ def answer(question: bytes, look: Callable[[int, KnownAgent], Diagnosis] = diagn
 
 
 def main() -> int:
-    """One question on standard input, one answer on standard output; 3 if there is no such process."""
+    """Answers one question from standard input on standard output; 3 if there is no such process."""
     with contextlib.suppress(OSError):
-        os.nice(5)  # the program that is looked at goes first
+        os.nice(5)  # the inspected program has priority
     try:
         sys.stdout.buffer.write(answer(sys.stdin.buffer.read()))
     except AttachError as exc:

@@ -1,38 +1,37 @@
-"""Inspects a target in a process of its own: whatever blocks or crashes there, the daemon goes on."""
+"""Inspects a target in a separate process: if that blocks or crashes, the daemon continues."""
 
-import asyncio
 import contextlib
 import json
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from kinetod.attach.attach_types import AttachCode
-from kinetod.attach.finding import Finding, Status
+from kinetod.attach.attach_types import AttachCode, Finding, Status
 from kinetod.attach_helper.diagnosis import Diagnosis, KnownAgent, decode
+from kinetod.base.fair_slots import FairSlots
 from kinetod.supervise import child
 
 log = logging.getLogger(__name__)
 
 COMMAND = child.python("kinetod.attach_helper.diagnosis")
-DEADLINE_S = 10.0  # 0.15 s is usual
-AT_ONCE = 4
+DEADLINE_S = 10.0  # usually 0.15 s
+AT_ONCE = 4  # and one more for a user without any
 _NO_SUCH_PROCESS = 3
 
 
 class DiagnosisProcess:
-    """Starts one process for each question, at most AT_ONCE."""
+    """Starts one process for each question, at most AT_ONCE, in turns by user."""
 
     def __init__(self, *, command: Sequence[str] = COMMAND, deadline_s: float = DEADLINE_S) -> None:
         self._command = command
         self._deadline_s = deadline_s
-        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._slots = FairSlots(AT_ONCE, spare=1)
 
     async def diagnose(self, pid: int, agent: KnownAgent) -> Diagnosis:
         """Inspects a process. Raises ProcessLookupError if it does not exist."""
         question = json.dumps({"pid": pid, "agent": asdict(agent)}).encode()
         answer, ended = bytearray(), child.ProcessEnd(status=0, errors="a line of its answer is too long")
-        async with self._slots:
+        async with self._slots.turn():
             with contextlib.suppress(ValueError):
                 ended = await child.ask_once(self._command, question, answer.extend, deadline_s=self._deadline_s)
         if ended.status is None:

@@ -1,9 +1,9 @@
-"""What a helper process does in the folder of a process whose libkineto writes a trace there.
+"""Queries about the folder in which a process's libkineto writes a trace; a helper process answers them.
 
-A question to enter the process's folder is {"do": FOLDER, "step": MAKE, TRY or REOPEN, "pid", "start_time_ns",
-"boot_time_ns", "uid", "until_s" or "name"}; MAKE and REOPEN bring the descriptor of our own folder. With it comes each
-later question, {"do": FOLDER, "step": LOOK, OPEN or REMOVE, "uid", "file", "name"}, when the process may have ended.
-An answer with "problem" says why something cannot be done.
+A query that enters the process's folder is {"do": FOLDER, "step": MAKE, TRY or REOPEN, "pid", "start_time_ns",
+"boot_time_ns", "uid", "until_s" or "name"}; the answers to MAKE and REOPEN carry the descriptor of our own folder. It
+is sent with each later query, {"do": FOLDER, "step": LOOK, OPEN or REMOVE, "uid", "file", "name"}, when the process may
+have ended. An answer with "problem" says why something cannot be done.
 """
 
 import errno
@@ -15,14 +15,13 @@ from typing import Any
 
 from kinetod.attach.inspect.process_inspection import read_file
 from kinetod.kineto_files import own_folder
-from kinetod.kineto_files.interface import FileRefused, FolderUnreachable
+from kinetod.kineto_files.interface import FileRefused, FolderUnreachable, trace_folder
 from kinetod.kineto_files.trace_folder import TraceFolder, mount_id
-from kinetod.kineto_files.trace_location import trace_folder
 from kinetod.processes.identity import PROC, ProcessKey
 
 FOLDER = "folder"
 MAKE, TRY, REOPEN, LOOK, OPEN, REMOVE = "make", "try", "reopen", "look", "open", "remove"
-NOTHING = "nothing"  # who answers that has started
+NOTHING = "nothing"  # an answer to it shows that the helper has started
 _MAX_MOUNTS_BYTES = 4 << 20
 _AGENT = "let kinetod's agent record (--recorder agent)"
 _ELSEWHERE = "let KINETO_ONDEMAND_TRACE_DIR of the process name a folder that"
@@ -31,7 +30,7 @@ Answered = tuple[dict[str, Any], int | None]
 
 
 def answer(question: Mapping[str, Any], descriptor: int | None, proc: Path = PROC) -> Answered:
-    """The answer and its descriptor, which is the caller's. Raises ValueError for what is not a question."""
+    """Returns the answer and its descriptor, which the caller owns. Raises ValueError for an invalid query."""
     try:
         if question["step"] in (MAKE, TRY, REOPEN):
             return _enter(question, proc)
@@ -43,7 +42,7 @@ def answer(question: Mapping[str, Any], descriptor: int | None, proc: Path = PRO
     except FolderUnreachable as exc:
         return {"problem": str(exc)}, None
     except OSError as exc:
-        return {"problem": exc.strerror or str(exc)}, None  # the caller says where
+        return {"problem": exc.strerror or str(exc)}, None  # the caller adds the place
 
 
 def _enter(question: Mapping[str, Any], proc: Path) -> Answered:
@@ -94,7 +93,7 @@ def _inside(question: Mapping[str, Any], descriptor: int) -> Answered:
 
 
 def _answering(pid: int, where: str, proc: Path) -> Callable[[int], None]:
-    """A check that refuses folders which a program serves: a user's could let the helper wait for ever."""
+    """Returns a check that refuses folders served by a user's program, which could make the helper wait forever."""
     types = _mount_types(pid, proc)
 
     def check(descriptor: int) -> None:

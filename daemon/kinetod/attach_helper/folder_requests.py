@@ -1,8 +1,8 @@
-"""What the front end may ask about folders for libkineto's traces, and for which processes.
+"""Handles the front end's requests about folders for libkineto's traces, and checks them against the policy.
 
-Making a folder takes what an attach takes: the policy, the credentials that the front end has approved, and both again
-afterwards. What is done in a folder later is asked of the policy again, by whatever is known of the process once it has
-ended; only removing is not, since a folder and what libkineto was told to write there are the helper's own.
+Making a folder requires the same as an attach: the policy, the credentials that the front end has approved, and both
+again afterwards. Later actions in a folder are checked against the policy again, with the facts known about the process
+once it has ended; only removal is not, since the folder and libkineto's file in it belong to the helper.
 """
 
 import io
@@ -14,8 +14,8 @@ import msgspec
 from kinetod.attach.attach_types import AttachCode, replaced
 from kinetod.attach_helper import messages
 from kinetod.attach_helper.allow_list import Policy, owner
-from kinetod.attach_helper.denial import Denial
 from kinetod.attach_helper.kept_folders import KeptFolder, KeptFolders
+from kinetod.attach_helper.messages import Denial
 from kinetod.processes.credentials import Credentials
 from kinetod.processes.identity import ProcessKey
 
@@ -62,7 +62,7 @@ async def _allowed(
     except Denial as exc:
         if kept is None or exc.code != AttachCode.GONE:
             raise
-        if why := policy.refuses_owner(kept.owner, administrator=True):  # whoever made it was asked for
+        if why := policy.refuses_owner(kept.owner, administrator=True):  # its creator has been checked
             reason = f"process {kept.key.pid}: the attach helper's policy forbids it: {why}"
             raise Denial(AttachCode.NOT_PERMITTED, reason) from exc
         return kept
@@ -77,6 +77,6 @@ def _key(asked: messages.MakeFolder | messages.FolderUse) -> ProcessKey:
 
 
 def _same(asked: messages.MakeFolder | messages.FolderUse, before: Credentials, found: Credentials) -> None:
-    """Raises AttachError if the process has been replaced meanwhile."""
+    """Raises AttachError if the process has been replaced."""
     if difference := before.difference(found):
         raise replaced(asked.target.pid, difference)

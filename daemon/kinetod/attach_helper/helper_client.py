@@ -1,12 +1,12 @@
-"""The front end's side of the attach helper service: does what `AttachHelpers` does, without any rights of its own.
+"""The front end's client of the attach helper service: offers what `AttachHelpers` does, without rights of its own.
 
 Theory of operation
-    One connection for each thing that is asked: a Unix socket connects in microseconds, no connection has to
-    survive restarts of the other side, and hanging up cancels an attach. The service must be root's or our
-    own user's (SO_PEERCRED; for a socket that systemd passes it is root).
+    One connection for each request: a Unix socket connects in microseconds, no connection has to survive restarts of
+    the other side, and closing it cancels an attach. The service must be root's or our own user's (SO_PEERCRED; for a
+    socket that systemd passes it is root).
 
-    If the service cannot be asked, facts are left out, a diagnosis says that the helper is missing, and an attach
-    fails with advice.
+    If the service is unreachable, facts are left out, a diagnosis says that the helper is missing, and an attach fails
+    with advice.
 """
 
 import asyncio
@@ -21,8 +21,7 @@ from typing import TypeVar
 
 import msgspec
 
-from kinetod.attach.attach_types import Approval, AttachCode, Attached, AttachError
-from kinetod.attach.finding import Finding, Status
+from kinetod.attach.attach_types import Approval, AttachCode, Attached, AttachError, Finding, Status
 from kinetod.attach_helper import diagnosis, messages
 from kinetod.attach_helper.diagnosis import Diagnosis, KnownAgent
 from kinetod.base.safe_text import clean, clean_code
@@ -32,28 +31,28 @@ from kinetod.processes import telemetry_variables
 from kinetod.processes.accelerator_signs import OutsideSigns
 from kinetod.processes.identity import BOOT_TIME_NS, ProcessKey, start_time_ns
 from kinetod.processes.process_info import PrivateFacts
-from kinetod.profilers.profiler_scan import ProfilingTool
+from kinetod.profilers import ProfilingTool
 from kinetod.supervise.helper_connection import connected
 
 log = logging.getLogger(__name__)
 
 START_GRACE_S = 20.0  # the first caller after a while waits for the service's start
-ANSWER_GRACE_S = 2.0  # beyond what the service itself allows
+ANSWER_GRACE_S = 2.0  # in addition to the service's own limit
 LOOK_DEADLINE_S = 5.0
 DIAGNOSE_DEADLINE_S = 15.0
 KUBELET_DEADLINE_S = 5.0
-NAMESPACES_DEADLINE_S = 60.0  # each new one takes as long as a Python takes to start
-DEVICE_CODE_DEADLINE_S = 2.0  # some 10 ms are usual; a capture waits for it
+NAMESPACES_DEADLINE_S = 60.0  # each new one takes as long as starting Python
+DEVICE_CODE_DEADLINE_S = 2.0  # usually about 10 ms; a capture waits for it
 _BRINGERS = messages.AttachReply | messages.Connected | messages.PollSockets | messages.TraceFileReply
 Said = TypeVar("Said", messages.Seen, messages.Found)
 
 
 class HelperUnreachable(Exception):
-    """The service does not answer. The text says why, and what to do."""
+    """The service does not answer. The message says why and what to do."""
 
 
 class HelperService:
-    """Asks the service that listens on `path`."""
+    """Client of the service that listens on `path`."""
 
     def __init__(self, path: Path, *, start_grace_s: float = START_GRACE_S) -> None:
         self._path = path
@@ -72,7 +71,7 @@ class HelperService:
         """Does nothing: no connection is kept."""
 
     async def attach(self, key: ProcessKey, approval: Approval, *, deadline_s: float) -> tuple[Attached, socket.socket]:
-        """Brings the agent into a process. The channel is the caller's. Raises AttachError."""
+        """Injects the agent into a process. The caller owns the channel. Raises AttachError."""
         deadline_ms = min(max(1, round(deadline_s * 1000)), messages.MAX_DEADLINE_MS)
         asked = messages.Attach(
             target=target_of(key),
@@ -134,7 +133,9 @@ class HelperService:
         return {wanted[each.pid]: _private(each) for said in seen for each in said.facts if each.pid in wanted}
 
     async def profilers(self, pids: Iterable[int]) -> tuple[set[int], list[ProfilingTool]]:
-        """The processes that the service searched, and the tools in them; empty, and logged, if it is unreachable."""
+        """Returns the processes that the service searched, and the tools in them; empty, and logged, if it is
+        unreachable.
+        """
         keys = await asyncio.to_thread(_keys, pids)
         found = await self._about(keys, messages.Search, messages.Found, "other profilers in")
         tools = [
@@ -149,7 +150,7 @@ class HelperService:
         wanted: type[Said],
         what: str,
     ) -> list[Said]:
-        """The answers about these processes. what: the facts asked for, named in the log if they cannot be had."""
+        """Returns the answers about these processes. what: name of the facts, for the log if they are unavailable."""
         answers: list[Said] = []
         if not (asked := list(keys)):
             return answers
@@ -167,7 +168,7 @@ class HelperService:
         return answers
 
     async def device_graphs(self, key: ProcessKey) -> str:
-        """The file of a process whose device code launches CUDA graphs; "" if none is seen. Raises OSError."""
+        """The file of a process whose device code launches CUDA graphs; "" if none is found. Raises OSError."""
         asked = messages.DeviceCode(target=target_of(key), boot_time_ns=BOOT_TIME_NS)
         try:
             async with _Conversation(self._path, DEVICE_CODE_DEADLINE_S) as service:
@@ -179,7 +180,7 @@ class HelperService:
         raise OSError(refusal(said, key.pid).reason)
 
     async def kubelet(self) -> socket.socket:
-        """A connection to the kubelet, which is the caller's. Raises HelperUnreachable."""
+        """Returns a connection to the kubelet, which the caller owns. Raises HelperUnreachable."""
         async with _Conversation(self._path, KUBELET_DEADLINE_S) as service:
             said, descriptor = await service.ask(messages.Kubelet())
         if isinstance(said, messages.Connected) and descriptor is not None:
@@ -211,7 +212,7 @@ class HelperService:
             return None
 
     async def ask(self, asked: messages.Request, *, deadline_s: float) -> tuple[messages.Answer, int | None]:
-        """One question, its answer and the descriptor that came with it, which is the caller's.
+        """Sends one request; returns its answer and the descriptor that came with it, which the caller owns.
 
         Raises HelperUnreachable.
         """
@@ -222,7 +223,7 @@ class HelperService:
             raise HelperUnreachable(self._unreachable(str(exc))) from exc
 
     async def problem(self) -> str:
-        """Why the service cannot be asked; empty if it answers. We ask about ourselves, on whom it says nothing."""
+        """Why the service is unavailable; empty if it answers. Asks about our own process, so it reveals nothing."""
         targets = (target_of(ProcessKey(os.getpid(), start_time_ns(os.getpid()))),)
         try:
             async with _Conversation(self._path, LOOK_DEADLINE_S + self._start_grace_s) as service:
@@ -253,7 +254,7 @@ def toolkit(path: Path, key: ProcessKey, *, boot_time_ns: int, deadline_s: float
 
 
 class _Conversation:
-    """A connection. Raises HelperUnreachable, also when the deadline has passed."""
+    """One connection. Raises HelperUnreachable, also when the deadline has passed."""
 
     def __init__(self, path: Path, deadline_s: float) -> None:
         self._path = path
@@ -273,7 +274,7 @@ class _Conversation:
         self._sock.close()
 
     async def ask(self, asked: messages.Request) -> tuple[messages.Answer, int | None]:
-        """One request, one answer and its descriptor, which the caller owns."""
+        """Sends one request; returns its answer and descriptor, which the caller owns."""
         try:
             async with asyncio.timeout_at(self._end):
                 await asyncio.get_running_loop().sock_sendall(self._sock, messages.encode(asked))
@@ -310,7 +311,7 @@ def _keys(pids: Iterable[int]) -> list[ProcessKey]:
 
 
 def target_of(key: ProcessKey) -> messages.Target:
-    """A process as the messages name it."""
+    """A process as messages identify it."""
     return messages.Target(key.pid, key.start_time_ns)
 
 
@@ -337,7 +338,7 @@ def _private(each: messages.PrivateFactsItem) -> PrivateFacts:
 
 
 def refusal(said: messages.Answer, pid: int) -> AttachError:
-    """The error that an answer other than the expected one stands for."""
+    """The error for an unexpected answer."""
     if not isinstance(said, messages.RefusedReply):
         return AttachError(AttachCode.FAILED, f"the attach helper gave an unexpected answer about process {pid}")
     code, reason = clean_code(said.code, ""), clean(said.reason, 1000)

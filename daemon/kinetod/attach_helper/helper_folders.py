@@ -1,15 +1,14 @@
-"""The folders of processes, for a front end that may look into none of them: the attach helper does it.
+"""Access to processes' folders for a front end that may open none of them: through the attach helper.
 
 Theory of operation
-    The helper makes a folder of its own for each trace, in which libkineto is told to write. It answers whether the
-    file is there, opens the whole file, and removes both. The file's descriptor is checked here once more, and copied
+    The helper makes a folder of its own for each trace, in which libkineto is told to write. It reports whether the
+    file exists, opens the complete file, and removes both. The file's descriptor is checked here once more, and copied
     from in a thread.
 
-    A question that the helper does not answer, or refuses, while a trace is awaited is an OSError with its words: the
-    next one may be answered.
+    If the helper refuses a query or does not answer while a trace is awaited, that is an OSError with its text: the
+    next query may succeed.
 """
 
-import asyncio
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path, PurePosixPath
@@ -19,31 +18,32 @@ import msgspec
 from kinetod.attach.attach_types import Approval
 from kinetod.attach_helper import messages
 from kinetod.attach_helper.helper_client import HelperService, HelperUnreachable, refusal, target_of
-from kinetod.kineto_files.file_threads import FileThreads
+from kinetod.base.fair_slots import FairSlots
+from kinetod.kineto_files.direct_folders import FileThreads
 from kinetod.kineto_files.interface import FileRefused, FolderUnreachable, OpenTraceFolder, Sight
 from kinetod.kineto_files.trace_folder import check_file, copy_file
 from kinetod.processes.identity import BOOT_TIME_NS, ProcessKey
 
 ASK_DEADLINE_S = 15.0  # the helper gives up after 5 s, once it is this folder's turn
-_SPARE_S = 3600  # beyond the time until which the file is wanted: a large one takes its time to be written
-_TURNS = 24  # questions at a time: the service has 64 connections for all that it is asked
+_SPARE_S = 3600  # longer than the file is wanted: a large one takes time to write
+_TURNS, _SPARE_TURNS = 16, 8  # queries at a time: the service has 64 connections for all requests
 _TRIED_NAME = "kinetod-try.json"
-_MAX_UNTIL_S = (1 << 32) - 1  # as messages.Id has it
+_MAX_UNTIL_S = (1 << 32) - 1  # the bound of messages.Id
 _Ask = Callable[[messages.FolderUse], Awaitable[tuple[messages.Answer, int | None]]]
 
 
 class HelperTraceFolders:
-    """TraceFolders, by the attach helper."""
+    """Implements TraceFolders through the attach helper."""
 
-    look_period_s = 0.5  # each look asks two other processes
+    look_period_s = 0.5  # each look involves two other processes
 
     def __init__(self, helper: HelperService) -> None:
         self._helper = helper
         self._threads = FileThreads()
-        self._turns = asyncio.Semaphore(_TURNS)
+        self._turns = FairSlots(_TURNS, spare=_SPARE_TURNS)
 
     async def problem(self, key: ProcessKey, approval: Approval) -> str:
-        """As TraceFolders has it: the helper makes a folder and removes it."""
+        """See TraceFolders: the helper makes a folder and removes it."""
         try:
             await self._made(key, approval, _TRIED_NAME, 0, only_try=True)
         except FolderUnreachable as exc:
@@ -51,7 +51,7 @@ class HelperTraceFolders:
         return ""
 
     async def open(self, key: ProcessKey, approval: Approval, name: str, *, until_ns: int) -> OpenTraceFolder:
-        """As TraceFolders has it: the helper makes a folder."""
+        """See TraceFolders: the helper makes a folder."""
         until_s = min(until_ns // 10**9 + _SPARE_S, _MAX_UNTIL_S)
         path = await self._made(key, approval, name, until_s, only_try=False)
         return _HelperTraceFolder(self._ask, self._threads, key, path, name, approval.credentials.uids[-1])
@@ -75,11 +75,11 @@ class HelperTraceFolders:
         return said.path
 
     async def _ask(self, asked: messages.MakeFolder | messages.FolderUse) -> tuple[messages.Answer, int | None]:
-        async with self._turns:
+        async with self._turns.turn():
             return await self._helper.ask(asked, deadline_s=ASK_DEADLINE_S)
 
     async def reopen(self, key: ProcessKey, path: str, name: str, *, uid: int) -> OpenTraceFolder:
-        """As TraceFolders has it: the helper has the folder open, or opens it at the first look."""
+        """See TraceFolders: the helper has the folder open, or opens it at the first look."""
         folder = _HelperTraceFolder(self._ask, self._threads, key, path, name, uid)
         try:
             await folder.look()
@@ -88,12 +88,12 @@ class HelperTraceFolders:
         return folder
 
     async def stop(self) -> None:
-        """As TraceFolders has it."""
+        """See TraceFolders."""
         self._threads.stop()
 
 
 class _HelperTraceFolder:
-    """OpenTraceFolder, kept open by the helper."""
+    """An OpenTraceFolder that the helper keeps open."""
 
     def __init__(self, ask: _Ask, threads: FileThreads, key: ProcessKey, path: str, name: str, uid: int) -> None:
         self.path = path

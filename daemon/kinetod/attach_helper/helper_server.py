@@ -1,17 +1,18 @@
-"""The attach helper service: takes the front end's requests, decides by itself, and lets helper processes do the work.
+"""The attach helper service: accepts the front end's requests, decides on its own, and delegates the work to helper
+processes.
 
 Theory of operation
-    One task per connection, one request at a time. The caller is who the kernel says (SO_PEERCRED); the policy file
-    is read for each request. Before a process is touched its start time and its owner are checked, by our policy and
-    against what the front end has decided about. What was found then goes to the helper process, which compares it in
-    the stop in which it enters the process (injection.py), so that an execve meanwhile, by which the process becomes
-    another user's, is seen. When the agent is in, the same is checked once more.
+    One task per connection, one request at a time. The kernel identifies the caller (SO_PEERCRED); the policy file is
+    read for each request. Before a process is touched, its start time and owner are checked, by our policy and against
+    what the front end has approved. The result goes to the helper process, which compares it during the stop in which
+    it enters the process (injection.py), to detect an execve that makes the process another user's. Once the agent
+    runs, the same is checked once more.
 
     Nothing here reads a target's memory or files: helper processes do (`AttachHelpers`), which are killed at
-    their deadlines; those that attach and those that look are apart, so that neither waits for the other. When the
-    caller hangs up, what is done for it is given up.
+    their deadlines; those that attach and those that inspect are separate, so that neither waits for the other. When
+    the caller closes the connection, its work is cancelled.
 
-    Every use is logged: who asked, for what, about which process of whom, and what came of it.
+    Every use is logged: caller, request, target process and owner, result.
 """
 
 import asyncio
@@ -21,7 +22,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -33,16 +34,17 @@ from kinetod.attach.attach_types import Approval, AttachCode, AttachError, repla
 from kinetod.attach_helper import folder_requests, messages
 from kinetod.attach_helper.allow_list import Policy, load, owner
 from kinetod.attach_helper.attach_pool import AttachHelpers
-from kinetod.attach_helper.denial import Denial
 from kinetod.attach_helper.diagnosis import KnownAgent
 from kinetod.attach_helper.diagnosis_runner import DiagnosisProcess
 from kinetod.attach_helper.kept_folders import KeptFolder, KeptFolders
-from kinetod.attach_helper.namespace_sockets import open_one
+from kinetod.attach_helper.messages import Denial
 from kinetod.attach_helper.request_log import RequestLog
-from kinetod.attach_helper.worker_queries import DEVICE_GRAPHS, LOOK, SEARCH, TOOLKIT
+from kinetod.attach_helper.worker_queries import DEVICE_GRAPHS, LOOK, NAMESPACES, SEARCH, TOOLKIT
+from kinetod.base.fair_slots import fair_share_key
 from kinetod.base.policy_file import PolicyError
 from kinetod.base.safe_text import clean
 from kinetod.base.unix_sockets import send
+from kinetod.kineto_ipc.network_namespaces import open_in
 from kinetod.processes import credentials
 from kinetod.processes.credentials import Credentials
 from kinetod.processes.identity import ProcessKey, start_time_ns
@@ -51,15 +53,15 @@ from kinetod.supervise.helper_service import Connections, HelperCaller, HungUp
 
 log = logging.getLogger(__name__)
 
-REQUEST_S = 30.0  # how long a connection may say nothing
+REQUEST_S = 30.0  # how long a connection may be silent
 SEND_S = 5.0
 WARM_UP_S = 30.0
 KUBELET_S = 2.0  # it listens, or it does not
-LOOK_S = 3.0  # for at most messages.MAX_PROCESSES processes; a few ms are usual
+LOOK_S = 3.0  # for at most messages.MAX_PROCESSES processes; usually a few ms
 WARM_HELPERS = 2
 _PROC = Path("/proc")
 
-Brought = socket.socket | io.FileIO | None  # comes with an answer
+Brought = socket.socket | io.FileIO | None  # sent along with an answer
 T = TypeVar("T")
 
 
@@ -77,16 +79,16 @@ class AttachService:
         self._load_policy = load_policy
         self._helpers = helpers or AttachHelpers(WARM_HELPERS)
         self._lookers = lookers or AttachHelpers(1)
-        self._keepers = AttachHelpers(1)  # for folders; the first question starts it
+        self._keepers = AttachHelpers(1)  # for folders; the first query starts it
         self._folders = KeptFolders(self._keepers, self._is_alive)
         self._diagnosis = DiagnosisProcess()
         self._proc = proc
         self.connections = Connections(self._serve, is_busy=lambda: bool(self._folders.count))
 
     async def start(self) -> None:
-        """Warms the helpers up; the one that looks has answered then. Raises OSError."""
+        """Starts the helpers; the one that inspects has answered by then. Raises OSError."""
         await asyncio.gather(self._helpers.start(), self._lookers.start())
-        with contextlib.suppress(TooLate, Crashed):  # a later one may do better
+        with contextlib.suppress(TooLate, Crashed):  # a later one may succeed
             nothing = {"do": LOOK, "boot_time_ns": 0, "targets": [], "signs": []}
             await self._lookers.ask(nothing, deadline_s=WARM_UP_S)
 
@@ -100,7 +102,7 @@ class AttachService:
         await _Connection(self, sock, caller).serve()
 
     def policy_for(self, caller: HelperCaller) -> Policy:
-        """Raises Denial."""
+        """Loads the policy, if it serves the caller. Raises Denial."""
         try:
             policy = self._load_policy()
         except PolicyError as exc:
@@ -114,9 +116,9 @@ class AttachService:
     def check(
         self, caller: HelperCaller, policy: Policy, key: ProcessKey, boot_time_ns: int, *, administrator: bool = True
     ) -> Credentials:
-        """Checks that the process still is the one that is named, and may be entered. Raises Denial.
+        """Checks that the process is still the named one and may be entered. Raises Denial.
 
-        administrator: for whom the front end asks; what only looks at a process is done for everybody whom it asks for.
+        administrator: whether the front end asks for one; inspections are done for everybody it asks for.
         """
         try:
             before = start_time_ns(key.pid, self._proc, boot_time_ns=boot_time_ns)
@@ -133,6 +135,7 @@ class AttachService:
             raise Denial(AttachCode.UNSUITABLE, f"process {key.pid} is the caller itself; name another process")
         if why := policy.refuses_owner(owner(key.pid, found, self._proc), administrator=administrator):
             raise Denial(AttachCode.NOT_PERMITTED, f"process {key.pid}: the attach helper's policy forbids it: {why}")
+        fair_share_key.set(f"uid {found.uid}")
         return found
 
     async def attach(
@@ -161,7 +164,7 @@ class AttachService:
         return said, channel
 
     async def diagnose(self, caller: HelperCaller, policy: Policy, asked: messages.Diagnose) -> messages.Diagnosed:
-        """Raises Denial."""
+        """Inspects a process for a caller. Raises Denial."""
         key = ProcessKey(asked.target.pid, asked.target.start_time_ns)
         before = self.check(caller, policy, key, asked.boot_time_ns)
         agent = KnownAgent(**msgspec.structs.asdict(asked.agent))
@@ -190,15 +193,18 @@ class AttachService:
 
     def _allowed(self, caller: HelperCaller, policy: Policy, asked: messages.Look | messages.Search) -> list[list[int]]:
         """Pid and start time of the processes that may be inspected."""
-        allowed = []
+        allowed, users = [], set[int]()
         for target in asked.targets:
             with contextlib.suppress(Denial):
-                self.check(caller, policy, ProcessKey(target.pid, target.start_time_ns), asked.boot_time_ns)
+                key = ProcessKey(target.pid, target.start_time_ns)
+                users.add(self.check(caller, policy, key, asked.boot_time_ns).uid)
                 allowed.append([target.pid, target.start_time_ns])
+        if len(users) > 1:
+            fair_share_key.set("")  # so that no single user's turn delays the service's own query
         return allowed
 
     async def toolkit(self, caller: HelperCaller, policy: Policy, asked: messages.Toolkit) -> messages.Tools:
-        """Raises Denial."""
+        """Reads which libcupti a process should load. Raises Denial."""
         key = ProcessKey(asked.target.pid, asked.target.start_time_ns)
         found = self.check(caller, policy, key, asked.boot_time_ns)
         targets = [[key.pid, key.start_time_ns]]
@@ -209,7 +215,7 @@ class AttachService:
     async def device_code(
         self, caller: HelperCaller, policy: Policy, asked: messages.DeviceCode
     ) -> messages.LaunchesReply:
-        """Raises Denial."""
+        """Finds device code that launches CUDA graphs. Raises Denial."""
         key = ProcessKey(asked.target.pid, asked.target.start_time_ns)
         found = self.check(caller, policy, key, asked.boot_time_ns)
         targets = [[key.pid, key.start_time_ns]]
@@ -218,12 +224,12 @@ class AttachService:
         return messages.LaunchesReply(file=said["file"])
 
     def _still(self, key: ProcessKey, found: Credentials) -> None:
-        """Checks that what was read belongs to the process that was checked. Raises AttachError."""
+        """Checks that the data read belongs to the process that was checked. Raises AttachError."""
         with contextlib.suppress(ProcessLookupError):
             _same(key, found, credentials.read(key.pid, proc=self._proc))
 
     async def kubelet(self, policy: Policy) -> tuple[messages.Connected, socket.socket]:
-        """Opens a connection and passes it on; what the caller sends on it is not looked at. Raises Denial."""
+        """Opens a connection and passes it on, without looking at what the caller sends on it. Raises Denial."""
         path = policy.kubelet_socket
         if path is None:
             reason = f"access to the kubelet is not configured: set kubelet_socket in {policy.path} to its socket"
@@ -243,7 +249,7 @@ class AttachService:
     async def poll_socket(
         self, caller: HelperCaller, policy: Policy, asked: messages.OpenPollSocket
     ) -> tuple[messages.PollSockets, socket.socket | None]:
-        """Raises Denial."""
+        """Opens a poll socket in one more network namespace. Raises Denial."""
         return await open_one(
             asked, caller.pid, self._ask, lambda key: self.check(caller, policy, key, boot_time_ns=0), self._proc
         )
@@ -251,14 +257,14 @@ class AttachService:
     async def make_folder(
         self, caller: HelperCaller, policy: Policy, asked: messages.MakeFolder
     ) -> messages.FolderMade:
-        """Raises Denial, AttachError."""
+        """Makes a folder for a trace. Raises Denial, AttachError."""
         check = partial(self._check_target, caller, policy, asked, administrator=asked.administrator)
         return await folder_requests.make(self._folders, asked, check, self._proc)
 
     async def use_folder(
         self, caller: HelperCaller, policy: Policy, asked: messages.FolderUse
     ) -> tuple[messages.FolderAnswer, io.FileIO | None]:
-        """Raises Denial, AttachError."""
+        """Inspects, opens or removes a folder. Raises Denial, AttachError."""
         check = partial(self._check_target, caller, policy, asked)
         return await folder_requests.use(self._folders, asked, check, policy, self._proc)
 
@@ -301,7 +307,7 @@ class _Connection:
         self._log = RequestLog(log, caller.pid, str(caller))
 
     async def serve(self) -> None:
-        """Serves until the caller hangs up, is silent for too long, or breaks the protocol."""
+        """Serves until the caller closes the connection, is silent for too long, or breaks the protocol."""
         try:
             await self._serve()
         finally:
@@ -312,7 +318,7 @@ class _Connection:
             while True:
                 async with asyncio.timeout(REQUEST_S):
                     packet = await self._receive()
-                # Not before: closing a socket with a packet that was not read would lose the refusal.
+                # Not earlier: closing a socket with an unread packet would lose the refusal.
                 policy = self._service.policy_for(self._caller)
                 await self._carry_out(policy, messages.request(packet))
         except Denial as exc:
@@ -351,7 +357,7 @@ class _Connection:
                 channel.close()
 
     async def _answer(self, policy: Policy, asked: messages.Request) -> tuple[messages.Answer, Brought]:
-        """The answer and what comes with it. Raises Denial, AttachError."""
+        """Returns the answer and the descriptor to send with it. Raises Denial, AttachError."""
         service, caller = self._service, self._caller
         if isinstance(asked, messages.Attach):
             return await service.attach(caller, policy, asked)
@@ -374,7 +380,7 @@ class _Connection:
         return await service.use_folder(caller, policy, asked)
 
     async def _unless_it_hangs_up(self, work: Coroutine[Any, Any, T]) -> T:
-        """A caller that says something before its answer breaks the protocol, and is treated the same."""
+        """Cancels the work if the caller closes the connection, or breaks the protocol by sending before its answer."""
         doing = asyncio.create_task(work)
         listening = asyncio.create_task(self._receive())
         try:
@@ -389,19 +395,56 @@ class _Connection:
             await asyncio.gather(doing, listening, return_exceptions=True)
 
     async def _send(self, said: messages.Answer, channel: Brought = None) -> None:
-        """Raises OSError, TimeoutError."""
+        """Sends an answer. Raises OSError, TimeoutError."""
         descriptors = [channel.fileno()] if channel is not None else []
         await send(self._sock, messages.encode(said), descriptors, SEND_S)
 
 
 def _same(key: ProcessKey, approved: Credentials, found: Credentials) -> None:
-    """Raises AttachError if the process has been replaced meanwhile."""
+    """Raises AttachError if the process has been replaced."""
     if difference := approved.difference(found):
         raise replaced(key.pid, difference)
 
 
 def _is_child(pid: int, proc: Path) -> bool:
-    """Of this process: one of its helpers, where their user (root, in a container) does not tell them."""
+    """Whether it is a child of this process: a helper, where its user (root, in a container) does not show that."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         return int((proc / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()[1]) == os.getpid()
     return False
+
+
+# Sockets for libkineto's polls in other network namespaces, made for a front end that may not enter any.
+# The front end says which namespaces it serves already, and nothing else: which there are is read here, and each is
+# entered for a process only that the policy allows. A process of its own enters it, binds the one name and ends. One
+# answer brings one descriptor at most.
+_MAX_REASON_CHARS = 200
+
+
+async def open_one(
+    asked: messages.OpenPollSocket,
+    caller_pid: int,
+    ask: Callable[[dict[str, Any]], Awaitable[Mapping[str, Any]]],
+    check: Callable[[ProcessKey], object],
+    proc: Path,
+) -> tuple[messages.PollSockets, socket.socket | None]:
+    """Opens the first namespace that is not served. ask: a helper process; check: raises Denial. Raises Denial."""
+    try:
+        own = (proc / str(caller_pid) / "ns/net").stat().st_ino
+    except OSError as exc:
+        raise Denial(AttachCode.GONE, "the caller's network namespace cannot be read") from exc
+    found = (await ask({"do": NAMESPACES, "own": own}))["found"]
+    allowed = dict[int, list[ProcessKey]]()
+    for namespace, processes in found:
+        for pid, start in processes:
+            with contextlib.suppress(Denial):
+                check(ProcessKey(pid, start))
+                allowed.setdefault(namespace, []).append(ProcessKey(pid, start))
+    inhabited = tuple(allowed)
+    for namespace in allowed.keys() - set(asked.served):
+        try:
+            sock = await asyncio.to_thread(open_in, namespace, allowed[namespace])
+        except OSError as exc:
+            problem = str(exc)[:_MAX_REASON_CHARS]
+            return messages.PollSockets(inhabited=inhabited, namespace=namespace, problem=problem), None
+        return messages.PollSockets(inhabited=inhabited, namespace=namespace, problem=""), sock
+    return messages.PollSockets(inhabited=inhabited, namespace=0, problem=""), None

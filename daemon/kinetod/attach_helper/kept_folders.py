@@ -1,20 +1,20 @@
-"""The attach helper's own folders, in which libkinetos of other users' processes write their traces.
+"""The attach helper's own folders, in which the libkineto of other users' processes writes traces.
 
 Theory of operation
-    A folder is made for one trace of one process, if the policy allows to enter that process. It is kept open, so that
-    it can be looked into and removed when the process has ended and /proc/PID/root with it. Helper processes do the
-    work: a hostile process may have chosen a file system that does not answer.
+    A folder is made for one trace of one process, if the policy allows entering that process. It is kept open, so that
+    it can be read and removed after the process and its /proc/PID/root are gone. Helper processes do the work: a
+    hostile process may have chosen a file system that does not answer.
 
-    The front end asks to look, to open the file and to remove file and folder, and names the folder. One that this
-    service does not know, since it was started anew, is opened again through the process, as long as that lives. What
-    nobody asks to remove is removed here: once its time is over, or the process has ended and nobody has asked for so
-    long as a front end takes to fetch a file. What a service that died has left in a folder is removed when the next
-    one makes one there.
+    The front end names the folder and asks to look, to open the file, or to remove both. A folder that this service
+    does not know because it was restarted is opened again through the process, while that lives. Folders that nobody
+    asks to remove are removed here: once their time is over, or once the process has ended and there was no request for
+    as long as a front end takes to fetch a file. Leftovers of a service that died are removed when the next one makes a
+    folder there.
 
 Rules
     At most MAX_FOLDERS are kept, MAX_PER_USER for one user's processes, each with one descriptor.
-    A user's folders have PER_USER helper processes at a time. A folder that did not answer is not asked again, and the
-    others of its user are left alone for HUNG_S, then longer: a process that waits in the kernel cannot be ended.
+    A user's folders use PER_USER helper processes at a time. A folder that did not answer is not queried again, and its
+    user's other folders are left alone for HUNG_S, then longer: a process blocked in the kernel cannot be killed.
 """
 
 import asyncio
@@ -31,8 +31,8 @@ from kinetod.attach.attach_types import AttachCode
 from kinetod.attach_helper import messages
 from kinetod.attach_helper.allow_list import ProcessOwner
 from kinetod.attach_helper.attach_pool import AttachHelpers
-from kinetod.attach_helper.denial import Denial
 from kinetod.attach_helper.folder_queries import FOLDER, LOOK, MAKE, OPEN, REMOVE, REOPEN, TRY
+from kinetod.attach_helper.messages import Denial
 from kinetod.base.safe_text import clean
 from kinetod.kineto_files import own_folder
 from kinetod.processes.credentials import Credentials
@@ -42,12 +42,12 @@ from kinetod.supervise.child import Crashed, TooLate
 log = logging.getLogger(__name__)
 
 MAX_FOLDERS = 512
-MAX_PER_USER = 256  # root's containers are one user
+MAX_PER_USER = 256  # all root containers count as one user
 PER_USER = 2
-ASK_S = 5.0  # some ms are usual
-WARM_UP_S = 20.0  # before that, for a Python to start
-HUNG_S, MAX_HUNG_S = 60.0, 86400.0  # twice as long each time
-FETCH_S = 60.0  # from the end of a process to when its file is open in the front end
+ASK_S = 5.0  # usually a few ms
+WARM_UP_S = 20.0  # before that, for Python to start
+HUNG_S, MAX_HUNG_S = 60.0, 86400.0  # doubled each time
+FETCH_S = 60.0  # from the end of a process until the front end has opened its file
 REAP_PERIOD_S = 5.0
 _MAX_REASON_CHARS = 1000
 _NO_ANSWER = (
@@ -61,7 +61,7 @@ class _NoAnswer(Denial):
 
 
 class _Pause(NamedTuple):
-    """How long a user's folders are left alone: until when (monotonic), and how long that is in all."""
+    """How long a user's folders are left alone: until when (monotonic), and the total length."""
 
     until_s: float
     pause_s: float
@@ -69,7 +69,7 @@ class _Pause(NamedTuple):
 
 @dataclass(slots=True)
 class KeptFolder:
-    """One of them. boot_time_ns: the origin of the key's start time; touched_s: when somebody asked for it last."""
+    """One folder. boot_time_ns: the origin of the key's start time; touched_s: time of the last request for it."""
 
     key: ProcessKey
     boot_time_ns: int
@@ -84,18 +84,18 @@ class KeptFolder:
 
     @property
     def uid(self) -> int:
-        """The user to whom new files of the process belong."""
+        """The user who owns new files of the process."""
         return self.credentials.uids[-1]
 
     def close(self) -> None:
-        """Closes the folder. Valid twice."""
+        """Closes the folder. Idempotent."""
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
 
 
 class KeptFolders:
-    """All of them. is_alive: whether the process of a folder exists."""
+    """All kept folders. is_alive: whether the process of a folder exists."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class KeptFolders:
 
     @property
     def count(self) -> int:
-        """How many are kept."""
+        """The number of kept folders."""
         return len(self._kept)
 
     def get(self, key: ProcessKey, name: str) -> KeptFolder | None:
@@ -130,15 +130,15 @@ class KeptFolders:
         return found if found is not None and found.key == key else None
 
     async def make(self, asked: messages.MakeFolder, found: Credentials, owner: ProcessOwner) -> messages.FolderMade:
-        """Makes one in a process with these credentials. Raises Denial."""
+        """Makes a folder in a process with these credentials. Raises Denial."""
         question = {"until_s": asked.until_s, "step": TRY if asked.only_try else MAKE}
         path, _ = await self._enter(asked, question, found, owner)
         return messages.FolderMade(path=path)
 
     async def reopen(self, asked: messages.FolderUse, found: Credentials, owner: ProcessOwner) -> KeptFolder:
-        """Opens one that was made before. Raises Denial."""
+        """Opens a folder that was made before. Raises Denial."""
         _, folder = await self._enter(asked, {"step": REOPEN, "name": asked.name}, found, owner)
-        assert folder is not None  # only a try gives none
+        assert folder is not None  # only a trial returns none
         return folder
 
     async def _enter(
@@ -157,13 +157,13 @@ class KeptFolders:
             said, descriptor = await self._ask({**question, **whose}, None, uid)
         finally:
             self._making[uid] -= 1
-            self._making = +self._making  # without those who make none
+            self._making = +self._making  # drops users with a count of zero
         path = str(said["path"])
         if descriptor is None:
             return path, None
         name = PurePosixPath(path).name
         kept = KeptFolder(key, asked.boot_time_ns, found, owner, descriptor, name, asked.file, path, self._monotonic())
-        self._forget(name)  # opened twice at a time
+        self._forget(name)  # opened twice at the same time
         self._kept[name] = kept
         if self._reaper is None or self._reaper.done():
             self._reaper = asyncio.create_task(self._reap(), name="kept folders")
@@ -180,17 +180,17 @@ class KeptFolders:
             )
 
     async def look(self, folder: KeptFolder) -> messages.FolderSeen:
-        """Looks for the file. Raises Denial."""
+        """Checks for the file. Raises Denial."""
         said, _ = await self._ask_in(folder, LOOK)
         return messages.FolderSeen(writing_bytes=said["writing_bytes"], whole=said["whole"])
 
     async def open(self, folder: KeptFolder) -> tuple[messages.TraceFileReply, int | None]:
-        """Opens the whole file; the descriptor is the caller's. Raises Denial."""
+        """Opens the complete file; the caller owns the descriptor. Raises Denial."""
         said, descriptor = await self._ask_in(folder, OPEN)
         return messages.TraceFileReply(refused=clean(str(said["refused"]), _MAX_REASON_CHARS)), descriptor
 
     async def remove(self, folder: KeptFolder) -> messages.FolderRemoved:
-        """Removes file and folder, which is kept no longer, whatever comes of it. Raises Denial."""
+        """Removes file and folder; the folder is no longer kept, even if that fails. Raises Denial."""
         if self._kept.get(folder.name) is folder:
             del self._kept[folder.name]
         try:
@@ -238,7 +238,7 @@ class KeptFolders:
             raise Denial(AttachCode.FAILED, f"{folder.path} of process {folder.key.pid} has been removed")
         folder.touched_s = self._monotonic()
         question = {"step": step, "uid": folder.uid, "file": folder.file, "name": folder.name}
-        inside = os.dup(folder.descriptor)  # it may be closed meanwhile
+        inside = os.dup(folder.descriptor)  # it may be closed in the meantime
         try:
             return await self._ask(question, inside, folder.uid, f"{folder.path} of process {folder.key.pid}: ")
         except _NoAnswer:
@@ -250,7 +250,7 @@ class KeptFolders:
     async def _ask(
         self, question: Mapping[str, Any], descriptor: int | None, uid: int, where: str = ""
     ) -> tuple[dict[str, Any], int | None]:
-        """where: what a problem is said of. Raises Denial."""
+        """Sends a query to a helper. where: the place to name in a problem. Raises Denial."""
         slots = self._slots.setdefault(uid, asyncio.Semaphore(PER_USER))
         try:
             async with slots:

@@ -1,21 +1,21 @@
-"""What the front end and the attach helper say to each other: one SOCK_SEQPACKET packet is one message.
+"""Messages between the front end and the attach helper: one SOCK_SEQPACKET packet is one message.
 
 Theory of operation
-    A packet is a head (magic, version) and one JSON object, whose `type` is one of the structures below. Everything
-    has a bound, and unknown fields are refused, so that what is not understood is not half done. The caller sends a
-    request and waits for its answer before it sends the next one; an `Attached` or `Connected` brings one descriptor
-    (SCM_RIGHTS), and so may a `PollSockets` or a `TraceFileReply`.
+    A packet is a head (magic, version) and one JSON object, whose `type` is one of the structures below. Everything has
+    a bound, and unknown fields are refused, so that no request is half understood. The caller sends a request and waits
+    for its answer before it sends the next one; an `Attached` or `Connected` carries one descriptor (SCM_RIGHTS), and a
+    `PollSockets` or a `TraceFileReply` may.
 
-    A caller of another version gets a `Refused` with the code VERSION in the version that the service speaks. Front
-    end and helper come from one package, so that this happens only in the seconds of an upgrade.
+    A caller with another version gets a `Refused` with the code VERSION, in the service's version. Front end and helper
+    come from one package, so this happens only during an upgrade.
 """
 
 from typing import Annotated, Any
 
 import msgspec
 
+from kinetod.kineto_files.interface import MAX_FOLDER_CHARS
 from kinetod.kineto_files.own_folder import FILE_PATTERN, NAME_PATTERN
-from kinetod.kineto_files.trace_location import MAX_FOLDER_CHARS
 from kinetod.kineto_ipc.network_namespaces import MAX_NAMESPACES
 from kinetod.processes.frameworks import Framework
 from kinetod.processes.telemetry_variables import (
@@ -24,20 +24,19 @@ from kinetod.processes.telemetry_variables import (
     MAX_TRACE_PARENT_CHARS,
     MAX_VALUE_CHARS,
 )
-from kinetod.supervise.helper_packets import PacketFormat
+from kinetod.supervise.helper_connection import PacketFormat
 
 VERSION = 6
 MAX_REQUEST_BYTES = 16 << 10
 MAX_ANSWER_BYTES = 64 << 10
-MAX_PROCESSES = 20  # of one question for facts: the answer fits into a packet
+MAX_PROCESSES = 20  # in one query for facts: the answer fits into a packet
 MAX_TOOLS = 64  # likewise
 MAX_GPUS = 64
-MAX_SERVED = 2 * MAX_NAMESPACES  # those with a socket, and those without one that were tried lately
+MAX_SERVED = 2 * MAX_NAMESPACES  # those with a socket, and those without one that were tried recently
 MAX_PLUGINS = 16
-MAX_SIGNS_BYTES = 8 << 10  # of all plug-ins together: the question fits into a packet
+MAX_SIGNS_BYTES = 8 << 10  # for all plug-ins together: the query fits into a packet
 MAX_DEADLINE_MS = 60_000
 _MAX_PID = 1 << 22  # the kernel's own bound
-
 Pid = Annotated[int, msgspec.Meta(gt=0, le=_MAX_PID)]
 Nanoseconds = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Short = Annotated[str, msgspec.Meta(max_length=128)]
@@ -54,7 +53,7 @@ Patterns = Annotated[tuple[Annotated[str, msgspec.Meta(max_length=200)], ...], m
 
 
 class BadMessage(Exception):
-    """The packet is not one of the expected messages. The text says why."""
+    """The packet is not one of the expected messages. The message text says why."""
 
 
 class WrongVersion(BadMessage):
@@ -70,14 +69,14 @@ class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class Target(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """A process: Unix nanoseconds of its start, reckoned from `boot_time_ns` of the question."""
+    """A process: Unix nanoseconds of its start, relative to `boot_time_ns` of the request."""
 
     pid: Pid
     start_time_ns: Nanoseconds
 
 
 class AgentFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What the daemon knows of the process's agent (diagnosis.KnownAgent)."""
+    """The daemon's knowledge of the process's agent (diagnosis.KnownAgent)."""
 
     state: Short = ""
     version: Short = ""
@@ -87,7 +86,7 @@ class AgentFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 class Approved(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What the front end has decided about (credentials.Credentials), as far as it can see it."""
+    """The credentials that the front end has approved (credentials.Credentials), as far as it can see them."""
 
     uids: tuple[Id, Id, Id, Id]
     gids: tuple[Id, Id, Id, Id]
@@ -99,7 +98,7 @@ class Approved(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class Attach(_Message, frozen=True, tag="attach"):
-    """Bring the agent in. Answered by Attached or Refused. administrator: who asks the front end is one."""
+    """Injects the agent. Answered by AttachReply or RefusedReply. administrator: whether the front end asks for one."""
 
     target: Target
     approved: Approved
@@ -109,7 +108,7 @@ class Attach(_Message, frozen=True, tag="attach"):
 
 
 class Diagnose(_Message, frozen=True, tag="diagnose"):
-    """Look at a process, touching nothing. Answered by Diagnosed or Refused."""
+    """Inspects a process, touching nothing. Answered by Diagnosed or RefusedReply."""
 
     target: Target
     boot_time_ns: Nanoseconds
@@ -126,9 +125,10 @@ class SignsItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_l
 
 
 class Look(_Message, frozen=True, tag="look"):
-    """What only the process's owner may read of it. Answered by Seen, without those that may not be looked at.
+    """Asks for facts that only a process's owner may read. Answered by Seen, which omits processes that may not be
+    inspected.
 
-    signs: of the plug-ins of the front end, to be looked for in Python processes.
+    signs: of the front end's plug-ins, to be looked for in Python processes.
     """
 
     targets: Annotated[tuple[Target, ...], msgspec.Meta(min_length=1, max_length=MAX_PROCESSES)]
@@ -137,44 +137,48 @@ class Look(_Message, frozen=True, tag="look"):
 
 
 class Search(_Message, frozen=True, tag="search"):
-    """Which other profilers are in processes. Answered by Found, without those that may not be looked at."""
+    """Asks for other profilers in processes. Answered by Found, which omits processes that may not be inspected."""
 
     targets: Annotated[tuple[Target, ...], msgspec.Meta(min_length=1, max_length=MAX_PROCESSES)]
     boot_time_ns: Nanoseconds
 
 
 class Toolkit(_Message, frozen=True, tag="toolkit"):
-    """Which libcupti a process without Python should load, and who it is in its job. Answered by Tools or Refused."""
+    """Asks which libcupti a process without Python should load, and for its job variables. Answered by Tools or
+    RefusedReply.
+    """
 
     target: Target
     boot_time_ns: Nanoseconds
 
 
 class DeviceCode(_Message, frozen=True, tag="device_code"):
-    """Whether device code of a process launches CUDA graphs. Answered by Launches or Refused."""
+    """Asks whether a process's device code launches CUDA graphs. Answered by LaunchesReply or RefusedReply."""
 
     target: Target
     boot_time_ns: Nanoseconds
 
 
 class Kubelet(_Message, frozen=True, tag="kubelet"):
-    """A connection to the kubelet's pod-resources socket, which is root's. Answered by Connected or Refused."""
+    """Asks for a connection to the kubelet's pod-resources socket, which is root's. Answered by Connected or
+    RefusedReply.
+    """
 
 
 class OpenPollSocket(_Message, frozen=True, tag="open_poll_socket"):
-    """A socket for libkineto's polls in one more network namespace. served: inodes of those that have one.
+    """Asks for a poll socket in one more network namespace. served: inodes of namespaces that have one.
 
-    Answered by PollSockets or Refused.
+    Answered by PollSockets or RefusedReply.
     """
 
     served: Annotated[tuple[Id, ...], msgspec.Meta(max_length=MAX_SERVED)]
 
 
 class MakeFolder(_Message, frozen=True, tag="make_folder"):
-    """A folder of the helper's own in the one where a process's libkineto may write, for one trace.
+    """Makes the helper's own folder, for one trace, inside the one where a process's libkineto may write.
 
-    file: what libkineto will call it. until_s: Unix time at which the helper removes what is left. only_try: the folder
-    is removed at once. Answered by FolderMade or Refused.
+    file: the name libkineto will use. until_s: Unix time at which the helper removes leftovers. only_try: remove the
+    folder at once. Answered by FolderMade or RefusedReply.
     """
 
     target: Target
@@ -194,23 +198,25 @@ class _OfFolder(_Message, frozen=True):
 
 
 class LookIntoFolder(_OfFolder, frozen=True, tag="look_into_folder"):
-    """Whether the file is there. Answered by FolderSeen or Refused."""
+    """Asks whether the file exists. Answered by FolderSeen or RefusedReply."""
 
 
 class OpenTraceFile(_OfFolder, frozen=True, tag="open_trace_file"):
-    """The whole file, for reading. Answered by TraceFileReply or Refused."""
+    """Asks for the complete file, for reading. Answered by TraceFileReply or RefusedReply."""
 
 
 class RemoveFolder(_OfFolder, frozen=True, tag="remove_folder"):
-    """Removes the file, whole or not, and the folder. Answered by FolderRemoved or Refused."""
+    """Removes the file, complete or not, and the folder. Answered by FolderRemoved or RefusedReply."""
 
 
 FolderUse = LookIntoFolder | OpenTraceFile | RemoveFolder
+
+
 Request = Attach | Diagnose | Look | Search | Toolkit | DeviceCode | Kubelet | OpenPollSocket | MakeFolder | FolderUse
 
 
 class AttachReply(_Message, frozen=True, tag="attached"):
-    """The agent is in; the channel's descriptor comes with it."""
+    """The agent runs; the channel's descriptor comes with it."""
 
     method: Short
     stopped_ns: Nanoseconds
@@ -222,8 +228,8 @@ class Connected(_Message, frozen=True, tag="connected"):
 
 
 class PollSockets(_Message, frozen=True, tag="poll_sockets"):
-    """inhabited: the network namespaces that should have a socket. namespace: the one in which a socket was made, whose
-    descriptor comes with it, or could not be made, which `problem` says; 0: all are served.
+    """inhabited: the network namespaces that should have a socket. namespace: where a socket was created, whose
+    descriptor comes with it, or could not be (`problem` says why); 0: all are served.
     """
 
     inhabited: Annotated[tuple[Id, ...], msgspec.Meta(max_length=MAX_NAMESPACES)]
@@ -232,7 +238,7 @@ class PollSockets(_Message, frozen=True, tag="poll_sockets"):
 
 
 class Diagnosed(_Message, frozen=True, tag="diagnosed"):
-    """The diagnosis as diagnosis.encode gives it."""
+    """The diagnosis as encoded by diagnosis.encode."""
 
     diagnosis: dict[str, Any]
 
@@ -263,7 +269,7 @@ class Seen(_Message, frozen=True, tag="seen"):
 
 
 class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A profiler in a process: no more than profiler_scan.ProfilingTool has, and no file name."""
+    """A profiler in a process: at most the fields of profiler_scan.ProfilingTool, and no file name."""
 
     pid: Pid
     product: Short
@@ -271,7 +277,7 @@ class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 class Found(_Message, frozen=True, tag="found"):
-    """searched: the processes that were looked into, of those that the question named."""
+    """searched: the requested processes that were inspected."""
 
     searched: Annotated[tuple[Pid, ...], msgspec.Meta(max_length=MAX_PROCESSES)]
     tools: Annotated[tuple[Tool, ...], msgspec.Meta(max_length=MAX_TOOLS)]
@@ -285,7 +291,7 @@ class Tools(_Message, frozen=True, tag="tools"):
 
 
 class LaunchesReply(_Message, frozen=True, tag="launches"):
-    """file: with such code, as the process sees it; empty: none is seen."""
+    """file: one with such code, as the process sees it; empty: none found."""
 
     file: Annotated[str, msgspec.Meta(max_length=4096)]
 
@@ -304,28 +310,37 @@ class FolderSeen(_Message, frozen=True, tag="folder_seen"):
 
 
 class TraceFileReply(_Message, frozen=True, tag="trace_file"):
-    """The file's descriptor comes with it, unless `refused` says why the file is none of that process's libkineto."""
+    """The file's descriptor comes with it, unless `refused` says why the file is not from that process's libkineto."""
 
     refused: Annotated[str, msgspec.Meta(max_length=1000)]
 
 
 class FolderRemoved(_Message, frozen=True, tag="folder_removed"):
-    """Nothing is left."""
+    """Both are gone."""
 
 
 class RefusedReply(_Message, frozen=True, tag="refused"):
-    """code: an AttachCode; CALLER, REQUEST or VERSION when nothing was looked at, because of who or what asks."""
+    """code: an AttachCode; CALLER, REQUEST or VERSION if the caller or the request itself was refused."""
 
     code: Short
     reason: Annotated[str, msgspec.Meta(max_length=4000)]
 
 
 FolderAnswer = FolderMade | FolderSeen | TraceFileReply | FolderRemoved
+
+
 Facts = Diagnosed | Seen | Found | Tools | LaunchesReply
+
+
 Answer = AttachReply | Connected | PollSockets | Facts | FolderAnswer | RefusedReply
 
+
 _requests: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
+
+
 _answers: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
+
+
 _PACKETS = PacketFormat(
     b"KATT", VERSION, BadMessage, "a packet that is not a message of the attach helper's protocol", WrongVersion
 )
@@ -344,3 +359,11 @@ def request(packet: bytes) -> Request:
 def answer(packet: bytes) -> Answer:
     """Decodes the service's answer. Raises BadMessage."""
     return _PACKETS.decode(packet, _answers, MAX_ANSWER_BYTES)
+
+
+class Denial(Exception):
+    """A request is refused. The message is the answer to the caller."""
+
+    def __init__(self, code: str, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code

@@ -1,4 +1,4 @@
-"""What the attach helper logs of its uses: who asked, for what, about which process of whom, and what came of it."""
+"""Audit lines of the attach helper: caller, request, target process and its owner, result."""
 
 import contextlib
 import logging
@@ -13,7 +13,7 @@ from kinetod.processes.identity import PROC
 
 @dataclass(slots=True)
 class _Looks:
-    """How many processes were asked about in one connection, and how many were looked at."""
+    """How many processes one connection asked about, and how many were inspected."""
 
     asked: int = 0
     seen: int = 0
@@ -33,20 +33,20 @@ class RequestLog:
         self.note(asked, _result(said), began, seen=_seen(said))
 
     def note(self, asked: messages.Request, result: str, began: float, *, seen: int = 0) -> None:
-        """Logs a request and what came of it. seen: how many processes were looked at."""
+        """Logs a request and its result. seen: how many processes were inspected."""
         kind = type(asked).__name__.lower()
         if isinstance(asked, messages.Look | messages.Search):
             looks = self._looks.setdefault(kind, _Looks())
-            # who asks about itself only wants to know whether anybody answers
+            # a caller that asks about itself only checks whether the service answers
             looks.asked += sum(target.pid != self._caller_pid for target in asked.targets)
             looks.seen += seen
             return
         took_ms = (time.monotonic() - began) * 1000
-        if isinstance(asked, messages.Kubelet | messages.OpenPollSocket):  # about no process
+        if isinstance(asked, messages.Kubelet | messages.OpenPollSocket):  # they concern no process
             self._log.debug("%s by %s: %s in %.0f ms", kind, self._caller, result, took_ms)
             return
         level = logging.INFO if not result.startswith("refused") else logging.WARNING
-        if isinstance(asked, messages.LookIntoFolder):  # of a folder that is made and removed with a line each
+        if isinstance(asked, messages.LookIntoFolder):  # the folder's creation and removal have a line each
             level = logging.DEBUG
         whose = _describe(asked.target.pid)
         self._log.log(
@@ -56,7 +56,7 @@ class RequestLog:
         )  # fmt: skip
 
     def end(self) -> None:
-        """Logs what was looked at: once, since a list of processes takes many questions."""
+        """Logs the inspections: once, since a list of processes takes many requests."""
         for kind, looks in self._looks.items():
             if looks.asked:
                 self._log.info("%s by %s: %d of %d processes seen", kind, self._caller, looks.seen, looks.asked)

@@ -1,6 +1,5 @@
-"""Questions that a helper process answers besides attaching: facts that only a process's owner may read.
-
-Every question names processes by pid and start time; those that have been replaced meanwhile are left out.
+"""Queries that a helper process answers besides attaching: facts that only a process's owner may read. Every query
+names processes by pid and start time; replaced processes are left out.
 """
 
 import contextlib
@@ -17,7 +16,7 @@ from kinetod.kineto_ipc.network_namespaces import inhabited
 from kinetod.processes.accelerator_signs import OutsideSigns
 from kinetod.processes.identity import PROC, start_time_ns
 from kinetod.processes.process_info import JOB_ID_VARIABLES, RANK_VARIABLES, WORLD_SIZE_VARIABLES, read_private
-from kinetod.profilers.profiler_scan import look_into
+from kinetod.profilers import look_into
 
 LOOK, SEARCH, TOOLKIT, DEVICE_GRAPHS = "look", "search", "toolkit", "device_graphs"
 NAMESPACES = "namespaces"
@@ -26,7 +25,7 @@ _VARIABLES = (
     *RANK_VARIABLES,
     *WORLD_SIZE_VARIABLES,
     *JOB_ID_VARIABLES,
-)  # all that kineto_agent.control.self_description reads
+)  # everything that kineto_agent.control.self_description reads
 _MAX_VALUE_CHARS = 256
 
 
@@ -34,7 +33,7 @@ def answer(question: Mapping[str, Any], proc: Path = PROC) -> dict[str, Any]:
     """question: {"do": one of these, "boot_time_ns", "targets": [[pid, start_time_ns], …]}, with LOOK also "signs":
     [[plug-in, libraries, variables, open files], …]. Raises ValueError.
 
-    Of NAMESPACES it is {"do", "own"}: the caller's network namespace; start times are those of a machine booted at 0.
+    For NAMESPACES it is {"do", "own"}: the caller's network namespace; start times assume a machine booted at 0.
     """
     if question["do"] == NAMESPACES:
         namespaces = inhabited(int(question["own"]), proc)
@@ -53,7 +52,7 @@ def answer(question: Mapping[str, Any], proc: Path = PROC) -> dict[str, Any]:
         for pid, start in targets:
             if same(pid, start):
                 private = read_private(pid, proc, signs)
-                if same(pid, start):  # what has been read is of this process
+                if same(pid, start):  # the data belongs to this process
                     seen.append({"pid": pid, **asdict(private), "gpus": private.gpus[: messages.MAX_GPUS]})
         return {"seen": seen}
     if question["do"] == SEARCH:
@@ -78,7 +77,7 @@ def answer(question: Mapping[str, Any], proc: Path = PROC) -> dict[str, Any]:
 
 
 def _tools(pid: int, proc: Path) -> list[dict[str, Any]] | None:
-    """Other profilers in a process; None if it could not be looked into."""
+    """Other profilers in a process; None if it could not be inspected."""
     try:
         profilers = look_into(pid, proc)
     except OSError:

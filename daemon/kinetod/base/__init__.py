@@ -1,1 +1,1 @@
-"""Holds small parts that know nothing of the daemon's work: errors, log set-up, metrics, file locks and fair queues."""
+"""Small parts that do not depend on the daemon's work: errors, log set-up, metrics, file locks and fair queues."""

@@ -1,16 +1,16 @@
-"""What can go wrong in the daemon, and every reason code that a caller may see.
+"""The daemon's errors, and every reason code that a caller may see.
 
 KinetodError
 ├── InvalidRequest        the caller's request makes no sense
-├── NotFound              what the caller named does not exist
+├── NotFound              the named object does not exist
 ├── AlreadyExists         the caller's key is taken
-├── NotIdentified         nobody knows who the caller is
+├── NotIdentified         the caller cannot be identified
 ├── NotPermitted          the caller may not do this
-├── Precondition          right request, wrong state of target, store or capture
+├── Precondition          valid request, wrong state of target, store or capture
 ├── Exhausted             a limit of this host is reached
 ├── OutOfRange            an offset beyond the end
-├── DataLoss              a stored file is not what was written
-└── Stopping              the daemon is going down
+├── DataLoss              a stored file differs from what was written
+└── Stopping              the daemon is shutting down
 StartError                the daemon cannot start (never reaches a caller)
 
 The classes map to gRPC status codes in `kinetod.rpc.error_status`; the codes are documented in docs/errors.md.
@@ -84,7 +84,7 @@ class Reason(StrEnum):
 
 
 class VerdictReason(StrEnum):
-    """Reason codes of target verdicts that the daemon gives (Target.reason_code)."""
+    """Reason codes of target verdicts given by the daemon (Target.reason_code)."""
 
     AGENT_SILENT = "AGENT_SILENT"
     AGENT_STUCK = "AGENT_STUCK"
@@ -105,6 +105,7 @@ class VerdictReason(StrEnum):
     RECORDS_UNREADABLE = "RECORDS_UNREADABLE"
     TARGET_EXITED = "TARGET_EXITED"
     TARGET_REPLACED = "TARGET_REPLACED"
+    ATTACH_LIMIT = "ATTACH_LIMIT"
     NO_MEMORY = "NO_MEMORY"
     MEMORY_SHORT = "MEMORY_SHORT"
     TRACE_LIMIT = "TRACE_LIMIT"
@@ -124,13 +125,13 @@ class VerdictReason(StrEnum):
 
 
 class KinetodError(Exception):
-    """A call that is refused. The text says what happened, to which object, and what to do next."""
+    """A refused call. The message says what happened, to which object, and what to do next."""
 
     def __init__(self, reason: Reason, message: str, **metadata: str | int) -> None:
         super().__init__(message)
         self.reason = reason
         self.message = message
-        self.audited: Mapping[str, Any] = {}  # for the audit log alone
+        self.audited: Mapping[str, Any] = {}  # for the audit log only
         self.metadata: Mapping[str, str] = {name: str(value) for name, value in metadata.items()}
 
 
@@ -178,11 +179,11 @@ class Stopping(KinetodError):
 
 
 class StartError(Exception):
-    """The daemon or the attach helper cannot start; the text goes to its standard error."""
+    """The daemon or the attach helper cannot start; the message goes to its standard error."""
 
 
 def invalid(field: str, problem: str) -> InvalidRequest:
-    """The error for one wrong field. field: its dotted path; problem: the text that follows it after a colon."""
+    """The error for one wrong field. field: its dotted path; problem: the text after the colon."""
     return InvalidRequest(Reason.INVALID_FIELD, f"{field}: {problem}", field=field)
 
 

@@ -1,31 +1,37 @@
-"""Fair turns at a scarce resource: nobody waits for the whole queue of somebody else.
+"""Fair turns at a scarce resource: no user waits for another one's whole queue.
 
 Theory of operation
-    `payer` says for whom the running task works; tasks that it starts inherit it. Waiting payers are served in
-    rotation, and the requests of one payer in order. `spare` turns beyond `count` are reserved for payers who hold
-    none: one payer can take all of `count` while nobody else wants any, and the next one to come still does not wait.
+    `fair_share_key` identifies the user that the running task works for; its tasks inherit it. Waiting keys are served
+    in rotation, and the requests of one key in order. `spare` turns beyond `count` are reserved for keys that hold
+    none: one key can take all of `count` while no other key needs any, and the next key still does not wait.
 """
 
 import asyncio
 import collections
 import contextlib
 from collections.abc import AsyncIterator, Callable
-from contextvars import ContextVar
+from concurrent.futures import Executor
+from contextvars import ContextVar, copy_context
+from functools import partial
 from typing import ParamSpec, TypeVar
 
-payer: ContextVar[str] = ContextVar("payer", default="")  # empty: the daemon itself
+fair_share_key: ContextVar[str] = ContextVar("fair_share_key", default="")  # empty: the daemon itself
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class FairSlots:
-    """Grants a limited number of turns at a time, fairly by payer. Use it on one event loop."""
+    """Grants a limited number of turns at a time, fairly by key. Use it on one event loop.
 
-    def __init__(self, count: int, *, spare: int = 0) -> None:
+    threads: used by `in_thread`, as many as there are turns; None: the whole daemon's.
+    """
+
+    def __init__(self, count: int, *, spare: int = 0, threads: Executor | None = None) -> None:
+        self._threads = threads
         self._count = count
         self._spare = spare
         self._held: collections.Counter[str] = collections.Counter()
-        self._waiting: dict[str, collections.deque[asyncio.Future[None]]] = {}  # whose turn it is next comes first
+        self._waiting: dict[str, collections.deque[asyncio.Future[None]]] = {}  # in the order of their turns
 
     def resize(self, count: int, *, spare: int = 0) -> None:
         """Changes the number of turns. Turns already taken are kept."""
@@ -40,7 +46,7 @@ class FairSlots:
     @contextlib.asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
         """Waits for a turn and holds it for the block."""
-        key = payer.get()
+        key = fair_share_key.get()
         await self._take(key)
         try:
             yield
@@ -49,8 +55,9 @@ class FairSlots:
 
     async def in_thread(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs a blocking function in a thread while holding a turn."""
+        call = partial(copy_context().run, function, *args, **kwargs)
         async with self.turn():
-            return await asyncio.to_thread(function, *args, **kwargs)
+            return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
     def _is_free_for(self, key: str) -> bool:
         most = self._count if self._held[key] else self._count + self._spare
@@ -73,7 +80,7 @@ class FairSlots:
 
     def _forget(self, key: str, granted: "asyncio.Future[None]") -> None:
         waiting = self._waiting.get(key, collections.deque())
-        with contextlib.suppress(ValueError):  # its turn had come in the same moment
+        with contextlib.suppress(ValueError):  # it got its turn at the same moment
             waiting.remove(granted)
         if not waiting:
             self._waiting.pop(key, None)
@@ -89,7 +96,7 @@ class FairSlots:
             waiting = self._waiting.pop(following)
             granted = waiting.popleft()
             if waiting:
-                self._waiting[following] = waiting  # behind the others
-            if not granted.done():  # else its cancellation is under way
+                self._waiting[following] = waiting  # after the others
+            if not granted.done():  # otherwise it is being cancelled
                 self._held[following] += 1
                 granted.set_result(None)

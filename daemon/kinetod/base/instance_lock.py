@@ -15,6 +15,11 @@ class Lock:
         """Takes the lock. Raises StartError if another daemon has it; `protects` names the shared thing."""
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except PermissionError as exc:
+            raise StartError(
+                f"cannot open the lock file {path}: {exc.strerror}. If a kinetod of another user made it (sudo "
+                f"kinetod), give {path.parent} and all in it to this one's user (chown -R), or name another folder"
+            ) from exc
         except OSError as exc:
             raise StartError(f"cannot open the lock file {path}: {exc.strerror}") from exc
         try:

@@ -1,18 +1,18 @@
-"""What the daemon counts about itself, for Prometheus. All collectors live here; others call the functions.
+"""The daemon's metrics about itself, for Prometheus. All collectors are here; other modules call the functions.
 
 Theory of operation
-    The functions only change numbers in memory: cheap, from any thread, whether somebody scrapes or not. What is
-    read when somebody scrapes is in daemon_metrics.py, host_metrics.py and gpu_metrics.py; metrics_server.py serves
-    all of it.
+    The functions only change numbers in memory: cheap, from any thread, with or without scrapes. Values read at each
+    scrape are in host_sample.py, gpu_metrics.py and metrics_server.py, which serves all of them.
 
-    Labels have few values: never a pid, a capture or a user. What an agent or another process may choose (reason
-    codes, names of sources) goes through `_Few`, which makes "OTHER" of what comes after the first MAX_VALUES.
+    Labels have few values: never a pid, a capture or a user. Values chosen by an agent or another process (reason
+    codes, names of sources) go through `_Few`, which replaces all but the first MAX_VALUES by "OTHER".
 """
 
 import contextlib
 import platform
 import time
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 import prometheus_client
 from kineto_protos.v1 import profiler_pb2 as pb
@@ -31,11 +31,14 @@ _LONG_S = (0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
 _STOP_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 1)
 
 REGISTRY = CollectorRegistry(auto_describe=True)
+_counter = partial(Counter, registry=REGISTRY)
+_gauge = partial(Gauge, registry=REGISTRY)
+_histogram = partial(Histogram, registry=REGISTRY)
 ProcessCollector(registry=REGISTRY)
 
 
 class _Few:
-    """Bounds the number of values of a label that others choose."""
+    """Limits the number of values of a label that others choose."""
 
     def __init__(self, known: Iterable[str] = ()) -> None:
         self._values = set(known)
@@ -56,132 +59,98 @@ _few_sources = _Few()
 _BUILD = Info("kineto_build", "Version of the running daemon and of its Python.", registry=REGISTRY)
 _BUILD.info({"version": __version__, "python_version": platform.python_version()})
 
-_CAPTURES = Counter("kineto_captures", "Captures that have ended.", ["status"], registry=REGISTRY)
-_CAPTURE_S = Histogram(
+_CAPTURES = _counter("kineto_captures", "Captures that have ended.", ["status"])
+_CAPTURE_S = _histogram(
     "kineto_capture_duration_seconds",
     "Time from the request for a capture until its last target has its verdict.",
     ["status"],
     buckets=_LONG_S,
-    registry=REGISTRY,
 )
-_TARGETS = Counter(
-    "kineto_targets", "Processes whose capture has ended, by verdict.", ["verdict", "reason"], registry=REGISTRY
-)
-_START_S = Histogram(
+_TARGETS = _counter("kineto_targets", "Processes whose capture has ended, by verdict.", ["verdict", "reason"])
+_START_S = _histogram(
     "kineto_capture_start_seconds",
     "Time from the request until a process collects: attach, wait for an iteration or start time, warm-up.",
     buckets=_WAIT_S,
-    registry=REGISTRY,
 )
-_RECORDS = Counter("kineto_records", "Records taken by captures that have ended.", ["source"], registry=REGISTRY)
-_DROPPED = Counter(
-    "kineto_records_dropped",
-    "Records lost because buffers were full, in ended captures.",
-    ["source"],
-    registry=REGISTRY,
-)
-_RAW_BYTES = Counter("kineto_raw_bytes", "Raw records of captures that have ended.", ["source"], registry=REGISTRY)
+_RECORDS = _counter("kineto_records", "Records taken by captures that have ended.", ["source"])
+_DROPPED = _counter("kineto_records_dropped", "Records lost because buffers were full, in ended captures.", ["source"])
+_RAW_BYTES = _counter("kineto_raw_bytes", "Raw records of captures that have ended.", ["source"])
 
-_ATTACHES = Counter("kineto_attaches", "Agents attached to processes.", ["method"], registry=REGISTRY)
-_ATTACH_FAILURES = Counter(
-    "kineto_attach_failures", "Processes that an agent could not be attached to.", ["reason"], registry=REGISTRY
-)
-_ATTACH_S = Histogram(
+_ATTACHES = _counter("kineto_attaches", "Agents attached to processes.", ["method"])
+_ATTACH_FAILURES = _counter("kineto_attach_failures", "Processes that an agent could not be attached to.", ["reason"])
+_ATTACH_S = _histogram(
     "kineto_attach_duration_seconds",
     "Time from the request until our code ran in the process.",
     ["method"],
     buckets=_FAST_S,
-    registry=REGISTRY,
 )
-_STOPPED_S = Histogram(
+_STOPPED_S = _histogram(
     "kineto_attach_stopped_seconds",
     "The longest time that a thread of the process was stopped in an attach.",
     ["method"],
     buckets=_STOP_S,
-    registry=REGISTRY,
 )
 
-_STORED = Counter("kineto_stored_bytes", "Bytes of finished trace files.", ["format"], registry=REGISTRY)
-_UPLOADED = Counter("kineto_uploaded_bytes", "Bytes uploaded and verified.", registry=REGISTRY)
-_UPLOAD_S = Histogram(
-    "kineto_upload_duration_seconds", "Time to upload one capture.", buckets=_LONG_S, registry=REGISTRY
-)
-_UPLOAD_FAILURES = Counter("kineto_upload_failures", "Upload attempts that failed.", ["reason"], registry=REGISTRY)
-_UPLOADS_WAITING = Gauge("kineto_uploads_waiting", "Captures whose upload has not been verified.", registry=REGISTRY)
-_PRUNED = Counter("kineto_pruned_bytes", "Bytes removed by retention.", ["reason"], registry=REGISTRY)
-_PRUNED_CAPTURES = Counter("kineto_pruned_captures", "Captures removed by retention.", ["reason"], registry=REGISTRY)
+_STORED = _counter("kineto_stored_bytes", "Bytes of finished trace files.", ["format"])
+_UPLOADED = _counter("kineto_uploaded_bytes", "Bytes uploaded and verified.")
+_UPLOAD_S = _histogram("kineto_upload_duration_seconds", "Time to upload one capture.", buckets=_LONG_S)
+_UPLOAD_FAILURES = _counter("kineto_upload_failures", "Upload attempts that failed.", ["reason"])
+_UPLOADS_WAITING = _gauge("kineto_uploads_waiting", "Captures whose upload has not been verified.")
+_PRUNED = _counter("kineto_pruned_bytes", "Bytes removed by retention.", ["reason"])
+_PRUNED_CAPTURES = _counter("kineto_pruned_captures", "Captures removed by retention.", ["reason"])
 
-_HOOKS = Counter(
+_HOOKS = _counter(
     "kineto_hook_calls",
     "Attempts to notify a command or an address that a capture has ended, or to push its profiles; dropped: there will "
     "be none.",
     ["hook", "result"],
-    registry=REGISTRY,
 )
-_HOOK_S = Histogram(
-    "kineto_hook_duration_seconds", "Time of one attempt of a hook.", ["hook"], buckets=_LONG_S, registry=REGISTRY
-)
-_HOOKS_WAITING = Gauge(
-    "kineto_hooks_waiting", "Hooks that are in progress, or wait for their turn or a retry.", registry=REGISTRY
-)
+_HOOK_S = _histogram("kineto_hook_duration_seconds", "Time of one attempt of a hook.", ["hook"], buckets=_LONG_S)
+_HOOKS_WAITING = _gauge("kineto_hooks_waiting", "Hooks that are in progress, or wait for their turn or a retry.")
 
-_DECODE_WAIT_S = Histogram(
-    "kineto_decode_queue_seconds", "Time that a target waits for a decode worker.", buckets=_WAIT_S, registry=REGISTRY
+_DECODE_WAIT_S = _histogram(
+    "kineto_decode_queue_seconds", "Time that a target waits for a decode worker.", buckets=_WAIT_S
 )
-_DECODE_S = Histogram(
-    "kineto_decode_duration_seconds", "Time to decode one target.", ["outcome"], buckets=_LONG_S, registry=REGISTRY
-)
-_DECODE_WAITING = Gauge("kineto_decode_waiting", "Targets that wait for a decode worker.", registry=REGISTRY)
-_CRASHES = Counter("kineto_decode_worker_crashes", "Decode workers that crashed.", registry=REGISTRY)
+_DECODE_S = _histogram("kineto_decode_duration_seconds", "Time to decode one target.", ["outcome"], buckets=_LONG_S)
+_DECODE_WAITING = _gauge("kineto_decode_waiting", "Targets that wait for a decode worker.")
+_CRASHES = _counter("kineto_decode_worker_crashes", "Decode workers that crashed.")
 
-_REFUSED = Counter(
-    "kineto_link_refusals", "Connections to the agent socket that were refused or cut.", ["reason"], registry=REGISTRY
-)
-_THROTTLED = Counter(
-    "kineto_link_throttled", "Times that an agent sent too much and was read more slowly.", registry=REGISTRY
-)
+_REFUSED = _counter("kineto_link_refusals", "Connections to the agent socket that were refused or cut.", ["reason"])
+_THROTTLED = _counter("kineto_link_throttled", "Times that an agent sent too much and was read more slowly.")
 
-_POLLING = Gauge("kineto_polling_processes", "Processes whose libkineto polls this daemon.", registry=REGISTRY)
-_POLLS = Counter("kineto_polls_answered", "Polls of libkineto that were answered.", registry=REGISTRY)
-_CONFIGURATIONS = Counter(
+_POLLING = _gauge("kineto_polling_processes", "Processes whose libkineto polls this daemon.")
+_POLLS = _counter("kineto_polls_answered", "Polls of libkineto that were answered.")
+_CONFIGURATIONS = _counter(
     "kineto_polled_configurations",
     "Configurations for libkineto: sent with a poll's answer, the same one again included, and taken by its profiler.",
     ["event"],
-    registry=REGISTRY,
 )
-_DATAGRAMS_DROPPED = Counter(
-    "kineto_polls_dropped", "Datagrams of libkineto or its imitators that got no answer.", ["reason"], registry=REGISTRY
+_DATAGRAMS_DROPPED = _counter(
+    "kineto_polls_dropped", "Datagrams of libkineto or its imitators that got no answer.", ["reason"]
 )
 
-_CALLS = Counter("kineto_grpc_requests", "gRPC calls that have ended.", ["method", "code"], registry=REGISTRY)
-_CALL_S = Histogram(
-    "kineto_grpc_request_duration_seconds", "gRPC calls.", ["method"], buckets=_FAST_S, registry=REGISTRY
-)
-_LIMITED = Counter(
+_CALLS = _counter("kineto_grpc_requests", "gRPC calls that have ended.", ["method", "code"])
+_CALL_S = _histogram("kineto_grpc_request_duration_seconds", "gRPC calls.", ["method"], buckets=_FAST_S)
+_LIMITED = _counter(
     "kineto_limited_requests",
     "Requests and connections that were refused because one caller, or all together, had too many.",
     ["limit"],
-    registry=REGISTRY,
 )
-_CALLS_RUNNING = Gauge("kineto_grpc_requests_running", "gRPC calls in progress.", ["method"], registry=REGISTRY)
+_CALLS_RUNNING = _gauge("kineto_grpc_requests_running", "gRPC calls in progress.", ["method"])
 
-_DYNOLOG = Counter(
+_DYNOLOG = _counter(
     "kineto_dynolog_requests",
     "Requests of Dynolog's clients, by function and by what became of them.",
     ["function", "outcome"],
-    registry=REGISTRY,
 )
-_DYNOLOG_FILES = Counter(
-    "kineto_dynolog_files",
-    "Trace files that Dynolog's clients asked for outside the store.",
-    ["result"],
-    registry=REGISTRY,
+_DYNOLOG_FILES = _counter(
+    "kineto_dynolog_files", "Trace files that Dynolog's clients asked for outside the store.", ["result"]
 )
 
 LINK_REASONS = ("protocol", "handshake", "too_many", "version", "unidentified", "slow_reader")
 POLL_DROP_REASONS = ("malformed", "unnamed", "unidentified", "too_often", "too_many", "unread")
 for _reason in LINK_REASONS:
-    _REFUSED.labels(_reason)  # there from the beginning: rate() needs the 0
+    _REFUSED.labels(_reason)  # present from the beginning: rate() needs the 0
 for _reason in POLL_DROP_REASONS:
     _DATAGRAMS_DROPPED.labels(_reason)
 for _event in ("sent", "taken"):
@@ -383,7 +352,7 @@ def call(method: str) -> Iterator[GrpcCall]:
     _CALLS_RUNNING.labels(method).inc()
     try:
         yield made
-    except BaseException:  # the caller hung up, or the call was aborted
+    except BaseException:  # the caller went away, or the call was aborted
         if made.code == "OK":
             made.code = "CANCELLED"
         raise
@@ -402,5 +371,5 @@ def dynolog_request(function: str, outcome: str) -> None:
 
 
 def dynolog_file(*, written: bool) -> None:
-    """Counts a trace file that was asked for outside the store."""
+    """Counts a trace file requested outside the store."""
     _DYNOLOG_FILES.labels("written" if written else "refused").inc()

@@ -5,7 +5,7 @@ import socket
 import time
 from collections.abc import Mapping
 
-STATE_WAIT_S = 1.0  # for messages that the manager must get; the others are dropped when its queue is full
+STATE_WAIT_S = 1.0  # for messages that the manager must get; others are dropped if its queue is full
 
 
 def notify(message: str, environ: Mapping[str, str] = os.environ, *, wait_s: float = 0.0) -> None:

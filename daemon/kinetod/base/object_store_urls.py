@@ -1,4 +1,4 @@
-"""Addresses of object stores: which are accepted, and how a capture's address is derived from them."""
+"""Addresses of object stores: checks them, and derives a capture's address from them."""
 
 import re
 from pathlib import PurePosixPath
@@ -15,7 +15,8 @@ def checked_url(text: str) -> str:
     if not text:
         return ""
     parts = urlsplit(text)
-    if scheme_of(text) not in SCHEMES or not text.isprintable():  # urlsplit takes S3:// and file:/x, and drops newlines
+    # urlsplit accepts S3:// and file:/x, and drops newlines
+    if scheme_of(text) not in SCHEMES or not text.isprintable():
         raise ValueError(f"expected s3://bucket/prefix, gs://…, az://container/… or file:///path, got {text!r:.80}")
     if "@" in parts.netloc:
         raise ValueError("contains a user or key; put credentials into the store's own files or variables")
@@ -45,7 +46,7 @@ def capture_url(prefix: str, host: str, capture_id: str) -> str:
 
 
 def folder_of(url: str) -> str:
-    """The prefix of a capture's URL if it is a folder of this machine, else ""."""
+    """The prefix of a capture's URL if it is a local folder, otherwise ""."""
     return str(PurePosixPath(urlsplit(url).path).parents[1]) if scheme_of(url) == "file" else ""
 
 

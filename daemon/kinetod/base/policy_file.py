@@ -12,17 +12,17 @@ import msgspec
 
 MAX_FILE_BYTES = 64 << 10
 ANYBODY = "*"
-ORDINARY_USERS = "1000-4294967294"  # below are the accounts of the host's services
+ORDINARY_USERS = "1000-4294967294"  # lower uids are accounts of the host's services
 _MAX_UID = 2**32 - 2
 
 
 class PolicyError(Exception):
-    """The policy file cannot be used, so no caller is served. The text names it and says what to do."""
+    """The policy file is unusable, so no caller is served. The message names it and says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Uids:
-    """Some users: ranges of numbers, both ends included; `everybody` is everybody but root."""
+    """A set of users: inclusive ranges of numbers; `everybody` means everybody but root."""
 
     everybody: bool = False
     ranges: tuple[tuple[int, int], ...] = ()
@@ -32,7 +32,7 @@ class Uids:
 
 
 class CallersAndUsers(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What every policy file may say. By default the front end asks, for all users who are people."""
+    """The keys common to all policy files. By default the front end may call, for all users who are people."""
 
     callers: list[str | int] = msgspec.field(default_factory=lambda: ["kineto"])
     users: list[str | int] = msgspec.field(default_factory=lambda: [ORDINARY_USERS])
@@ -41,7 +41,7 @@ class CallersAndUsers(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class PolicyUsers:
-    """The users that a policy file names. own_uid: of the service that reads it."""
+    """The users named by a policy file. own_uid: of the service that reads it."""
 
     callers: Uids
     users: Uids
@@ -53,7 +53,7 @@ File = TypeVar("File", bound=CallersAndUsers)
 
 
 def read_policy(path: Path, form: type[File]) -> File:
-    """A policy file that nobody but root can have written. Raises PolicyError."""
+    """Reads a policy file that only root can have written. Raises PolicyError."""
     try:
         return msgspec.toml.decode(_read(path), type=form)
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
@@ -61,7 +61,7 @@ def read_policy(path: Path, form: type[File]) -> File:
 
 
 def users_of(file: CallersAndUsers, path: Path, uid_of: Callable[[str], int] | None = None) -> PolicyUsers:
-    """The users that the file names. uid_of: the number of a name, or KeyError. Raises PolicyError."""
+    """The users named by the file. uid_of: the number of a name, or KeyError. Raises PolicyError."""
     lists = {}
     for name in ("callers", "users", "denied_users"):
         try:
@@ -99,7 +99,7 @@ def _number(name: str) -> int:
 
 
 def _uids(entries: Sequence[str | int], look_up: Callable[[str], int]) -> Uids:
-    """Names, numbers, ranges "1000-60000", and "*". Raises ValueError."""
+    """Parses names, numbers, ranges "1000-60000", and "*". Raises ValueError."""
     ranges = [_range(str(entry), look_up) for entry in entries if entry != ANYBODY]
     return Uids(everybody=ANYBODY in entries, ranges=tuple(ranges))
 

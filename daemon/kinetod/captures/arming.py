@@ -3,34 +3,63 @@
 Theory of operation
     A client that traces many hosts at once arms a capture on each, checks the results, and starts them all at one time
     (by each host's clock) or at one iteration. Until then the targets are PENDING and busy with this capture. An
-    `Arming` lasts until the capture is started, its time is up, or no target is left that could begin because of a
-    cancellation, the daemon's stop or the end of the processes. A target that is over ends at once, independently of
-    the others.
+    `Arming` lasts until the capture is started, its time is up, or no target is left, because of a cancellation, the
+    daemon's stop or the end of the processes. A target that is over ends at once, independently of the others.
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 
-from kineto_protos.alignment import Aligned
-from kineto_protos.units import format_duration
+from kineto_protos.alignment import NEVER, Aligned, Sample
 from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.base.quantities import format_duration
 from kineto_trace.model.target_info import MAX_OFFSET_NS
 
+from kinetod.agents.agent_hub import ConnectedAgent
 from kinetod.base.errors import Precondition, Reason, VerdictReason, invalid
-from kinetod.captures.request.alignment import OBSERVED_S
 from kinetod.captures.request.capture_spec import MAX_ITERATIONS, check_start_time
 from kinetod.captures.result.verdict import Ending, EndState
 from kinetod.captures.target_interface import TracedTarget
 from kinetod.config.settings import Config
 
+OBSERVED_S = 0.2
+SAMPLES = 5
+FIRST_STEP_S = 5.0  # for the first iteration that a new agent sees
+_MOST_ITERATIONS = 2**53  # values from an agent are untrusted
 _MAX_ITERATION = 2**53
+
+
+async def observed_iterations(agents: Sequence[ConnectedAgent], is_wanted: Callable[[], bool]) -> list[Sample]:
+    """Samples the iteration of each agent over OBSERVED_S; a new agent gets up to FIRST_STEP_S for its first one.
+
+    Ends early when `is_wanted` returns False. An agent that does not answer keeps its count.
+    """
+    loop = asyncio.get_running_loop()
+    give_up_at = loop.time() + FIRST_STEP_S
+    samples: list[Sample] = []
+    while is_wanted():
+        await asyncio.wait([agent.ask() for agent in agents], timeout=OBSERVED_S)
+        counts = tuple(min(agent.hello.iterations, _MOST_ITERATIONS) for agent in agents)
+        samples.append(Sample(time.monotonic_ns(), counts))
+        if len(samples) >= SAMPLES and (not _is_awaited(agents) or loop.time() >= give_up_at):
+            break
+        await asyncio.sleep(OBSERVED_S / (SAMPLES - 1))
+    return samples[-SAMPLES:]
+
+
+def _is_awaited(agents: Sequence[ConnectedAgent]) -> bool:
+    """Whether an agent attached to a torch program has yet to see its first iteration."""
+    return any(
+        agent.attached is not None and agent.hello.framework and agent.hello.iterations == NEVER for agent in agents
+    )
 
 
 class Arming:
     """A capture that waits to be started. on_change is called when the capture itself changes, not only a target."""
 
     def __init__(self, capture: pb.Capture, runs: Sequence[TracedTarget], on_change: Callable[[], None]) -> None:
-        self.request: pb.StartCaptureRequest | None = None  # the one that has started it
+        self.request: pb.StartCaptureRequest | None = None  # the request that has started it
         self._capture = capture
         self._runs = runs
         self._on_change = on_change
@@ -124,7 +153,7 @@ def check_start(request: pb.StartCaptureRequest, capture: pb.Capture, config: Co
 
 
 def not_startable(capture: pb.Capture, started: pb.StartCaptureRequest | None) -> Precondition:
-    """The error for a capture that cannot be started. started: the request that started it before, if any."""
+    """The error for a capture that cannot be started. started: the request that started it earlier, if any."""
     if started is not None:
         return Precondition(
             Reason.CAPTURE_STARTED,

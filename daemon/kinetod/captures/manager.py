@@ -31,15 +31,14 @@ from kinetod.base.errors import (
     VerdictReason,
     invalid,
 )
-from kinetod.captures.arming import Arming, not_startable
+from kinetod.captures.arming import Arming, not_startable, observed_iterations
 from kinetod.captures.counters.counter_request import with_plan
 from kinetod.captures.counters.recovered_counters import recover_counters
 from kinetod.captures.kineto_target.kineto_recorder import KinetoRecorder
-from kinetod.captures.kineto_target.kineto_recovery import recover_kineto_target
+from kinetod.captures.kineto_target.kineto_result import recover_kineto_target
 from kinetod.captures.live_capture import Running
 from kinetod.captures.pagination import fitting, from_token, to_token
 from kinetod.captures.persistence import Saver
-from kinetod.captures.request.alignment import observe
 from kinetod.captures.request.capture_spec import (
     CaptureRequest,
     checked_key,
@@ -47,11 +46,9 @@ from kinetod.captures.request.capture_spec import (
     request_hash,
     with_trace_parent,
 )
-from kinetod.captures.request.captures_owner import OwnersKey, owner_of
-from kinetod.captures.request.factory import new_capture
-from kinetod.captures.request.offered_types import check_known
+from kinetod.captures.request.factory import OwnersKey, new_capture, owner_of, whose_are_listed
 from kinetod.captures.request.polled_targets import PolledTargets
-from kinetod.captures.request.target_resolution import Resolved, TargetRequest, resolve, still_there
+from kinetod.captures.request.target_resolution import Resolved, TargetRequest, check_known, resolve, still_there
 from kinetod.captures.result.decode_pool import RAW_KEPT
 from kinetod.captures.result.fetch import fetch
 from kinetod.captures.result.lifecycle import Keeping
@@ -63,22 +60,21 @@ from kinetod.captures.target_interface import TracedTarget
 from kinetod.captures.target_runs import TargetRuns
 from kinetod.config.settings import Config, Settings
 from kinetod.permissions import caller_limits
-from kinetod.permissions.role_policy import Action, Caller, Role, Thing, sees_all
+from kinetod.permissions.role_policy import Caller, Resource, Role
 from kinetod.selection.process_registry import Registry
 from kinetod.store.capture_store import Store, key_of
-from kinetod.store.stored_files import folder_bytes
+from kinetod.store.path_guard import empty, folder_bytes
 
 log = logging.getLogger(__name__)
 
 DEFAULT_PAGE = 100
 MAX_PAGE = 1000
-NOBODY = -1
 CANCEL_WAIT_S = 10.0
 STOP_GRACE_S = 2.0
 
 
 class CaptureManager:
-    """Makes, runs, finds and removes captures."""
+    """Creates, runs, finds and removes captures."""
 
     def __init__(
         self,
@@ -90,9 +86,9 @@ class CaptureManager:
         attacher: Attacher | None = None,
         recorder: KinetoRecorder | None = None,
     ) -> None:
-        self.on_end: Callable[[pb.Capture], None] = lambda _capture: None  # called with what has ended
+        self.on_end: Callable[[pb.Capture], None] = lambda _capture: None  # called with each ended capture
         self._settings = settings
-        self._attacher = attacher  # None: only processes that have an agent
+        self._attacher = attacher  # None: only processes with an agent
         self._registry = registry
         self._store = store
         self._services = services
@@ -127,7 +123,7 @@ class CaptureManager:
     ) -> pb.Capture:
         """Creates a capture, or returns the one already created with this key. Raises KinetodError.
 
-        trace_parent: of the caller's call; it becomes a label and is no part of the request that a key stands for.
+        trace_parent: of the caller's call; it becomes a label and is not part of the request that a key identifies.
         each_by_itself: whether named processes that cannot be traced are FAILED targets, rather than an error.
         """
         requested_ns = time.time_ns()
@@ -145,9 +141,12 @@ class CaptureManager:
                     request = replace(request, counters=sampled)
                 wanted = self._wanted(spec, request, caller, each_by_itself)
                 targets = await resolve(self._registry, wanted, holds)
-                check_known(request.activity_types, [target.agent for target in targets], self._services.plugins)
+                check_known(
+                    request.recording.activity_types, [target.agent for target in targets], self._services.plugins
+                )
             except KinetodError:
-                if before := await self._before(key, digest):  # made meanwhile, which may be what is in the way
+                # created in between, which may be the cause of the problem
+                if before := await self._before(key, digest):
                     return before
                 raise
             labelled = with_trace_parent(spec, trace_parent)
@@ -203,7 +202,8 @@ class CaptureManager:
         log.info("capture %s has been started", request.id)
         try:
             await self._store.run(self._store.save_start, request)
-        except KinetodError as exc:  # the traces have the clock, and the end of the capture is stored as soon as it can
+        # the traces have the clock, and the end of the capture is stored as soon as possible
+        except KinetodError as exc:
             log.error("%s", exc)
         return _copy(running.capture)
 
@@ -257,7 +257,7 @@ class CaptureManager:
         log.info("capture %s of %d processes %s", capture.id, len(capture.targets), how)
 
         async def run_one(run: TracedTarget) -> None:
-            await run.armed()
+            await run.wait_until_begun()
             await run.run()
             await self._saver.target(running, numbers[id(run.target)], run.garbage)
 
@@ -287,7 +287,7 @@ class CaptureManager:
         agents = [run.agent for run in runs if run.agent is not None]
         if len(runs) < 2 or len(agents) < len(runs) or runs[0].request.iterations is None:
             return
-        samples = await observe(agents, lambda: not all(run.is_over for run in runs))
+        samples = await observed_iterations(agents, lambda: not all(run.is_over for run in runs))
         if not samples:
             return
         comparable = all(agent.attached is None for agent in agents)
@@ -315,7 +315,7 @@ class CaptureManager:
             await self._saver.late(running, saved)
         del self._running[capture.id]
         self._keeping.ended(capture)
-        with contextlib.suppress(KinetodError):  # the next one who asks does it again
+        with contextlib.suppress(KinetodError):  # the next caller retries it
             await self._shares.refresh()
 
     async def recover(self) -> None:
@@ -336,7 +336,7 @@ class CaptureManager:
         for number, target in enumerate(capture.targets):
             directory = self._store.target_dir(capture.id, key_of(target))
             if target.verdict != pb.VERDICT_UNSPECIFIED:
-                if RAW_KEPT not in target.reason:  # the daemon may have ended between the verdict and the tidying
+                if RAW_KEPT not in target.reason:  # the daemon may have ended between the verdict and the clean-up
                     leftover = directory / "raw" if target.files else directory
                     await asyncio.to_thread(shutil.rmtree, leftover, ignore_errors=True)
                 continue
@@ -367,11 +367,11 @@ class CaptureManager:
             await running.arming.observe()
         return await self.get(capture_id)
 
-    async def thing(self, capture_id: str) -> Thing | None:
+    async def resource(self, capture_id: str) -> Resource | None:
         """The facts about a capture that access decisions use; None if it does not exist."""
         if running := self._running.get(capture_id):
             capture = running.capture
-            return Thing(uid=capture.owner_uid if capture.HasField("owner_uid") else None)
+            return Resource(uid=capture.owner_uid if capture.HasField("owner_uid") else None)
         return await self._store.run(self._store.owner, capture_id)
 
     async def page(
@@ -385,7 +385,7 @@ class CaptureManager:
             raise invalid("page_size", f"must not be negative, got {size}")
         size = min(size or DEFAULT_PAGE, MAX_PAGE)
         before = from_token(token) if token else None
-        only_uid = None if sees_all(caller, Action.SEE_CAPTURE) else caller.uid if caller.uid is not None else NOBODY
+        only_uid = whose_are_listed(caller)
         found = await self._store.run(self._store.page, labels, size=size + 1, before=before, only_uid=only_uid)
         captures = [
             self._running[each.id].capture if each.id in self._running else self._keeping.annotate(each)
@@ -411,7 +411,7 @@ class CaptureManager:
         """Stops every target and waits up to CANCEL_WAIT_S for them to end; an ended capture is unchanged."""
         running = self._running.get(capture_id)
         if running is not None and running.task is not None:
-            keep = keep_partial and not running.waits  # of what waits for its start there is nothing to keep
+            keep = keep_partial and not running.waits  # a capture that waits for its start has nothing to keep
             how = f"cancelled{KEPT}" if keep else "cancelled"
             outcome = EndState.PARTIAL if keep else EndState.CANCELLED
             for run in running.runs:
@@ -423,11 +423,14 @@ class CaptureManager:
         """Deletes an ended capture. Raises NotFound, and Precondition while it runs or is pinned."""
         running = self._running.get(capture_id)
         if running is not None and running.task is not None and running.capture.ended_ns:  # it is being saved
+            if not running.capture.pinned:  # a full disk, perhaps full of these very files, has no room for that
+                await asyncio.to_thread(empty, self._store.capture_dir(capture_id))
             await asyncio.wait([running.task], timeout=CANCEL_WAIT_S)
         if capture_id in self._running:
-            raise Precondition(
-                Reason.CAPTURE_RUNNING, f"capture {capture_id} is running; cancel it first", capture_id=capture_id
-            )
+            what = "is running; cancel it first"
+            if running is not None and running.capture.ended_ns:
+                what = f"has ended, but that cannot be stored yet; is the disk of {self._store.state_dir} full?"
+            raise Precondition(Reason.CAPTURE_RUNNING, f"capture {capture_id} {what}", capture_id=capture_id)
         await self._keeping.delete(await self.get(capture_id), keep_uploaded=keep_uploaded)
 
     async def pin(self, capture_id: str, caller: Caller, *, pinned: bool) -> pb.Capture:

@@ -1,4 +1,4 @@
-"""Pages of captures: how much goes into a message, and where the next page begins."""
+"""Pages of captures: how many fit into a message, and where the next page begins."""
 
 import base64
 import binascii
@@ -7,7 +7,7 @@ from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetod.base.errors import invalid
 
-MAX_PAGE_BYTES = 3 << 20  # gRPC clients take 4 MiB unless told otherwise
+MAX_PAGE_BYTES = 3 << 20  # gRPC clients accept 4 MiB by default
 
 
 def fitting(captures: list[pb.Capture]) -> list[pb.Capture]:

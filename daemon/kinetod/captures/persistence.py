@@ -23,7 +23,7 @@ class Saver:
         self._store = store
 
     async def target(self, running: Running, number: int, garbage: Path | None) -> None:
-        """Stores a verdict, and only then removes the files that it makes superfluous."""
+        """Stores a verdict, and only then removes files that are no longer needed."""
         capture = running.capture
         if not await self._save(self._store.save_target, capture.id, number, capture.targets[number]):
             running.unsaved[number] = garbage
@@ -37,7 +37,7 @@ class Saver:
         return await self._save(self._store.save_end, running.capture)
 
     async def late(self, running: Running, saved: bool) -> None:
-        """Retries what could not be stored, however long the disk stays full."""
+        """Retries failed writes, however long the disk stays full."""
         while not saved:
             await asyncio.sleep(LATE_S)
             saved = await self.end(running)
@@ -51,8 +51,10 @@ class Saver:
             try:
                 await self._store.run(method, *args)  # type: ignore[arg-type]  # the store's own methods
             except KinetodError as exc:
-                log.error("%s", exc)
-                await asyncio.sleep(RETRY_S if attempt + 1 < TRIES else 0)
+                if attempt + 1 == TRIES:
+                    log.error("%s", exc)
+                else:
+                    await asyncio.sleep(RETRY_S)
             else:
                 return True
         return False

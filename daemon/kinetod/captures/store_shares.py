@@ -1,4 +1,4 @@
-"""What a user may still store: everybody is guaranteed a share of the store that nobody else can take.
+"""Computes what a user may still store: everybody is guaranteed a share of the store that nobody else can take.
 
 Theory of operation
     A share is `store.share_per_user` percent of what the store can hold: `store.max_bytes`, or the disk minus
@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from kineto_protos.units import format_size
+from kineto_trace.base.quantities import format_size
 
 from kinetod.base.errors import Exhausted, Reason
 from kinetod.captures.target.record_spool import ShareUsed
@@ -114,7 +114,7 @@ class StoreShares:
         try:
             needed = config.needed_bytes
             free = await asyncio.to_thread(self._store.free_bytes)
-            if free < needed:  # what lies beyond the shares of others was lent
+            if free < needed:  # bytes beyond others' shares were lent
                 await self._retention.reclaim(needed - free)
                 free = await asyncio.to_thread(self._store.free_bytes)
             if free < needed:

@@ -1,4 +1,4 @@
-"""What a capture needs of each of its targets, whoever records there: an agent, or the process's own libkineto."""
+"""The interface of a capture to its targets, whoever records in them: an agent, or the process's own libkineto."""
 
 from pathlib import Path
 from typing import Protocol
@@ -13,10 +13,10 @@ from kinetod.captures.target.collection import STOP_GRACE_S
 
 
 class TracedTarget(Protocol):
-    """Runs one target of one capture: `target.target_run` and `kineto_target.kineto_run` have it.
+    """Runs one target of one capture; implemented by `target.target_run` and `kineto_target.kineto_run`.
 
-    target: its public state. garbage: what to remove once the verdict is stored. clock: this host's, as the caller has
-    measured it. request: when and for how long to record; it may be changed until `begin`.
+    target: its public state. garbage: path to remove once the verdict is stored. clock: this host's, as measured by the
+    caller. request: when and for how long to record; it may be changed until `begin`.
     """
 
     target: pb.Target
@@ -25,11 +25,11 @@ class TracedTarget(Protocol):
 
     @property
     def agent(self) -> ConnectedAgent | None:
-        """The agent that records; None: libkineto, whose iterations nobody can ask for."""
+        """The recording agent; None: libkineto, whose iterations are unknown."""
 
     @property
     def request(self) -> wire.Start:
-        """What is asked for."""
+        """The request for the recorder."""
 
     @request.setter
     def request(self, request: wire.Start) -> None: ...
@@ -39,19 +39,19 @@ class TracedTarget(Protocol):
         """Whether the target is ending or has ended."""
 
     def attach(self) -> None:
-        """Makes the process busy with this capture."""
+        """Marks the process as busy with this capture."""
 
-    async def armed(self) -> None:
+    async def wait_until_begun(self) -> None:
         """Waits, before `run`, until `begin` is called or the target is over."""
 
     def begin(self) -> None:
         """Allows the recorder to be asked."""
 
     def align(self, aligned: Aligned) -> None:
-        """Sets, before `begin`, the iterations that the targets of this capture have in common."""
+        """Sets, before `begin`, the common iterations of this capture's targets."""
 
     def stop(self, ending: Ending, *, grace_s: float = STOP_GRACE_S) -> None:
-        """Ends the recording from our side, as far as the recorder can be stopped."""
+        """Ends the recording, as far as the recorder can be stopped."""
 
     async def run(self) -> None:
         """Runs, after `attach`, until the target has its verdict. Raises only CancelledError."""

@@ -1,9 +1,9 @@
-"""Makes the runs of a new capture: each target is recorded by its agent, or by its own libkineto."""
+"""Creates the runs of a new capture: each target is recorded by its agent, or by its own libkineto."""
 
 from collections.abc import Sequence
 from functools import partial
 
-from kineto_protos.units import format_size
+from kineto_trace.base.quantities import format_size
 
 from kinetod.attach.attach_types import Approval
 from kinetod.captures.counters.capture_counters import CaptureCounters, CounterSource, file_bytes
@@ -14,9 +14,9 @@ from kinetod.captures.live_capture import Running
 from kinetod.captures.request.capture_spec import CaptureRequest
 from kinetod.captures.request.target_resolution import Resolved
 from kinetod.captures.store_shares import StoreShares
+from kinetod.captures.target.arena_reader import stored_bytes
 from kinetod.captures.target.record_spool import DiskFull
 from kinetod.captures.target.services import Services
-from kinetod.captures.target.source_counts import stored_bytes
 from kinetod.captures.target.target_run import TargetRun
 from kinetod.captures.target_interface import TracedTarget
 from kinetod.permissions.role_policy import Caller
@@ -24,7 +24,7 @@ from kinetod.store.capture_store import Store, key_of
 
 
 class TargetRuns:
-    """Makes runs. recorder: None if no process polls."""
+    """Creates runs. recorder: None if no process polls."""
 
     def __init__(self, store: Store, services: Services, shares: StoreShares, recorder: KinetoRecorder | None) -> None:
         self._store = store
@@ -35,7 +35,7 @@ class TargetRuns:
     def new(
         self, running: Running, request: CaptureRequest, targets: Sequence[Resolved], caller: Caller
     ) -> list[TracedTarget]:
-        """The runs of the targets without a problem, whose processes are busy from now on."""
+        """Creates the runs of the targets without a problem, whose processes are busy from now on."""
         if request.counters is not None and self._services.counters is not None:
             running.counters = self._sampled(running, request.counters, self._services.counters, caller)
         runs = []
@@ -81,14 +81,14 @@ class TargetRuns:
         check_share = partial(self._shares.check_left, capture.owner_uid, admin=running.unlimited)
         counters = running.counters.add(target.pid, directory) if running.counters is not None else None
         if resolved.polling is not None:
-            assert self._recorder is not None and resolved.approved is not None  # else it has a problem
+            assert self._recorder is not None and resolved.approved is not None  # otherwise it has a problem
             return KinetoRun(
                 self._services,
                 self._recorder,
                 capture_id=capture.id,
                 target=target,
                 process=resolved.polling,
-                start=request.start(capture.id),
+                start=request.recording._replace(capture_id=capture.id),
                 spec=capture.spec,
                 formats=request.formats,
                 directory=directory,
@@ -97,13 +97,13 @@ class TargetRuns:
                 check_share=check_share,
                 counters=counters,
             )
-        assert resolved.agent is not None  # else it has a problem
+        assert resolved.agent is not None  # otherwise it has a problem
         return TargetRun(
             self._services,
             capture_id=capture.id,
             target=target,
             agent=resolved.agent,
-            start=request.start(capture.id),
+            start=request.recording._replace(capture_id=capture.id),
             formats=request.formats,
             labels=dict(capture.spec.labels),
             directory=directory,

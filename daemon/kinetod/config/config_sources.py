@@ -6,29 +6,39 @@ Theory of operation
     second pass over its text, only for messages.
 """
 
+import asyncio
 import contextlib
 import difflib
+import importlib.util
+import logging
 import os
 import re
 import stat
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import tomllib
+from kineto_protos.endpoints import is_loopback
 
-from kinetod.config.default_paths import default_config_file
-from kinetod.config.rules import RULES
-from kinetod.config.setting import CONFIG_VARIABLE, VARIABLE_PREFIX, SettingSpec
-from kinetod.config.settings import BY_NAME, KEYS, SECTIONS, Config
-from kinetod.config.value_kinds import ItemError
+from kinetod.base import notify
+from kinetod.base.http_headers import headers_in, webhook_secret_in
+from kinetod.base.object_store_urls import missing_extra
+from kinetod.config.addresses import ProfileForm, default_config_file, parse_profiles
+from kinetod.config.metrics_settings import COMPAT_OFF, JSON_LOG_OFF
+from kinetod.config.settings import BY_NAME, KEYS, SECOND_NS, SECTIONS, Config, Settings
+from kinetod.config.value_kinds import CONFIG_VARIABLE, VARIABLE_PREFIX, ItemError, SettingSpec
+from kinetod.permissions.role_grants import wrong_names
 
 MAX_FILE_BYTES = 1 << 20
 DEFAULT = "default"
 _ASSIGNMENT = re.compile(r"\s*((?:[\w-]+|\"[^\"]*\"|'[^']*')(?:\s*\.\s*(?:[\w-]+|\"[^\"]*\"|'[^']*'))*)\s*=")
 _PART = re.compile(r"[\w-]+|\"[^\"]*\"|'[^']*'")
 _HEADER = re.compile(r"\s*\[\[?([^\[\]]+)\]\]?\s*(?:#.*)?$")
+TLS_KEYS = ("access.tls_certificate", "access.tls_key", "access.tls_client_ca")
+MAX_WEBHOOKS = 8
 
 
 class Problem(NamedTuple):
@@ -61,7 +71,7 @@ class LoadedConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """What was given at the start and applies to every reload. options: parsed values by key name."""
+    """The inputs given at the start, which apply to every reload. options: parsed values by key name."""
 
     named_file: Path | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -81,7 +91,7 @@ def load(named_file: Path | None, options: Mapping[str, Any], environ: Mapping[s
     file = _read(path, problems, needed=named_file is not None)
     values, sources = dict[str, Any](), dict[str, str]()
     for key in KEYS:
-        layers = _layers(key, options, environ, file, problems)  # the last one counts; all of them must be right
+        layers = _layers(key, options, environ, file, problems)  # the last one counts; all of them must be valid
         sources[key.name], values[key.field] = list(layers)[-1]
     if problems:
         raise ConfigError(problems)
@@ -137,7 +147,7 @@ def _checked(
 
 
 def _blamed(name: str, sources: Mapping[str, str]) -> str:
-    """A rule's complaint with its place. name: a key's or an item's, such as `access.roles.ada`."""
+    """The place of a rule's complaint. name: a key's or an item's, such as `access.roles.ada`."""
     key = next((known for known in sources if f"{name}.".startswith(f"{known}.")), "")
     return f"{sources.get(key, DEFAULT)}: {name}"
 
@@ -176,7 +186,7 @@ class _ConfigFile(NamedTuple):
         return f"{self.path} line {self.lines[name]}" if name else str(self.path)
 
     def secrecy(self, key: SettingSpec) -> Iterator[Problem]:
-        """What is wrong with keeping a secret in this file."""
+        """Problems with keeping a secret in this file."""
         if key.secret and self.values[key.name] and self.mode & stat.S_IROTH:
             text = f"is a secret, and everybody can read the file (mode {self.mode:04o}); run chmod o-rwx {self.path}"
             yield Problem(f"{self.at(key.name)}: {key.name}", text)
@@ -217,7 +227,7 @@ def _read(path: Path, problems: list[Problem], *, needed: bool) -> _ConfigFile |
 
 
 def _bytes(path: Path) -> tuple[bytes, int]:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # does not wait for a FIFO's writer
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # does not block on a FIFO without a writer
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
@@ -265,7 +275,7 @@ def key_lines(text: str) -> dict[str, int]:
     """The line of each key and section by dotted name, as far as it can be found without a full parser."""
     lines: dict[str, int] = {}
     section = ""
-    closing = ""  # what ends the text over several lines that we are in
+    closing = ""  # delimiter that ends the current multi-line text
     for number, line in enumerate(text.split("\n"), 1):
         if closing:
             closing = "" if closing in line else closing
@@ -283,3 +293,248 @@ def key_lines(text: str) -> dict[str, int]:
 def _dotted(text: str) -> str:
     """The dotted name of a TOML key, `a . "b"` as `a.b`."""
     return ".".join(part.strip().strip("\"'") for part in _PART.findall(text))
+
+
+# Constraints between settings. Each rule yields (name of a key, problem) for violations.
+def access_problems(config: Config) -> Iterable[tuple[str, str]]:
+    """Conflicts between settings: the name of one of them, and the problem."""
+    files = (config.tls_certificate, config.tls_key, config.tls_client_ca)
+    if any(files) and not all(files):
+        missing = [name for name, file in zip(TLS_KEYS, files, strict=True) if file is None]
+        yield missing[0], f"is missing; TLS needs {', '.join(TLS_KEYS)}"
+    for name in wrong_names(config.certificates):
+        yield f"access.certificates.{name}", "is not a name of a certificate; it must begin with URI:, DNS: or CN:"
+    for name in wrong_names(name for name in config.web_proxies if ":" in name):
+        yield "access.web_proxies", f"{name!r:.80} is neither a user nor a name of a certificate: URI:, DNS: or CN:"
+    yield from _kubernetes_problems(config)
+    if config.has_tls:
+        return
+    for address in config.listen:
+        if address.is_loopback and not config.loopback_without_tls:
+            yield (
+                "server.listen",
+                f"{address} needs certificates ({', '.join(TLS_KEYS)}), or access.loopback_without_tls = true",
+            )
+        elif address.path is None and not address.is_loopback:
+            yield (
+                "server.listen",
+                f"{address} is not a loopback address and needs certificates ({', '.join(TLS_KEYS)}): without TLS "
+                "anybody on the network could trace processes here. You can also listen on unix:/path and use ssh -L",
+            )
+
+
+def _kubernetes_problems(config: Config) -> Iterable[tuple[str, str]]:
+    if not config.kubernetes:
+        return
+    if not config.node_name:
+        yield "kubernetes.node_name", "is missing; access.kubernetes needs it to know the pods of this node"
+    if config.loopback_without_tls:
+        yield (
+            "access.loopback_without_tls",
+            "must be off when access.kubernetes is on: forwarded connections come from a socket of root",
+        )
+    address = config.kubernetes_listen
+    if address.path is not None:
+        yield (
+            "access.kubernetes_listen",
+            f"{address} is not host:port; callers on a socket are identified without a token",
+        )
+    elif not address.is_loopback and not config.has_tls:
+        yield (
+            "access.kubernetes_listen",
+            f"{address} is not a loopback address and needs certificates ({', '.join(TLS_KEYS)}): tokens must not be "
+            "sent in the clear",
+        )
+
+
+def hook_problems(config: Config) -> Iterable[tuple[str, str]]:
+    """Settings of hooks that cannot work."""
+    if config.hook_command and (problem := _command_problem(config.hook_command[0])):
+        yield "hooks.command", problem
+    if len(config.hook_webhooks) > MAX_WEBHOOKS:
+        yield "hooks.webhook", f"has {len(config.hook_webhooks)} addresses; at most {MAX_WEBHOOKS} are allowed"
+    if config.hook_secret is not None:
+        try:
+            webhook_secret_in(config.hook_secret.read_bytes())
+        except (OSError, ValueError) as exc:
+            yield "hooks.webhook_secret", f"{config.hook_secret} {exc}"
+    pushes_otlp = config.hook_profiles and parse_profiles(config.hook_profiles).form is not ProfileForm.PYROSCOPE
+    if pushes_otlp and not has_otlp():
+        yield "hooks.profiles", "OTLP needs the package opentelemetry-proto; run pip install 'kinetod[otlp]'"
+    if config.hook_profiles_headers is not None:
+        try:
+            headers_in(config.hook_profiles_headers.read_bytes())
+        except (OSError, ValueError) as exc:
+            yield "hooks.profiles_headers", f"{config.hook_profiles_headers} {exc}"
+
+
+def has_otlp() -> bool:
+    """Whether the messages of OTLP profiles are installed."""
+    try:
+        return importlib.util.find_spec("opentelemetry.proto.profiles.v1development") is not None
+    except ImportError:  # a package above it is missing
+        return False
+
+
+def _command_problem(program: str) -> str:
+    """Why the command cannot or must not be run; "" if it can."""
+    path = Path(program)
+    if not path.is_absolute():
+        return f"{program!r:.80} is not an absolute path; PATH is not searched, and no shell is used"
+    try:
+        status = path.stat()
+    except OSError as exc:
+        return f"{path}: {exc.strerror}"
+    if not stat.S_ISREG(status.st_mode) or not os.access(path, os.X_OK, effective_ids=True):
+        return f"{path} cannot be executed by this user (uid {os.geteuid()}); run chmod +x {path}"
+    if status.st_mode & stat.S_IWOTH:
+        return f"{path} can be changed by everybody (mode {stat.S_IMODE(status.st_mode):04o}); run chmod o-w {path}"
+    return ""
+
+
+def metrics_problem(config: Config) -> str:
+    """Why metrics.listen is refused; "" if it is not."""
+    address = config.metrics_listen
+    if address is None or config.metrics_allow_remote or is_loopback(address.host):
+        return ""
+    return (
+        f"{address} can be reached from other hosts and does not authenticate them; listen on 127.0.0.1, or set "
+        "metrics.allow_remote = true"
+    )
+
+
+def dynolog_problems(config: Config) -> Iterable[tuple[str, str]]:
+    """Refused settings about Dynolog's clients."""
+    address = config.dynolog_rpc
+    if address is None:
+        return
+    if address.path is None and not (config.dynolog_allow_remote or address.is_loopback):
+        yield (
+            "dynolog.rpc",
+            f"{address} can be reached from other hosts, and the protocol does not authenticate them; write loopback, "
+            "or set dynolog.allow_remote = true",
+        )
+    if address.path is None and config.kubernetes:
+        yield (
+            "dynolog.rpc",
+            f"{address} must be unix:/path or empty when access.kubernetes is on: forwarded connections come from a "
+            "socket of root",
+        )
+
+
+def compat_problems(config: Config) -> Iterable[tuple[str, str]]:
+    """Settings of metrics under other names that would have no effect, or too much."""
+    if config.metrics_compat != COMPAT_OFF and config.metrics_listen is None:
+        yield "metrics.compat", "serves nothing without metrics.listen, such as 127.0.0.1:8080 for Dynolog's scrapers"
+    if config.gpu_interval_ns and config.json_log == JSON_LOG_OFF:
+        yield "metrics.gpu_interval", "writes nothing without metrics.json_log; /metrics has the GPUs by itself"
+    if 0 < config.gpu_interval_ns < SECOND_NS:
+        yield "metrics.gpu_interval", "must be 0 or at least 1s: the drivers measure PCIe for 40 ms of each GPU"
+
+
+RULES: tuple[Callable[[Config], Iterable[tuple[str, str]]], ...] = (
+    access_problems,
+    hook_problems,
+    lambda config: [("metrics.listen", problem)] if (problem := metrics_problem(config)) else [],
+    dynolog_problems,
+    compat_problems,
+    lambda config: [("upload.url", problem)] if (problem := missing_extra(config.upload_url)) else [],
+)
+
+
+_WIDTH = 100
+_HEAD = """\
+# kinetod's configuration (TOML). Every key is here, commented out, with its default.
+# Durations are "500ms", "5s", "10min"; sizes "128MiB", "8GiB" or a number of bytes.
+# The environment variable of each key takes precedence over this file, a command-line option over both.
+# Check it with: kinetod --check-config. Keys marked "reload" take effect on: systemctl reload kinetod
+"""
+
+
+def default_file() -> str:
+    """The complete file with the defaults of root's daemon."""
+    return _HEAD + "".join(_section(section) for section in SECTIONS)
+
+
+def _section(section: str) -> str:
+    lines = [f"\n# {SECTIONS[section]}\n[{section}]\n"]
+    for key in KEYS:
+        if key.section == section:
+            lines += [f"# {line}\n" for line in (*textwrap.wrap(_comment(key), _WIDTH), _facts(key))]
+            lines.append(f"#{key.name.rpartition('.')[2]} = {key.default_text()}\n")
+    return "".join(lines)
+
+
+def _comment(key: SettingSpec) -> str:
+    default = f" Default: {key.default_words}." if key.default_words else ""
+    return f"{key.meaning[0].upper()}{key.meaning[1:]}.{default}"
+
+
+def _facts(key: SettingSpec) -> str:
+    return f"({key.kind.name}; {key.variable}{'; reload' if key.reload else ''})"
+
+
+def effective(loaded: LoadedConfig) -> Iterator[str]:
+    """One line per key: its value as TOML, and its source."""
+    yield f"# file: {loaded.path}" if loaded.path else "# no configuration file"
+    values = {key.name: key.show(getattr(loaded.config, key.field)) for key in KEYS}
+    width = max(len(name) + len(value) for name, value in values.items() if len(value) <= 40)
+    for name, value in values.items():
+        yield f"{name} = {value}".ljust(width + 3) + f"  # {loaded.sources[name]}"
+
+
+# SIGHUP: rereads the configuration and applies what can change without a restart.
+# A configuration with errors changes nothing. The service manager is told when a reload begins and ends (Type=notify-
+# reload; with Type=notify and ExecReload= it works the same).
+log = logging.getLogger(__name__)
+
+
+class Reloader:
+    """Reloads on request, one at a time; requests during a reload cause one more."""
+
+    def __init__(self, settings: Settings, origin: Origin, status: Callable[[], str]) -> None:
+        self._settings = settings
+        self._origin = origin
+        self._status = status
+        self._asked = asyncio.Event()
+
+    def ask(self) -> None:
+        """Requests a reload; for signal handlers on the event loop."""
+        self._asked.set()
+
+    async def run(self) -> None:
+        """Carries out requests until it is cancelled."""
+        while True:
+            await self._asked.wait()
+            self._asked.clear()
+            notify.reloading()
+            try:
+                await self.reload()
+            except Exception:
+                log.exception("the configuration was not reloaded; the running one stays in force")
+            notify.ready(self._status())
+
+    async def reload(self) -> None:
+        """Reads the configuration and puts it in force, or logs its problems."""
+        try:
+            loaded = await asyncio.to_thread(self._origin.load)
+        except ConfigError as exc:
+            for problem in exc.problems:
+                log.error("%s", problem)
+            log.error("the configuration has errors and was not reloaded; the running one stays in force")
+            return
+        for warning in loaded.warnings:
+            log.warning("%s", warning)
+        running = self._settings.current
+        config, changed, waiting = reloaded(running, loaded.config)
+        self._settings.replace(config)
+        for key in waiting:
+            log.warning("%s takes effect at the next start", _change(key, running, loaded.config))
+        for key in changed:
+            log.info("%s", _change(key, running, config))
+        log.info("the configuration was reloaded: %d keys changed", len(changed))
+
+
+def _change(key: SettingSpec, old: Config, new: Config) -> str:
+    before, after = (key.show(getattr(config, key.field)) for config in (old, new))
+    return f"{key.name}: {before} → {after}"

@@ -1,4 +1,4 @@
-"""The options that all helper services have, and the socket that comes of them."""
+"""The options common to all helper services, and the socket that they configure."""
 
 import socket
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 from kineto_protos.options import Parsed
-from kineto_protos.units import parse_duration_ns
+from kineto_trace.base.quantities import parse_duration_ns
 
 from kinetod.base.errors import StartError
 from kinetod.config.addresses import checked_socket_path
@@ -25,7 +25,7 @@ log_level_option = click.option("--log-level", type=click.Choice(["debug", "info
 
 
 def idle_exit_option(when: str = "if a service manager passed the socket") -> Callable[[F], F]:
-    """`--idle-exit`. when: in which case it counts."""
+    """`--idle-exit`. when: the case in which it applies."""
     return click.option(
         "--idle-exit",
         type=Parsed("duration", parse_duration_ns),
@@ -38,7 +38,7 @@ def idle_exit_option(when: str = "if a service manager passed the socket") -> Ca
 def listening_socket(path: Path | None, unit: str, *, for_group: bool = False) -> socket.socket:
     """The socket that a service manager passed, or one of our own at `path`. Raises StartError.
 
-    unit: of systemd, that passes one. for_group: whether this process's group may connect to our own.
+    unit: systemd unit that passes one. for_group: whether this process's group may connect to our own.
     """
     listener = passed_socket() or (own_socket(path, for_group=for_group) if path is not None else None)
     if listener is None:

@@ -10,36 +10,37 @@ from pathlib import Path
 
 from kinetod.base.object_store_urls import checked_endpoint, checked_url
 from kinetod.config.addresses import (
+    HELPER_SOCKET,
     ListenAddress,
+    checked_profiles,
     checked_socket_path,
     checked_webhook,
-    parse_listen,
-)
-from kinetod.config.default_paths import (
-    HELPER_SOCKET,
     default_agent_socket,
     default_helper_socket,
     default_listen,
     default_state_dir,
+    parse_listen,
 )
 from kinetod.config.metrics_settings import MetricsConfig
-from kinetod.config.plugin_names import checked_plugin
-from kinetod.config.profile_addresses import checked_profiles
-from kinetod.config.setting import METADATA, HostDefault, SettingSpec, setting
 from kinetod.config.value_kinds import (
+    METADATA,
     Choice,
     Count,
     Duration,
     ExistingFile,
     FolderPath,
+    HostDefault,
     ListOf,
     Maybe,
     ParsedText,
     SecretFile,
+    SettingSpec,
     Size,
     Switch,
     TableOf,
     Text,
+    checked_plugin,
+    setting,
 )
 from kinetod.permissions.role_grants import Grant, parse_grant, parse_role
 from kinetod.permissions.role_policy import Role
@@ -119,6 +120,11 @@ class Config(MetricsConfig):
         "captures.process_deadline", Duration(), 30 * SECOND_NS, option="--process-deadline", reload=True,
         meaning="how long an agent may take to stop its sources",
     )
+    gpu_drain_limit_ns: int = setting(
+        "captures.gpu_drain_limit", Duration(least_ns=10**6), 300 * 10**6, option="--gpu-drain-limit", reload=True,
+        meaning="how much queued work of a GPU CUPTI's first and last call may wait for, and the program's launches "
+        "with it; beyond it CUPTI is left alone",
+    )
     decode_deadline_ns: int = setting(
         "captures.decode_deadline", Duration(), 600 * SECOND_NS, option="--decode-deadline", reload=True,
         meaning="how long decoding one target may take",
@@ -176,7 +182,7 @@ class Config(MetricsConfig):
         meaning="space to leave free on the disk of the state folder; captures stop at it",
     )
     min_free_percent: int = setting(
-        "store.min_free_percent", Count(0, 90), 0, reload=True,  # min_free_bytes has it already, where that is more
+        "store.min_free_percent", Count(0, 90), 0, reload=True,  # min_free_bytes takes precedence if it is larger
         meaning="the same as a percentage of that disk; the larger of the two applies",
     )
     start_free_bytes: int = setting(
@@ -365,7 +371,8 @@ class Config(MetricsConfig):
     )
     audit_file: Path | None = setting(
         "access.audit_file", Maybe(FolderPath()), None,
-        meaning="file of the audit log, one JSON object per line; empty: the journal. It is reopened on a reload",
+        meaning="file of the audit log, one JSON object per line, reopened on a reload; empty: audit.jsonl in the "
+        "state folder that systemd gives, otherwise the journal",
     )
     requests_per_second: int = setting(
         "access.requests_per_second", Count(1, 1_000_000), 50, reload=True,
@@ -443,7 +450,7 @@ class Settings:
         self._subscribers.append(changed)
 
     def replace(self, config: Config) -> None:
-        """Puts another configuration in force and tells the subscribers."""
+        """Puts another configuration in force and notifies the subscribers."""
         self.current = config
         for changed in self._subscribers:
             changed(config)
@@ -452,6 +459,11 @@ class Settings:
 def serves_everybody(config: Config) -> bool:
     """Whether the daemon can reach the processes of all users, or only those of its own."""
     return os.geteuid() == 0 or config.helper_socket is not None
+
+
+def socket_mode(config: Config) -> int:
+    """The mode of a socket that users connect to: the kernel identifies them."""
+    return 0o666 if serves_everybody(config) else 0o600
 
 
 _DECLARED = (replace(each.metadata[METADATA], field=each.name) for each in fields(Config))

@@ -7,18 +7,19 @@ item of a list or table is an ItemError, which knows the item.
 
 import json
 import os
+import re
 import stat
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import tomllib
-from kineto_protos.units import BINARY_UNITS, parse_duration_ns, parse_size_bytes
+from kineto_trace.base.quantities import BINARY_UNITS, parse_duration_ns, parse_size_bytes
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
-
 MAX_INT64 = 2**63 - 1
 MAX_DURATION_NS = 3650 * 86_400 * 10**9  # ten years: beyond it clocks and timers overflow
 MAX_TEXT_CHARS = 4096
@@ -31,10 +32,14 @@ _EXACT_UNITS_NS = (
 _YES = ("1", "true", "t", "yes", "y", "on")
 _NO = ("0", "false", "f", "no", "n", "off")
 _TOML_NAMES = {bool: "true or false", int: "a number", float: "a fraction", list: "a list", dict: "a table"}
+VARIABLE_PREFIX = "KINETOD_"
+CONFIG_VARIABLE = "KINETOD_CONFIG"  # names the file
+METADATA = "setting"  # where a field keeps its declaration
+PLUGIN_NAME = re.compile(r"[a-z][a-z0-9]{1,15}")
 
 
 class ItemError(ValueError):
-    """A wrong item. path: what to append to the setting's name, such as `[2]` or `.ada`."""
+    """A wrong item. path: suffix of the setting's name, such as `[2]` or `.ada`."""
 
     def __init__(self, path: str, problem: str) -> None:
         super().__init__(problem)
@@ -42,7 +47,7 @@ class ItemError(ValueError):
 
 
 class Kind(ABC, Generic[T_co]):
-    """A kind of value. name: what documents call it."""
+    """A kind of value. name: its name in documents."""
 
     name: str
 
@@ -97,7 +102,7 @@ class Duration(Kind[int]):
         return _between(value, self._least_ns, MAX_DURATION_NS, _duration_text)
 
     def check(self, value: object) -> int:
-        """Accepts a bare 0 too, which needs no unit."""
+        """Also accepts a bare 0, which needs no unit."""
         if type(value) is int and value != 0:
             raise ValueError(f'{value} has no unit; write "{value}s" or "{value}ms"')
         return self.parse("0" if type(value) is int else _text(value))
@@ -124,7 +129,7 @@ class Size(Kind[int]):
         return _between(value, self._least, MAX_INT64, str)
 
     def check(self, value: object) -> int:
-        """Accepts a number of bytes too."""
+        """Also accepts a number of bytes."""
         return self.parse(str(value) if type(value) is int else _text(value))
 
     def show(self, value: Any) -> str:
@@ -302,7 +307,7 @@ class ListOf(Kind[tuple[T, ...]]):
 
 
 class TableOf(Kind[Mapping[str, T]]):
-    """A dict from names that the site chooses, such as users, to values. Variables hold it as a TOML inline table."""
+    """A dict from names chosen by the site, such as users, to values. Variables hold it as a TOML inline table."""
 
     def __init__(self, kind: Kind[T]) -> None:
         self.item = kind
@@ -390,3 +395,100 @@ def _between(value: int, least: int, most: int, show: Callable[[int], str]) -> i
 def _duration_text(value_ns: int) -> str:
     unit, unit_ns = next(each for each in _EXACT_UNITS_NS if value_ns % each[1] == 0)
     return f"{value_ns // unit_ns}{unit}" if value_ns else "0"
+
+
+class HostDefault(NamedTuple, Generic[T]):
+    """A default that depends on the host or the user, with its description and root's value for the example file."""
+
+    compute: Callable[[], T]
+    words: str
+    example: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingSpec:
+    """One setting; `setting` explains the parts. field: of Config."""
+
+    name: str
+    field: str = ""
+    kind: Kind[Any]
+    default: Any
+    meaning: str
+    option: str = ""
+    reload: bool = False
+    secret: bool = False
+
+    @property
+    def section(self) -> str:
+        """The section: the part of the name before the last dot."""
+        return self.name.rpartition(".")[0]
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that overrides the file."""
+        stem = self.option.removeprefix("--") or self.name
+        return VARIABLE_PREFIX + stem.replace("-", "_").replace(".", "_").upper()
+
+    @property
+    def off_switch(self) -> bool:
+        """Whether the option and its variable turn the setting off."""
+        return self.option.startswith("--no-")
+
+    @property
+    def default_words(self) -> str:
+        """Description of a default that depends on the host; "" for any other."""
+        return self.default.words if isinstance(self.default, HostDefault) else ""
+
+    def default_value(self) -> Any:
+        """The value if none is configured."""
+        return self.default.compute() if isinstance(self.default, HostDefault) else self.default
+
+    def default_text(self) -> str:
+        """The default as TOML; root's if it depends on the user."""
+        return self.default.example if isinstance(self.default, HostDefault) else self.kind.show(self.default)
+
+    def show(self, value: Any) -> str:
+        """The value as TOML, with secrets hidden."""
+        return '"(not shown)"' if self.secret and value else self.kind.show(value)
+
+    def parse(self, text: str) -> Any:
+        """Parses the text of an option or variable. Raises ValueError."""
+        value = self.kind.parse(text)
+        return not value if self.off_switch else value
+
+
+def setting(
+    name: str,
+    kind: Kind[T],
+    default: T | HostDefault[T],
+    *,
+    meaning: str,
+    option: str = "",
+    reload: bool = False,
+    secret: bool = False,
+) -> T:
+    """Declares a field of Config, and all that users see of it: key, option, variable, documentation, messages.
+
+    name      section.key, as in the file
+    kind      how it is read and written (value_kinds)
+    default   the value if none is configured; a HostDefault where it depends on the host or the user
+    meaning   one sentence, without the default
+    option    on the command line, where there is one; its variable is then KINETOD_<OPTION>, else
+              KINETOD_<SECTION>_<KEY>. Secrets have none: everybody can read command lines. --no-… turns the setting off
+    reload    a SIGHUP is enough: whoever uses it reads `settings.current.<field>` each time, or subscribes
+    secret    the value is never shown, and its file must not be readable by everybody
+    """
+    spec = SettingSpec(
+        name=name, kind=kind, default=default, meaning=meaning, option=option, reload=reload, secret=secret
+    )
+    if isinstance(default, (HostDefault, dict)):  # dataclasses refuse a dict as the default itself
+        compute: Callable[[], T] = spec.default_value
+        return field(default_factory=compute, metadata={METADATA: spec})
+    return field(default=default, metadata={METADATA: spec})
+
+
+def checked_plugin(text: str) -> str:
+    """Checks a plug-in's name. Raises ValueError."""
+    if not PLUGIN_NAME.fullmatch(text):
+        raise ValueError(f"expected the name of a plug-in (2 to 16 lower-case letters and digits), got {text!r:.60}")
+    return text

@@ -1,1 +1,1 @@
-"""Hardware counters of whole GPUs, sampled by a process of its own, kinetod-counters, without touching any target."""
+"""Samples hardware counters of whole GPUs in a separate process, kinetod-counters, without touching any target."""

@@ -15,11 +15,11 @@ import click
 
 from kinetod import __version__
 from kinetod.base import logs
-from kinetod.base.command_line import exit_status
 from kinetod.base.errors import StartError
+from kinetod.base.logs import exit_status
 from kinetod.base.unix_sockets import receive
 from kinetod.config.service_options import idle_exit_option, listening_socket, log_level_option, socket_option
-from kinetod.counters.backends import AUTO, CHOICES, make_backend
+from kinetod.counters.backend_group import AUTO, CHOICES, make_backend
 from kinetod.counters.sampler_server import SamplerService
 from kinetod.supervise.helper_service import serve
 
@@ -102,7 +102,7 @@ def command(
 
 
 def _uids(callers: tuple[str, ...]) -> set[int]:
-    """Raises StartError."""
+    """Returns the user ids of these names. Raises StartError."""
     uids = {0, os.geteuid()}
     for caller in callers:
         try:
@@ -113,7 +113,7 @@ def _uids(callers: tuple[str, ...]) -> set[int]:
 
 
 async def _serve_parent(service: SamplerService, idle_exit_s: float) -> None:
-    """Serves the connections that come over standard input, until it ends or nobody has asked for long."""
+    """Serves the connections that arrive over standard input, until it ends or no request has come for long."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -143,7 +143,7 @@ async def _take_connections(control: socket.socket, service: SamplerService) -> 
 
 
 def _exit_at_once(status: int) -> NoReturn:
-    """Without the destructors of the vendor's libraries, which threads may still be in."""
+    """Skips the destructors of the vendor's libraries, which threads may still be running in."""
     logging.shutdown()
     os._exit(status)
 

@@ -1,10 +1,10 @@
 """Several backends as one: a host may have GPUs of several vendors.
 
 Theory of operation
-    Each member is asked in a thread of its own, with a deadline; callers that come meanwhile wait for the same answer.
-    One that raises or is late takes nothing from the others: the GPUs that the kernel shows of its vendor are listed
-    with its reason. A late thread is left behind, and until it returns the member is not asked again. Only a library
-    that crashes ends all of them, since they share the process.
+    Each member is queried in a thread of its own, with a deadline; callers that arrive in between wait for the same
+    answer. A member that raises or is late does not affect the others: the kernel's GPUs of its vendor are listed with
+    its reason. A late thread is abandoned, and the member is not queried again until it returns. Only a library that
+    crashes ends all members, since they share the process.
 
     A GPU belongs to the member that listed it; everything else about it is that member's.
 """
@@ -15,6 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from kinetod.counters.amdgpu_backend import AmdgpuBackend
+from kinetod.counters.cupti_backend import CuptiBackend, find_libraries
+from kinetod.counters.cupti_python import CuptiPythonBackend
 from kinetod.counters.interface import (
     CounterBackend,
     CounterCode,
@@ -24,14 +27,15 @@ from kinetod.counters.interface import (
     Sampling,
     WantedCounters,
 )
-from kinetod.counters.kernel_gpus import kernel_gpus
+from kinetod.counters.kernel_gpus import AMD, INTEL, NVIDIA, kernel_gpus
+from kinetod.counters.level_zero_backend import LevelZeroBackend
 from kinetod.counters.sample_rings import RingWriter
 
 ANSWER_S = 15.0  # a driver takes a few seconds to start; less than kinetod-counters allows for a request
 
 
 class _Asked:
-    """A member that is being asked for its GPUs by a thread."""
+    """A member whose GPUs a thread is listing."""
 
     def __init__(self, backend: CounterBackend, answer_s: float) -> None:
         self._due = time.monotonic() + answer_s
@@ -51,12 +55,14 @@ class _Asked:
         self.done.set()
 
     def wait(self) -> None:
-        """Waits until the answer is there or late."""
+        """Waits for the answer or the deadline."""
         self.done.wait(max(0.0, self._due - time.monotonic()))
 
 
 class BackendGroup:
-    """Implements interface.CounterBackend. members: by vendor, one each. known_gpus: a vendor's by its driver."""
+    """Implements interface.CounterBackend. members: one for each vendor. known_gpus: lists a vendor's GPUs from its
+    driver.
+    """
 
     def __init__(
         self,
@@ -76,7 +82,7 @@ class BackendGroup:
 
     @property
     def serves_once(self) -> bool:
-        """Whether one of them does."""
+        """Whether one of the members does."""
         return any(each.serves_once for each in self._members.values())
 
     @property
@@ -93,7 +99,7 @@ class BackendGroup:
         """Does nothing: `devices` opens the members."""
 
     def devices(self) -> list[CounterDevice]:
-        """The GPUs of all members, and those that the kernel shows of vendors whose member fails."""
+        """The GPUs of all members, and the kernel's GPUs of vendors whose member fails."""
         with self._lock:
             awaited = {vendor: each for vendor, each in self._asked.items() if not each.done.is_set()}
             self._asked = {
@@ -106,7 +112,7 @@ class BackendGroup:
         return self._gathered(asked)
 
     def _gathered(self, asked: Mapping[str, _Asked]) -> list[CounterDevice]:
-        """Raises CounterError if there is no GPU at all."""
+        """Combines the members' GPUs. Raises CounterError if there is no GPU at all."""
         found: list[CounterDevice] = []
         owners, refused = dict[str, CounterBackend](), dict[str, CounterDevice]()
         errors: list[CounterError] = []
@@ -129,7 +135,7 @@ class BackendGroup:
         return _numbered(found)
 
     def member_of(self, uuid: str) -> CounterBackend:
-        """Who measures this GPU. Raises CounterError."""
+        """The member that measures this GPU. Raises CounterError."""
         if uuid not in self._owners and uuid not in self._refused:
             self.devices()
         if (backend := self._owners.get(uuid)) is not None:
@@ -140,7 +146,7 @@ class BackendGroup:
         raise CounterError(CounterCode.UNAVAILABLE, reason)
 
     def base_metrics(self, uuid: str) -> list[str]:
-        """What this GPU has."""
+        """The metrics of this GPU."""
         return self.member_of(uuid).base_metrics(uuid)
 
     def plan(self, uuid: str, wanted: WantedCounters) -> CounterPlan:
@@ -150,12 +156,12 @@ class BackendGroup:
     def start(
         self, uuid: str, wanted: WantedCounters, interval_ns: int, make_ring: Callable[[int], RingWriter]
     ) -> Sampling:
-        """Begins."""
+        """Starts the sampling."""
         return self.member_of(uuid).start(uuid, wanted, interval_ns, make_ring)
 
 
 def _numbered(gpus: Sequence[CounterDevice]) -> list[CounterDevice]:
-    """With a number for each that no other has: where NVIDIA's driver is not seen in /proc, others begin at 0, too."""
+    """Gives each GPU a unique number: where NVIDIA's driver is not visible in /proc, others begin at 0, too."""
     found = dict[int, CounterDevice]()
     for gpu in gpus:
         index = gpu.index if gpu.index not in found else max(found) + 1
@@ -166,3 +172,43 @@ def _numbered(gpus: Sequence[CounterDevice]) -> list[CounterDevice]:
 def who_measures(backend: CounterBackend, uuid: str) -> CounterBackend:
     """The member of a group that has this GPU, or the backend itself. Raises CounterError."""
     return backend.member_of(uuid) if isinstance(backend, BackendGroup) else backend
+
+
+# The backends that kinetod-counters can be started with.
+# A new one needs an entry in BACKENDS, its name in AUTOMATIC if it is its vendor's first choice, and its name among the
+# values of `counters.backend` (kinetod/config/metrics_settings.py).
+AUTO = "auto"
+CUPTI, CUPTI_PYTHON, AMDGPU, LEVEL_ZERO = "cupti", "cupti-python", "amdgpu", "level-zero"
+
+
+class KnownBackend(msgspec.Struct, frozen=True, kw_only=True):
+    """How to create a backend, without loading anything yet. make: takes the path of its library (empty: its own
+    choice) and pids whose loaded library may be used.
+    """
+
+    vendor: str
+    make: Callable[[str, Sequence[int]], CounterBackend]
+
+
+def _cupti(library: str, library_of: Sequence[int]) -> CounterBackend:
+    return CuptiBackend(library, find=lambda: find_libraries(pids=tuple(library_of)))
+
+
+BACKENDS: Mapping[str, KnownBackend] = {
+    CUPTI: KnownBackend(vendor=NVIDIA, make=_cupti),
+    CUPTI_PYTHON: KnownBackend(vendor=NVIDIA, make=lambda library, _pids: CuptiPythonBackend(library)),
+    AMDGPU: KnownBackend(vendor=AMD, make=lambda _library, _pids: AmdgpuBackend()),
+    LEVEL_ZERO: KnownBackend(vendor=INTEL, make=lambda library, _pids: LevelZeroBackend(library)),
+}
+AUTOMATIC = (CUPTI, AMDGPU, LEVEL_ZERO)  # used together by AUTO: one for each vendor
+CHOICES = (AUTO, *BACKENDS)
+
+
+def make_backend(name: str, library: str, library_of: Sequence[int]) -> CounterBackend:
+    """Creates one of CHOICES, which has loaded nothing yet. library: NVIDIA's with AUTO, otherwise the chosen
+    backend's.
+    """
+    if name != AUTO:
+        return BACKENDS[name].make(library, library_of)
+    members = ((BACKENDS[each].vendor, BACKENDS[each].make) for each in AUTOMATIC)
+    return BackendGroup({vendor: make(library if vendor == NVIDIA else "", library_of) for vendor, make in members})

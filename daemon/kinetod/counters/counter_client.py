@@ -1,20 +1,24 @@
-"""The daemon's side of kinetod-counters: asks, samples, and knows what was lost. Everything raises CounterError.
+"""The daemon's client of kinetod-counters: queries, samples, and tracks losses. Everything raises CounterError.
 
 Theory of operation
-    One connection for each question, and one for each GPU that is sampled, which lives as long as the sampling: hanging
-    up ends it. Rows come through a ring in shared memory and are taken by whoever has the session, in any one thread.
-    The other side is not trusted: its answers are bounded and decoded strictly, its ring is checked in C.
+    One connection for each query, and one for each sampled GPU, which lives as long as the sampling: closing it ends
+    the sampling. Rows come through a ring in shared memory; the owner of the session takes them, in any one thread. The
+    other side is not trusted: its answers are bounded and decoded strictly, its ring is checked in C.
 
-    kinetod-counters may die at any moment. What it had written can still be taken, and `verdict` says that it is gone.
+    kinetod-counters may die at any moment. Rows that it has written can still be taken, and `verdict` says that it is
+    gone.
 """
 
 import asyncio
 import contextlib
+import logging
 import os
 import re
 import socket
+from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Sequence
-from typing import TypeVar
+from pathlib import Path
+from typing import Protocol, TypeVar
 
 import msgspec
 from kineto_trace.base.quantities import times
@@ -32,12 +36,119 @@ from kinetod.counters.interface import (
     check_interval,
 )
 from kinetod.counters.sample_rings import ERROR, TOO_LONG, NativeLibraryError, RingError, RingReader, RingStatus
-from kinetod.counters.sampler_connections import SamplerConnections
+from kinetod.supervise import child
+from kinetod.supervise.child import WarmChild
+from kinetod.supervise.helper_connection import connected
 
-ANSWER_S = 30.0  # beyond what the other side allows the driver
+ANSWER_S = 30.0  # longer than the other side allows the driver
 STOP_S = 10.0
 _UUID = re.compile(r"[A-Za-z0-9][A-Za-z0-9:.-]{0,63}")  # AMD's and Intel's may be PCI addresses
 Said = TypeVar("Said", messages.GpusReply, messages.BaseMetricsReply, messages.PlanReply)
+log = logging.getLogger(__name__)
+
+COMMAND = child.python("kinetod.counters", "--parent")
+CONNECT_S = 20.0  # systemd may have to start the service first
+
+
+class SamplerConnections(Protocol):
+    """Source of connections."""
+
+    async def connect(self) -> socket.socket:
+        """Opens a new, non-blocking connection, which the caller owns. Raises CounterError."""
+
+    def pids(self) -> set[int]:
+        """Pid of our own process, if there is one."""
+
+    async def stop(self) -> None:
+        """Ends the process that was started."""
+
+
+class CountersService:
+    """The service that listens on `path`: root's, or our own user's."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def pids(self) -> set[int]:
+        """Empty: the service belongs to another user."""
+        return set()
+
+    async def connect(self) -> socket.socket:
+        """Connects."""
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                return await connected(self._path)
+        except OSError as exc:  # a TimeoutError is one
+            why = exc.strerror or str(exc) or "it does not answer"
+            reason = f"kinetod-counters cannot be reached at {self._path}: {why}; is kinetod-counters.socket enabled?"
+            raise CounterError(CounterCode.UNAVAILABLE, reason) from exc
+
+    async def stop(self) -> None:
+        """Does nothing: the service stays."""
+
+
+class CountersChild:
+    """A child of the daemon. It receives each connection as a descriptor, over a socket as its standard input."""
+
+    def __init__(self, arguments: Sequence[str] = (), *, command: Sequence[str] = COMMAND) -> None:
+        self._command = (*command, *arguments)
+        self._lock = asyncio.Lock()
+        self._child: WarmChild | None = None
+        self._control: socket.socket | None = None
+
+    def pids(self) -> set[int]:
+        """The child, if it runs."""
+        running = self._child
+        return set() if running is None or running.process.returncode is not None else {running.process.pid}
+
+    async def connect(self) -> socket.socket:
+        """Starts the child if there is none."""
+        async with self._lock:
+            for _ in range(2):  # an idle child may have ended just now
+                control = await self._started()
+                ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+                with theirs:
+                    try:
+                        socket.send_fds(control, [b"\0"], [theirs.fileno()], socket.MSG_NOSIGNAL)
+                    except OSError:
+                        ours.close()
+                        await self._end()
+                        continue
+                ours.setblocking(False)
+                return ours
+        raise CounterError(CounterCode.FAILED, "kinetod-counters ends as soon as it is started; the log has more")
+
+    async def _started(self) -> socket.socket:
+        if self._child is not None and self._child.process.returncode is not None:
+            await self._end()
+        if self._control is None:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+            with theirs:
+                try:
+                    process = await asyncio.create_subprocess_exec(
+                        *self._command, stdin=theirs.fileno(), stdout=DEVNULL, stderr=PIPE
+                    )
+                except OSError as exc:
+                    ours.close()
+                    reason = f"kinetod-counters cannot be started: {exc.strerror}"
+                    raise CounterError(CounterCode.FAILED, reason) from exc
+            ours.setblocking(False)
+            self._control, self._child = ours, WarmChild(process, log, "kinetod-counters")
+        return self._control
+
+    async def _end(self) -> None:
+        control, self._control = self._control, None
+        running, self._child = self._child, None
+        if control is not None:
+            control.close()
+        if running is not None:
+            with contextlib.suppress(ProcessLookupError):
+                await running.stop(kill=False)
+
+    async def stop(self) -> None:
+        """Ends the child."""
+        async with self._lock:
+            await self._end()
 
 
 class SamplerEndedError(CounterError):
@@ -48,9 +159,9 @@ class SamplerEndedError(CounterError):
 
 
 class CounterLosses(msgspec.Struct, frozen=True, kw_only=True):
-    """How a sampling ended. code: a CounterCode if it ended before it was stopped; reason: that, or what was lost.
+    """How a sampling ended. code: a CounterCode if it ended before it was stopped; reason: why, or what was lost.
 
-    Empty reason: every sample is there. lost_ns: time in which the hardware's samples are missing.
+    Empty reason: no sample is missing. lost_ns: total time without samples from the hardware.
     """
 
     code: str
@@ -62,7 +173,7 @@ class CounterLosses(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuList(msgspec.Struct, frozen=True, kw_only=True):
-    """All GPUs, and what would measure them."""
+    """All GPUs, and the backend that would measure them."""
 
     gpus: tuple[CounterDevice, ...]
     backend: str
@@ -70,7 +181,7 @@ class GpuList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CounterSession:
-    """One GPU that is being sampled. `take` and `status` by one thread; the rest on the event loop."""
+    """One GPU that is being sampled. Call `take` and `status` in one thread, the rest on the event loop."""
 
     def __init__(self, connection: "_Connection", started: messages.SamplingStarted, ring: RingReader) -> None:
         self.gpu = started.gpu
@@ -86,11 +197,11 @@ class CounterSession:
         self._asked_to_stop = False
 
     def gone(self) -> bool:
-        """Whether kinetod-counters has ended meanwhile."""
+        """Whether kinetod-counters has ended."""
         return self._connection.hung_up()
 
     async def stop(self) -> None:
-        """Ends the sampling; afterwards the ring has its last row. Raises nothing: `verdict` tells the rest."""
+        """Ends the sampling; afterwards the ring has its last row. Raises nothing: `verdict` reports errors."""
         self._asked_to_stop = True
         self.request_stop()
         with contextlib.suppress(CounterError):
@@ -98,7 +209,7 @@ class CounterSession:
         self._connection.close()
 
     def verdict(self) -> CounterLosses:
-        """How it goes, or went once `stop` has returned and all rows are taken."""
+        """The losses so far; final once `stop` has returned and all rows are taken."""
         try:
             status = self.status()
         except RingError as exc:
@@ -125,7 +236,7 @@ class CounterSession:
         return "", ""
 
     def close(self) -> None:
-        """Lets go of the ring. No other thread may be using it."""
+        """Releases the ring. No other thread may be using it."""
         self._connection.close()
         self._ring.close()
 
@@ -143,7 +254,7 @@ def _lost(status: RingStatus) -> Sequence[str]:
 
 
 class CounterClient:
-    """Asks kinetod-counters."""
+    """Client of kinetod-counters."""
 
     def __init__(self, connections: SamplerConnections, *, answer_s: float = ANSWER_S) -> None:
         self._connections = connections
@@ -154,11 +265,11 @@ class CounterClient:
         return self._connections.pids()
 
     async def stop(self) -> None:
-        """Ends what was started."""
+        """Ends the process that was started."""
         await self._connections.stop()
 
     async def problem(self) -> str:
-        """Why kinetod-counters does not answer; empty: it does. No driver is asked."""
+        """Why kinetod-counters does not answer; empty if it does. Does not call any driver."""
         try:
             connection, said, descriptor = await self._exchange(messages.StopSampling())
         except CounterError as exc:
@@ -168,13 +279,13 @@ class CounterClient:
         return "" if isinstance(said, messages.SamplingStopped) else _refusal(said).reason
 
     async def gpus(self) -> GpuList:
-        """Every GPU that could be measured, and why others cannot."""
+        """Every GPU that can be measured, and why others cannot."""
         said = await self._ask(messages.ListGpus(), messages.GpusReply)
         gpus = tuple(map(_shown, said.gpus))
         return GpuList(gpus=gpus, backend=clean(said.backend, 64), library_version=clean(said.library_version, 64))
 
     async def base_metrics(self, uuid: str) -> list[str]:
-        """What a GPU has."""
+        """The metrics of a GPU."""
         said = await self._ask(messages.ListBaseMetrics(gpu=uuid), messages.BaseMetricsReply)
         return [clean(name, 128) for name in said.names]
 
@@ -186,7 +297,7 @@ class CounterClient:
     async def start(
         self, uuid: str, wanted: WantedCounters, interval_ns: int, *, most_ns: int = MOST_DURATION_NS
     ) -> CounterSession:
-        """Begins to sample a GPU; samples come when this returns. interval_ns: 0: the GPU's default."""
+        """Starts sampling a GPU; samples arrive once this returns. interval_ns: 0: the GPU's default."""
         if interval_ns:
             check_interval(interval_ns)
         if not _UUID.fullmatch(uuid):
@@ -219,7 +330,9 @@ class CounterClient:
     async def _exchange(
         self, question: messages.CounterRequest
     ) -> tuple["_Connection", messages.CounterAnswer, int | None]:
-        """Asks on a new connection, which is the caller's like the descriptor; once more if the process had ended."""
+        """Sends a request on a new connection; the caller owns it and the descriptor. Tries once more if the process
+        had ended.
+        """
         for last in (False, True):
             connection = _Connection(await self._connections.connect())
             try:
@@ -242,7 +355,7 @@ class _Connection:
         self._sock.close()
 
     def hung_up(self) -> bool:
-        """Whether the other side is gone. It says nothing unasked."""
+        """Whether the other side is gone. It never sends unasked."""
         try:
             return self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
         except BlockingIOError:
@@ -251,7 +364,7 @@ class _Connection:
             return True
 
     async def ask(self, asked: messages.CounterRequest, within_s: float) -> tuple[messages.CounterAnswer, int | None]:
-        """The answer and its descriptor, which the caller owns."""
+        """Returns the answer and its descriptor, which the caller owns."""
         if self._sock.fileno() < 0:
             raise CounterError(CounterCode.FAILED, "the connection to kinetod-counters is closed")
         fds: list[int] = []

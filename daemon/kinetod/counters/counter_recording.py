@@ -1,10 +1,10 @@
-"""Counters of some GPUs into files, one thread for all of them.
+"""Records counters of some GPUs into files, with one thread for all of them.
 
 Theory of operation
     Each GPU has a file in each of its folders: those of the captured processes that use it. The thread empties the
-    rings every POLL_S and appends to the files, which kineto_trace.spool.counter_samples reads. A folder whose window
-    is over leaves (`leave`): its files get the rows up to there, as far as they come in time, and are closed, while the
-    other folders go on. A row is in a file or it is not: what a killed daemon leaves can be read.
+    rings every POLL_S and appends to the files, which kineto_trace.spool.counter_samples reads. When a folder's window
+    is over, it leaves (`leave`): its files get the rows up to there, if they arrive in time, and are closed, while
+    other folders continue. Rows are written whole, so files left by a killed daemon can be read.
 
     A slow or full disk never makes kinetod-counters wait: rows are dropped and counted, or the file ends and the result
     says why. `stop` ends the sampling first, so that the rings have their last rows when the thread empties them again.
@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import IO
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
+from kineto_trace.base.array_types import Structs
 from kineto_trace.spool.counter_samples import (
     MAX_FILE_BYTES,
     SUFFIX,
@@ -46,9 +45,9 @@ _LATE_S = 1.0  # of the thread, beyond the time that a folder waits for its rows
 
 
 class RecordedGpu(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a GPU. files: none, if it could not be sampled, and `losses` says why. plan: what was measured.
+    """Result for one GPU. files: empty if it could not be sampled (`losses` says why). plan: what was measured.
 
-    start_ns, end_ns: Unix time of the first and the last row that was taken; 0: there is none.
+    start_ns, end_ns: Unix time of the first and the last row; 0: there is none.
     """
 
     gpu_uuid: str
@@ -62,10 +61,10 @@ class RecordedGpu(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _File:
-    """One file. The first error ends it."""
+    """One file. It ends at the first error."""
 
     def __init__(self, path: Path, header: CounterHeader, max_bytes: int) -> None:
-        """Creates it. Raises OSError, ValueError."""
+        """Creates the file. Raises OSError, ValueError."""
         self.path = path
         self.problem = ""
         self._left = max_bytes
@@ -78,7 +77,7 @@ class _File:
     def is_open(self) -> bool:
         return not self._file.closed
 
-    def append(self, rows: npt.NDArray[np.void]) -> None:
+    def append(self, rows: Structs) -> None:
         if self.problem or not self.is_open:
             return
         self._left -= rows.nbytes
@@ -86,7 +85,7 @@ class _File:
             if self._left < 0:
                 raise OSError("the file has its largest size")
             write_rows(self._file, rows)
-            self._file.flush()  # whole rows: for a daemon that recovers what this one has left
+            self._file.flush()  # whole rows: for a daemon that recovers the files of this one
         except OSError as exc:
             self._fail(exc)
 
@@ -125,7 +124,7 @@ class _Recorded:
             raise
 
     def empty(self, check: Callable[[], None]) -> None:
-        """Appends what is in the ring; after an error nothing more. check: raises OSError if nothing may be written."""
+        """Appends the ring's rows; after an error nothing more. check: raises OSError if nothing may be written."""
         while not self.problem:
             try:
                 self._last_look = self.session.status().ended or self.session.gone()
@@ -150,11 +149,11 @@ class _Recorded:
         self.session.request_stop()
 
     def covers(self, until_ns: int) -> bool:
-        """Whether there are rows up to then, or none will come any more."""
+        """Whether there are rows up to this time, or no more will come."""
         return bool(self.problem) or self.end_ns >= until_ns or self._last_look
 
     def leave(self, folder: Path) -> None:
-        """Closes the folder's file; without any, the sampling ends."""
+        """Closes the folder's file; the sampling ends with the last file."""
         file = self.files.get(folder)
         if file is not None:
             file.close()
@@ -167,7 +166,7 @@ class _Recorded:
             self.problem = self.problem or file.problem
 
     def result(self, folder: Path | None = None) -> RecordedGpu:
-        """What became of it, or of its file in this folder."""
+        """Result for this GPU, or for its file in this folder."""
         losses = self.session.verdict()
         problem = self.problem or (self.files[folder].problem if folder is not None else "")
         if self.stopped_for is not None:
@@ -188,7 +187,7 @@ class _Recorded:
 
 @dataclass(frozen=True, slots=True)
 class _Leaving:
-    """A folder that waits for its last rows. done: called with what became of its GPUs."""
+    """A folder that waits for its last rows. done: called with the results of its GPUs."""
 
     folder: Path
     until_ns: int
@@ -197,7 +196,7 @@ class _Leaving:
 
 
 class CounterRecording:
-    """Some GPUs that are being recorded. refused: those that could not be."""
+    """Records some GPUs. refused: those that could not be recorded."""
 
     def __init__(
         self,
@@ -217,7 +216,7 @@ class CounterRecording:
 
     @property
     def bytes_written(self) -> int:
-        """Of all files."""
+        """Bytes written to all files."""
         return sum(each.bytes_written for each in self._recorded)
 
     def _work(self) -> None:
@@ -239,13 +238,13 @@ class CounterRecording:
         leaving.done([each.result(leaving.folder) for each in its])
 
     def results(self) -> list[RecordedGpu]:
-        """How each GPU goes now, the refused ones, too."""
+        """Current results of all GPUs, including refused ones."""
         return [*(each.result() for each in self._recorded), *self.refused]
 
     async def leave(self, folder: Path, until_ns: int, within_s: float) -> list[RecordedGpu]:
-        """Ends the folder's files with the rows up to until_ns, or those that come within that time. Raises nothing.
+        """Ends the folder's files with the rows up to until_ns, or those that arrive within within_s. Raises nothing.
 
-        Returns how each of its GPUs goes; none if the disk does not take the rows.
+        Returns the results of its GPUs; none if the disk does not accept the rows.
         """
         loop = asyncio.get_running_loop()
         done: asyncio.Future[list[RecordedGpu]] = loop.create_future()
@@ -279,7 +278,7 @@ class CounterRecording:
                 each.session.request_stop()
 
     async def stop(self) -> list[RecordedGpu]:
-        """Ends it and returns what became of each GPU, the refused ones, too. Raises nothing."""
+        """Ends the recording and returns the results of all GPUs, including refused ones. Raises nothing."""
         await asyncio.gather(*(each.session.stop() for each in self._recorded))
         await asyncio.to_thread(self._finish)
         return self.results()
@@ -296,7 +295,7 @@ class CounterRecording:
             each.close()
 
     def abandon(self) -> None:
-        """Ends it without waiting for the last rows, in place of `stop`. Raises nothing."""
+        """Ends the recording without waiting for the last rows, in place of `stop`. Raises nothing."""
         self._ends = True
         self._wake.set()
         for each in self._recorded:
@@ -308,7 +307,7 @@ class CounterRecording:
         self.close()
 
     def close(self) -> None:
-        """Lets go of the rings, after `stop`."""
+        """Releases the rings, after `stop`."""
         if not self._thread.is_alive():
             for each in self._recorded:
                 each.session.close()
@@ -326,8 +325,8 @@ async def record_counters(
 ) -> CounterRecording:
     """Samples each GPU into <folder>/<uuid>.counters of its folders from now on. Raises nothing.
 
-    GPUs that refuse are in `refused`. interval_ns: 0: each GPU's default. max_bytes: of each file. check: asked before
-    rows are written; an OSError of it ends the GPU with its text.
+    GPUs that cannot be sampled are in `refused`. interval_ns: 0: each GPU's default. max_bytes: of each file. check:
+    called before rows are written; if it raises OSError, the GPU ends with its text.
     """
     starting = [asyncio.create_task(client.start(uuid, wanted, interval_ns, most_ns=most_ns)) for uuid in folders]
     try:
@@ -354,14 +353,14 @@ async def record_counters(
 
 
 def _ended_at_once(task: asyncio.Task[CounterSession]) -> None:
-    """Ends a sampling that began when nobody waited for it any more."""
+    """Ends a sampling whose caller had stopped waiting before it began."""
     if not task.cancelled() and task.exception() is None:
         task.result().request_stop()
         task.result().close()
 
 
 def refusal(uuid: str, error: CounterError, index: int | None = None) -> RecordedGpu:
-    """What became of a GPU that could not be sampled."""
+    """Result for a GPU that could not be sampled."""
     losses = CounterLosses(code=error.code, reason=error.reason, rows=0, gaps=0, lost_ns=0, dropped_rows=0)
     return RecordedGpu(gpu_uuid=uuid, gpu_index=index, files=(), losses=losses, plan=CounterPlan(metrics=()))
 

@@ -1,11 +1,11 @@
-"""The backend that users may choose instead: sampling by the package cupti-python, which they install themselves.
+"""An optional backend: samples through the package cupti-python, which users install themselves.
 
-Its licence is NVIDIA's own, so it is neither a dependency nor part of any package of ours; it is imported when somebody
-asks, in kinetod-counters only. What GPUs and metrics there are is asked as the backend `cupti` does, of the same
-libcupti: the package loads one only when it is first used, and then that of its name which the process has.
+Its licence is NVIDIA's own, so it is neither a dependency nor part of any package of ours; it is imported on demand, in
+kinetod-counters only. GPUs and metrics are listed as in the backend `cupti`, by the same libcupti: the package loads
+one only when it is first used, and then the one that the process has loaded under its name.
 
-Its Collector takes CUPTI's profiler down for the whole process when it is disabled. So one GPU is sampled at a time,
-and the process ends after its first sampling; the next question starts another one.
+Disabling its Collector shuts CUPTI's profiler down for the whole process. So one GPU is sampled at a time, and the
+process ends after its first sampling; the next request starts another one.
 """
 
 import contextlib
@@ -16,10 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from kinetod.counters.cupti.cupti_backend import CuptiBackend
-from kinetod.counters.cupti.cupti_results import HARDWARE_BUSY, rights_problem
-from kinetod.counters.cupti.library_search import find_libraries
-from kinetod.counters.cupti.native_sampling import CUPTI, HARDWARE_BUFFER_BYTES, POLL_NS
+from kinetod.counters.cupti_backend import (
+    CUPTI,
+    HARDWARE_BUFFER_BYTES,
+    HARDWARE_BUSY,
+    POLL_NS,
+    CuptiBackend,
+    find_libraries,
+    rights_problem,
+)
 from kinetod.counters.interface import CounterCode, CounterError, CounterPlan, WantedCounters
 from kinetod.counters.sample_rings import ERROR, STOPPED, TOO_LONG, Failure, RingWriter
 
@@ -69,7 +74,7 @@ class CuptiPythonSampling:
             self._latest_end = max(latest, end_ns)
 
     def close(self) -> None:
-        """Gives the counters back."""
+        """Releases the counters."""
         collector, self._collector = self._collector, None
         if collector is not None:
             with contextlib.suppress(Exception):  # the process ends after this
@@ -87,14 +92,14 @@ class CuptiPythonBackend(CuptiBackend):
         self._used = threading.Lock()
 
     def open(self) -> None:
-        """Imports the package, and loads the libcupti that it will use."""
+        """Imports the package and loads the libcupti that it will use."""
         _collectors()
         super().open()
 
     def start(  # type: ignore[override]
         self, uuid: str, wanted: WantedCounters, interval_ns: int, make_ring: Callable[[int], RingWriter]
     ) -> CuptiPythonSampling:
-        """Begins to sample."""
+        """Starts the sampling."""
         package = _collectors()
         plan = self.plan(uuid, wanted)
         index = self._gpu(uuid).index

@@ -1,4 +1,4 @@
-"""GPUs that a kernel driver shows, whether or not their vendor's library works."""
+"""Lists GPUs from the kernel drivers, whether or not the vendor's library works."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,7 +41,7 @@ def _drm(vendor: str, sys: Path, proc: Path) -> Iterator[CounterDevice]:
 
 
 def first_line(path: Path) -> str:
-    """The first line of a file of the kernel's; empty if it cannot be read."""
+    """The first line of a kernel file; empty if it cannot be read."""
     return next((line.strip() for line in _text(path).splitlines()), "")
 
 

@@ -1,14 +1,15 @@
-"""What the daemon and kinetod-counters say to each other: one SOCK_SEQPACKET packet is one message.
+"""Messages between the daemon and kinetod-counters: one SOCK_SEQPACKET packet is one message.
 
 Theory of operation
     A packet is a head (magic, version) and one JSON object, whose `type` is one of the structures below. Everything has
     a bound, and unknown fields are refused. The daemon sends a request and waits for its answer. A SamplingStarted
-    brings the descriptor of the ring of samples (SCM_RIGHTS). A connection samples one GPU at most: when it ends,
-    whoever ended it, the sampling ends. Nothing comes unasked; how the sampling stands is written in the ring.
+    carries the descriptor of the ring of samples (SCM_RIGHTS). A connection samples one GPU at most: when either side
+    closes it, the sampling ends. Nothing is sent unasked; the state of the sampling is in the ring.
 
-    No message names a file: which library is loaded is decided where kinetod-counters is started.
+    No message names a file: the command line of kinetod-counters decides which library is loaded.
 """
 
+from collections.abc import Callable
 from typing import Annotated
 
 import msgspec
@@ -20,7 +21,7 @@ from kinetod.counters.interface import (
     CounterDevice,
     CounterPlan,
 )
-from kinetod.supervise.helper_packets import PacketFormat
+from kinetod.supervise.helper_connection import PacketFormat
 
 VERSION = 1
 MAX_REQUEST_BYTES = 16 << 10
@@ -32,7 +33,7 @@ MetricNames = Annotated[tuple[Annotated[str, msgspec.Meta(max_length=128)], ...]
 
 
 class BadCounterMessage(Exception):
-    """The packet is not one of the expected messages. The text says why."""
+    """The packet is not one of the expected messages. The message text says why."""
 
 
 class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="type"):
@@ -40,17 +41,17 @@ class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class ListGpus(_Message, frozen=True, tag="list_gpus"):
-    """Which GPUs there are. Answered by GpusReply or CountersRefused, as everything."""
+    """Asks which GPUs there are. Answered, like every request, by its reply (GpusReply) or CountersRefused."""
 
 
 class ListBaseMetrics(_Message, frozen=True, tag="list_metrics"):
-    """What a GPU has. Answered by BaseMetricsReply."""
+    """Asks for the metrics of a GPU. Answered by BaseMetricsReply."""
 
     gpu: Uuid
 
 
 class PlanSampling(_Message, frozen=True, tag="plan"):
-    """What would be sampled. Answered by PlanReply."""
+    """Asks what would be sampled. Answered by PlanReply."""
 
     gpu: Uuid
     set_name: Short = ""
@@ -78,7 +79,7 @@ CounterRequest = ListGpus | ListBaseMetrics | PlanSampling | StartSampling | Sto
 
 
 class GpusReply(_Message, frozen=True, tag="gpus"):
-    """All that the library sees."""
+    """All GPUs that the library sees."""
 
     gpus: Annotated[tuple[CounterDevice, ...], msgspec.Meta(max_length=64)]
     backend: Short
@@ -86,19 +87,19 @@ class GpusReply(_Message, frozen=True, tag="gpus"):
 
 
 class BaseMetricsReply(_Message, frozen=True, tag="metrics"):
-    """As many as fit into a packet."""
+    """As many names as fit into a packet."""
 
     names: Annotated[tuple[Short, ...], msgspec.Meta(max_length=4096)]
 
 
 class PlanReply(_Message, frozen=True, tag="planned"):
-    """What fits."""
+    """The metrics that fit."""
 
     plan: CounterPlan
 
 
 class SamplingStarted(_Message, frozen=True, tag="started"):
-    """The counters are held, and samples come. The ring's descriptor comes with it."""
+    """The counters are held, and samples arrive. The ring's descriptor comes with it."""
 
     gpu: CounterDevice
     plan: CounterPlan
@@ -112,16 +113,13 @@ class SamplingStopped(_Message, frozen=True, tag="stopped"):
 
 
 class CountersRefused(_Message, frozen=True, tag="refused"):
-    """code: an interface.CounterCode; REQUEST or VERSION for a request that is none."""
+    """code: an interface.CounterCode; REQUEST or VERSION for an invalid request."""
 
     code: Short
     reason: Annotated[str, msgspec.Meta(max_length=2000)]
 
 
 CounterAnswer = GpusReply | BaseMetricsReply | PlanReply | SamplingStarted | SamplingStopped | CountersRefused
-
-_requests: msgspec.json.Decoder[CounterRequest] = msgspec.json.Decoder(CounterRequest)
-_answers: msgspec.json.Decoder[CounterAnswer] = msgspec.json.Decoder(CounterAnswer)
 
 
 def _other_version(theirs: int) -> BadCounterMessage:
@@ -139,17 +137,9 @@ _PACKETS = PacketFormat(
     _other_version,
 )
 
-
-def encode(message: CounterRequest | CounterAnswer) -> bytes:
-    """Encodes a message as one packet."""
-    return _PACKETS.encode(message)
-
-
-def request(packet: bytes) -> CounterRequest:
-    """Decodes the daemon's request. Raises BadCounterMessage."""
-    return _PACKETS.decode(packet, _requests, MAX_REQUEST_BYTES)
-
-
-def answer(packet: bytes) -> CounterAnswer:
-    """Decodes the answer of kinetod-counters. Raises BadCounterMessage."""
-    return _PACKETS.decode(packet, _answers, MAX_ANSWER_BYTES)
+encode: Callable[[CounterRequest | CounterAnswer], bytes] = _PACKETS.encode
+# For the daemon and for kinetod-counters; both raise BadCounterMessage.
+_requests: msgspec.json.Decoder[CounterRequest] = msgspec.json.Decoder(CounterRequest)
+_answers: msgspec.json.Decoder[CounterAnswer] = msgspec.json.Decoder(CounterAnswer)
+request = _PACKETS.reader(_requests, MAX_REQUEST_BYTES)
+answer = _PACKETS.reader(_answers, MAX_ANSWER_BYTES)

@@ -1,7 +1,7 @@
-"""Rings of samples in shared memory, which kinetod-counters fills and the daemon empties; see
+"""Rings of samples in shared memory that kinetod-counters fills and the daemon empties; see
 daemon/native_counters/sample_ring.h.
 
-The file has no name and is sealed against another size. What the other side writes into it is checked, in C.
+The file has no name and is sealed against resizing. The content written by the other side is checked in C.
 """
 
 import ctypes
@@ -13,14 +13,14 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
+from kineto_trace.base.array_types import Floats32, Structs
 from kineto_trace.spool.counter_samples import row_type
 
 LIBRARY = Path(__file__).parents[1] / "_native" / "libkineto_counters.so"
 ABI_VERSION = 1
 HEADER_BYTES = 4096
 RING_BYTES = 4 << 20  # 87 s of 8 metrics at 1 ms, 8 s at 100 us
-MOST_BYTES = 64 << 20  # of a ring that is read
+MOST_BYTES = 64 << 20  # for a ring that is read
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 ROWS_AT_ONCE = 4096
 # kn_ring_end
@@ -32,7 +32,7 @@ class NativeLibraryError(Exception):
 
 
 class RingError(Exception):
-    """What should be a ring is none, or its content makes no sense."""
+    """The file is not a ring, or its content is inconsistent."""
 
 
 class Failure(ctypes.Structure):
@@ -98,15 +98,15 @@ def load(path: Path = LIBRARY) -> ctypes.CDLL:
 
 
 class RingStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """How a ring stands. Times in ns; `failure` is a CUPTI result with its text, if `end` is ERROR."""
+    """State of a ring. Times in ns; `failure` is a CUPTI result with its text, if `end` is ERROR."""
 
     ended: bool
     end: int
     written: int  # rows
     taken: int
-    dropped: int  # rows for which there was no room: the reader was slow
+    dropped: int  # rows without room in the ring: the reader was slow
     gaps: int  # places where the hardware's samples are missing
-    lost_ns: int  # how long these are together
+    lost_ns: int  # their total length
     full_stops: int
     overflows: int
     disordered: int
@@ -128,7 +128,7 @@ class _Ring:
         self._address = ctypes.addressof(self._view)
 
     def stop(self) -> None:
-        """Tells the writer to end. Harmless when it has ended."""
+        """Asks the writer to end. Harmless once it has ended."""
         if self._view is not None:
             self._library.kn_ring_stop(self._address)
 
@@ -158,7 +158,7 @@ class _Ring:
 
 
 class RingWriter(_Ring):
-    """The side of kinetod-counters, which makes the memory; `descriptor` is a memfd that the reader gets."""
+    """The side of kinetod-counters, which creates the memory; `descriptor` is a memfd for the reader."""
 
     def __init__(self, metrics: int, *, most_ns: int, size: int = RING_BYTES) -> None:
         """Raises OSError, NativeLibraryError."""
@@ -177,10 +177,10 @@ class RingWriter(_Ring):
 
     @property
     def most_ns(self) -> int:
-        """The longest duration from the start on."""
+        """The longest duration, from the start on."""
         return int(self.writer.most_ns)
 
-    def put(self, start_ns: int, end_ns: int, values: npt.NDArray[np.float32]) -> bool:
+    def put(self, start_ns: int, end_ns: int, values: Floats32) -> bool:
         """Appends a row. Returns False if there was no room."""
         assert values.dtype == np.float32 and len(values) == self.metrics
         return not self._library.kn_ring_put(
@@ -192,15 +192,15 @@ class RingWriter(_Ring):
         self._library.kn_ring_note_gap(ctypes.byref(self.writer), lost_ns)
 
     def wait(self, seconds: float) -> bool:
-        """Waits so long, or until the ring is stopped; returns whether it is."""
+        """Waits that long, or until the ring is stopped; returns whether it is."""
         return bool(self._library.kn_ring_wait(ctypes.byref(self.writer), max(0, int(seconds * 1e9))))
 
     def end(self, end: int, failure: Failure | None = None) -> None:
-        """Says that no more rows come, and why."""
+        """Notes that no more rows come, and why."""
         self._library.kn_ring_end(ctypes.byref(self.writer), end, None if failure is None else ctypes.byref(failure))
 
     def close(self) -> None:
-        """Lets go of the memory; a reader keeps its own mapping."""
+        """Unmaps the memory; a reader keeps its own mapping."""
         super().close()
         if self.descriptor >= 0:
             os.close(self.descriptor)
@@ -211,7 +211,7 @@ class RingReader(_Ring):
     """The daemon's side."""
 
     def __init__(self, descriptor: int, metrics: int) -> None:
-        """Takes the descriptor over. Raises RingError for what is no ring of so many metrics, OSError."""
+        """Takes ownership of the descriptor. Raises OSError, and RingError if it is not a ring of that many metrics."""
         try:
             try:
                 sealed = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS == _SEALS
@@ -231,7 +231,7 @@ class RingReader(_Ring):
             self.close()
             raise
 
-    def take(self) -> npt.NDArray[np.void]:
+    def take(self) -> Structs:
         """The oldest rows that were not taken, at most ROWS_AT_ONCE, as `row_type` lays them out. Raises RingError."""
         if self._view is None:
             raise RingError("the ring of samples is closed")

@@ -1,12 +1,12 @@
-"""kinetod-counters as a service: takes the daemon's requests and samples GPUs, a thread each.
+"""kinetod-counters as a service: accepts the daemon's requests and samples each GPU in a thread.
 
 Theory of operation
-    One task per connection, one request at a time, one GPU per connection. The caller is who the kernel says
-    (SO_PEERCRED). The end of the connection ends the sampling, so that a daemon that dies leaves no GPU held.
+    One task per connection, one request at a time, one GPU per connection. The kernel identifies the caller
+    (SO_PEERCRED). Closing the connection ends the sampling, so that a dead daemon does not keep a GPU.
 
-    Nothing that may hang in the driver is done by the loop. What is late is refused and its thread left behind; when it
-    returns nevertheless, it gives back what it has. As long as one is left behind, `hung` is true: the process serves
-    those who are being served, takes nothing new, and should end when they are done, since only its end frees a thread.
+    The event loop runs nothing that may hang in the driver. Late work is refused and its thread abandoned; if that
+    returns after all, it releases what it holds. As long as a thread is abandoned, `hung` is true: the process finishes
+    what it is serving, accepts nothing new, and should then end, since only that frees the thread.
 """
 
 import asyncio
@@ -15,41 +15,202 @@ import logging
 import os
 import signal
 import socket
+import threading
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any, TypeVar
 
 from kinetod.base.safe_text import clean
 from kinetod.base.unix_sockets import receive, send
 from kinetod.counters import messages
 from kinetod.counters.backend_group import who_measures
-from kinetod.counters.counter_holders import UNKNOWN, holder
 from kinetod.counters.interface import (
     DEFAULT_INTERVAL_NS,
     CounterBackend,
     CounterCode,
     CounterDevice,
     CounterError,
+    CounterPlan,
     WantedCounters,
     check_interval,
 )
-from kinetod.counters.sampling_job import SamplingJob, in_own_thread
+from kinetod.counters.kernel_gpus import INTEL
+from kinetod.counters.level_zero_library import stream_holder
+from kinetod.counters.sample_rings import RingWriter
+from kinetod.processes.drm_gpus import PROC, SYS, drm_gpus
+from kinetod.processes.profiler_signs import BY_PRODUCT, COUNTERS_USER, Holds
+from kinetod.profilers import ProfilingTool, scan
 from kinetod.supervise.helper_service import Connections, HelperCaller, HungUp
-
-log = logging.getLogger(__name__)
 
 EXIT_HUNG = 70
 LOOK_S = 0.2
-REQUEST_S = 30.0  # how long a connection that samples nothing may say nothing
+REQUEST_S = 30.0  # maximum silence of a connection that samples nothing
 WORK_S = 20.0  # enabling takes 0.3 s for each GPU, one after the other; loading the driver a few seconds
 STOP_S = 5.0
-FREED_S = 1.0  # the daemon ends a watch that was cancelled a moment after its caller has gone
+FREED_S = 1.0  # the daemon ends a cancelled watch shortly after its caller has gone
 SEND_S = 5.0
 HOLDER_S = 2.0
+
+UNKNOWN = "another process"
+_SAMPLES_GPUS = "Nsight Systems"  # with --gpu-metrics-devices, although it otherwise traces processes
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
 
+# Runs one GPU's sampling, and other blocking work of kinetod-counters, in threads of their own. They are daemon
+# threads: one that hangs in the driver keeps the process neither from serving others nor from ending.
+async def in_own_thread(function: Callable[[], T]) -> T:
+    """Awaits the function's result; a caller that gives up abandons the thread."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if done.done():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(result)  # type: ignore[arg-type]  # it is a T where there is no error
+
+    def work() -> None:
+        result, error = None, None
+        try:
+            result = function()
+        except Exception as exc:  # noqa: BLE001  # whoever awaits gets it
+            error = exc
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=work, name="counters work", daemon=True).start()
+    return await done
+
+
+class SamplingJob:
+    """Starts a GPU's sampling and decodes it, all in one thread, which owns the ring and the counters."""
+
+    def __init__(
+        self, backend: CounterBackend, uuid: str, wanted: WantedCounters, interval_ns: int, most_ns: int
+    ) -> None:
+        self._backend = backend
+        self._uuid = uuid
+        self._wanted = wanted
+        self._interval_ns = interval_ns
+        self._most_ns = most_ns
+        self._ring: RingWriter | None = None
+        self._given_up = False
+        self._lock = threading.Lock()
+        self._loop = asyncio.get_running_loop()
+        self._started: asyncio.Future[CounterPlan] = self._loop.create_future()
+        self.ended = asyncio.Event()
+
+    async def start(self) -> CounterPlan:
+        """Returns the plan that is sampled. Raises CounterError and what the backend raises; may be cancelled."""
+        threading.Thread(target=self._work, name=f"counters {self._uuid[:12]}", daemon=True).start()
+        return await self._started
+
+    def descriptor(self) -> int:
+        """The memfd of the ring, until `release`."""
+        assert self._ring is not None
+        return self._ring.descriptor
+
+    def stop(self) -> None:
+        """Ends the sampling, even one that has not begun yet; `ended` is set then. Does not block."""
+        with self._lock:
+            self._given_up = True
+            if self._ring is not None:
+                self._ring.stop()
+
+    def release(self) -> None:
+        """Releases the ring of a job that has ended."""
+        with self._lock:
+            ring, self._ring = self._ring, None
+        if ring is not None:
+            ring.close()
+
+    def _make_ring(self, metrics: int) -> RingWriter:
+        ring = RingWriter(metrics, most_ns=self._most_ns)
+        with self._lock:
+            if self._ring is not None:  # from a failed attempt
+                self._ring.close()
+            self._ring = ring
+            if self._given_up:
+                ring.stop()
+        return ring
+
+    def _work(self) -> None:
+        try:
+            sampling = self._backend.start(self._uuid, self._wanted, self._interval_ns, self._make_ring)
+            try:
+                self._tell(lambda: self._settle(sampling.plan))
+                sampling.run()
+            finally:
+                sampling.close()
+        except Exception as exc:  # noqa: BLE001  # whoever awaits gets it
+            error = exc
+            if not self._tell(lambda: self._settle(error)):
+                log.warning("the sampling of %s ended after its client: %s", self._uuid, exc)
+        finally:
+            self._tell(self.ended.set)
+
+    def _settle(self, outcome: CounterPlan | Exception) -> None:
+        """Reports the outcome of the start, unless the caller has given up."""
+        if self._started.done():
+            return
+        if isinstance(outcome, Exception):
+            self._started.set_exception(outcome)
+        else:
+            self._started.set_result(outcome)
+
+    def _tell(self, action: Callable[[], object]) -> bool:
+        try:
+            self._loop.call_soon_threadsafe(action)
+        except RuntimeError:  # the loop is closed: the process ends
+            return False
+        return True
+
+
+# Finds who has the counters of a GPU: best effort, by traces of other profilers in /proc. Blocking.
+def holder(pci_bus_id: str, proc: Path = PROC, sys: Path = SYS) -> str:
+    """A name such as "Nsight Compute (process 1234)", or UNKNOWN, as for AMD's GPUs.
+
+    pci_bus_id: in CUDA's form, 0000:01:00.0.
+    """
+    for gpu in drm_gpus(sys, proc):
+        if gpu.pci_bus_id == pci_bus_id.lower():
+            return (stream_holder(proc) if gpu.vendor == INTEL else "") or UNKNOWN
+    minor = device_minor(pci_bus_id, proc)
+    found = scan(proc, own=frozenset({os.getpid()})).profilers
+    suspects = [tool for tool in found if _holds(tool) and (not tool.gpus or minor is None or minor in tool.gpus)]
+    if not suspects:
+        return UNKNOWN
+    tool = max(suspects, key=_likelihood)
+    return f"{tool.product} (process {tool.pid})" if tool.pid else tool.product
+
+
+def _likelihood(tool: ProfilingTool) -> tuple[bool, bool, bool]:
+    """Sort key. A library loaded into a measured program is weaker evidence than the tool's own process."""
+    sign = BY_PRODUCT[tool.product]
+    return sign.holds is not Holds.PROCESS, sign is not COUNTERS_USER, bool(tool.gpus)
+
+
+def device_minor(pci_bus_id: str, proc: Path = PROC) -> int | None:
+    """N of /dev/nvidiaN, according to the driver; None if unknown."""
+    folder = proc / "driver/nvidia/gpus" / pci_bus_id.lower()
+    try:
+        lines = (folder / "information").read_text(errors="replace").splitlines()
+        return next((int(line.partition(":")[2]) for line in lines if line.startswith("Device Minor")), None)
+    except (OSError, ValueError):
+        return None
+
+
+def _holds(tool: ProfilingTool) -> bool:
+    sign = BY_PRODUCT.get(tool.product)
+    return sign is not None and (sign.holds in (Holds.COUNTERS, Holds.BOTH) or sign.product == _SAMPLES_GPUS)
+
+
 class SamplerService:
-    """Serves connections. may_ask: whether a user is served. holder_of: who has a GPU's counters; may block."""
+    """Serves connections. may_ask: whether a user is served. holder_of: finds who has a GPU's counters; may block."""
 
     def __init__(
         self,
@@ -76,15 +237,15 @@ class SamplerService:
 
     @property
     def hung(self) -> bool:
-        """Whether a thread is left behind in the driver."""
+        """Whether a thread is stuck in the driver."""
         return bool(self._late)
 
     async def start(self) -> None:
-        """Begins to look whether the process must end."""
+        """Starts checking whether the process must end."""
         self._looking = asyncio.create_task(self._look(), name="counters end")
 
     async def _look(self) -> None:
-        """Ends the process to be rid of a thread that hangs, or when it is used up, once nobody is served."""
+        """Ends the process, once it serves nobody, if a thread hangs or it is used up."""
         while True:
             await asyncio.sleep(LOOK_S)
             if self.connections.idle_s() <= 0:
@@ -113,7 +274,7 @@ class SamplerService:
             raise CounterError(CounterCode.NOT_PERMITTED, reason)
 
     async def work(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Awaits work that may hang. Raises CounterError if it does, and what it raises."""
+        """Awaits work that may hang. Raises CounterError if it does, and the work's own errors."""
         if self.hung:
             coroutine.close()
             raise CounterError(CounterCode.FAILED, "the driver does not answer; kinetod-counters starts anew soon")
@@ -126,7 +287,7 @@ class SamplerService:
         return task.result()
 
     def hold(self, uuid: str, job: SamplingJob) -> asyncio.Task[None]:
-        """Remembers who samples a GPU until the job has ended, when the task is done."""
+        """Records who samples a GPU until the job has ended; then the task is done."""
 
         async def freed() -> None:
             await job.ended.wait()
@@ -137,13 +298,13 @@ class SamplerService:
         return self.held[uuid]
 
     async def is_free(self, uuid: str) -> bool:
-        """Whether nobody here samples this GPU; waits a moment for one who is about to end."""
+        """Whether nobody here samples this GPU; waits a moment for a sampling that is about to end."""
         if (freed := self.held.get(uuid)) is not None:
             await asyncio.wait((freed,), timeout=FREED_S)
         return uuid not in self.held
 
     def note_late(self, task: asyncio.Task[Any]) -> None:
-        """Remembers work that hangs until it returns."""
+        """Tracks work that hangs until it returns."""
         self._late.add(task)
         task.add_done_callback(self._returned)
 
@@ -153,7 +314,7 @@ class SamplerService:
             log.warning("a late answer of the driver: %s", error)
 
     async def with_holder(self, error: CounterError, uuid: str, pci_bus_id: str) -> CounterError:
-        """The same error with who holds the counters, where that can be seen."""
+        """Adds the holder of the counters to an error, if it can be found."""
         name = UNKNOWN
         with contextlib.suppress(TimeoutError, OSError):
             async with asyncio.timeout(HOLDER_S):
@@ -175,13 +336,13 @@ class _Connection:
         self._freed: asyncio.Task[None] | None = None
 
     async def serve(self) -> None:
-        """Serves until the caller hangs up, is silent for too long, or breaks the protocol."""
+        """Serves until the caller closes the connection, is silent for too long, or breaks the protocol."""
         try:
             while True:
                 async with asyncio.timeout(None if self._job is not None else REQUEST_S):
                     packet = await self._receive()
                 try:
-                    # Not before: closing a socket with a packet that was not read would lose the refusal.
+                    # Not earlier: closing a socket with an unread packet would lose the refusal.
                     self._service.check_caller(self._caller)
                     await self._carry_out(messages.request(packet))
                 except CounterError as exc:
@@ -205,7 +366,7 @@ class _Connection:
         await self._send(messages.CountersRefused(code=code, reason=clean(reason, 2000)))
 
     async def _send(self, said: messages.CounterAnswer, *descriptors: int) -> None:
-        """Raises OSError, TimeoutError."""
+        """Sends an answer. Raises OSError, TimeoutError."""
         await send(self._sock, messages.encode(said), list(descriptors), SEND_S)
 
     async def _carry_out(self, asked: messages.CounterRequest) -> None:
@@ -231,7 +392,7 @@ class _Connection:
         await self._send(said)
 
     async def _start(self, asked: messages.StartSampling) -> None:
-        """Raises CounterError, BadCounterMessage."""
+        """Starts the sampling. Raises CounterError, BadCounterMessage."""
         service, backend = self._service, self._service.backend
         if self._job is not None:
             raise messages.BadCounterMessage("a second GPU in one connection")
@@ -261,7 +422,7 @@ class _Connection:
         await self._send(started, job.descriptor())
 
     async def _end(self) -> None:
-        """Ends the sampling. One that does not end counts as hung until it has."""
+        """Ends the sampling. If it does not end, it counts as hung until it has."""
         job, self._job = self._job, None
         if job is None or self._freed is None:
             return

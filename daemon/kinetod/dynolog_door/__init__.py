@@ -1,1 +1,1 @@
-"""The door for `dyno` and other clients of Dynolog: its requests, and what they become here."""
+"""Serves `dyno` and other clients of Dynolog: translates their requests into kinetod's own."""

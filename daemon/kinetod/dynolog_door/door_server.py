@@ -2,54 +2,131 @@
 
 Theory of operation
     Dynolog serves one connection after the other and waits for each as long as it takes. Here each has a task, and
-    REQUEST_S for its request; how long the answer takes depends on what is asked, and then the client waits, as dyno
-    does.
+    REQUEST_S for its request; the time for the answer depends on the request, and the client waits, as dyno does.
 
-    Who connects is asked of the kernel before anything is read: at a Unix socket its credentials, over TCP on this host
-    the owner of the socket at the other end. A client on another host is nobody, unless dynolog.remote_user says for
-    whom such clients count. Nothing in the protocol identifies anybody.
+    The kernel identifies the client before anything is read: at a Unix socket by its credentials, over TCP on this host
+    by the owner of the socket at the other end. A client on another host is refused, unless dynolog.remote_user names
+    the user that such clients act as. The protocol itself identifies nobody.
 
-    If another process listens at the address, probably Dynolog itself, the door stays closed, which the log says once
-    and `kinetoctl doctor` always, and it is tried again every RETRY_S: to stop Dynolog is all there is to do.
+    If another process listens at the address, probably Dynolog itself, this server does not listen; the log reports
+    that once and `kinetoctl doctor` always. It retries every RETRY_S: stopping Dynolog is enough.
 """
 
 import asyncio
+import collections
 import contextlib
+import errno
 import itertools
 import logging
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import psutil
 from kineto_protos.endpoints import is_loopback
 
+from kinetod.access.connections.connection_proxy import bound_unix
 from kinetod.access.peers import Peer, UnknownPeer, of_local, of_local_at_once, of_unix, with_groups
-from kinetod.base.background_tasks import BackgroundTasks
+from kinetod.base import metrics
 from kinetod.base.errors import StartError
+from kinetod.base.logs import Tally, text_lines
+from kinetod.base.safe_text import clean
 from kinetod.config.addresses import ListenAddress
-from kinetod.dynolog_door.answers import Answer
-from kinetod.dynolog_door.client_limits import ClientLimits
-from kinetod.dynolog_door.door_sockets import PortTaken, listening
-from kinetod.dynolog_door.json_frames import PREFIX, BadFrame, body_size, frame
-from kinetod.dynolog_door.port_holder import port_holder
+from kinetod.dynolog_door.door_service import Answer
+from kinetod.dynolog_door.log_files import BackgroundTasks
+from kinetod.dynolog_door.requests import PREFIX, BadFrame, body_size, frame
+from kinetod.permissions.caller_limits import RequestRate, full, less
 from kinetod.permissions.role_policy import Via
 
-log = logging.getLogger(__name__)
-
 REQUEST_S = 5.0
-ANSWER_S = 10.0  # for the client to take it
+ANSWER_S = 10.0  # for the client to read it
 RETRY_S = 5.0
 ACCEPT_S = 0.0005  # at a time; calls wait for it a few times
 RETRY_ACCEPT_S = 0.2
 MAX_LOOKED_UP = 64  # connections whose user is being looked up in the whole table
 _CHUNK_BYTES = 1 << 16
 Answering = Callable[[str, bytes], Awaitable[Answer]]  # BadFrame: the connection ends without an answer
+BACKLOG = 1024
+_LOCALHOST = ("127.0.0.1", "::1")
+_ABSENT = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)  # a host without IPv6
+log = logging.getLogger(__name__)
+
+OWN = 32
+ALL = 256
+CONNECTIONS_PER_SECOND = 32  # the burst is four times as many
+MAX_HOLD_S = 30.0
+UNKNOWN, UNANSWERED = "unknown", "unanswered"
+
+
+# Limits how many connections each client of Dynolog may have and open, so that none keeps others out.
+#
+# A connection counts for a user of this host, or for the address of another host. Each may have OWN open and open
+# CONNECTIONS_PER_SECOND; ALL may be open in total, an eighth more for clients without any, and another for root and the
+# daemon's own user, who are exempt from the other limits. Further ones are closed at once.
+#
+# A client that has been refused as one too many by the limits of all calls (`call_limits`) is not read from for a
+# while, as at the gRPC listeners.
+class ClientLimits:
+    """Counts connections. is_admin: whether a peer is exempt."""
+
+    def __init__(self, is_admin: Callable[[Peer], bool], clock: Callable[[], float] = time.monotonic) -> None:
+        self._is_admin = is_admin
+        self._clock = clock
+        self._rate = RequestRate(lambda: CONNECTIONS_PER_SECOND, clock)
+        self._open: collections.Counter[str] = collections.Counter()
+        self._held_until: dict[str, float] = {}
+        self._tally = Tally(text_lines(log))
+
+    def may_open(self, peer: Peer) -> bool:
+        """Counts one more connection of this peer, or returns False if it has too many."""
+        admin = self._is_admin(peer)
+        if not admin and self._rate.late_s(peer.key):
+            self._refused(peer, "CONNECTION_RATE", "it opens too many per second")
+            return False
+        held, used = self._open[peer.key], self._open.total()
+        if full(held, used, own=OWN, in_all=ALL, admin=admin) is not None:
+            self._refused(peer, "CONNECTIONS", f"it has {held} of {OWN}, and {used} are open in all")
+            return False
+        self._open[peer.key] += 1
+        return True
+
+    def closed(self, peer: Peer) -> None:
+        """Stops counting a closed connection."""
+        less(self._open, peer.key)
+
+    def hold(self, peer: Peer, seconds: float) -> None:
+        """Delays reading from this peer for so long, on top of current delays."""
+        if self._is_admin(peer):
+            return
+        now = self._clock()
+        self._held_until = {key: until for key, until in self._held_until.items() if until > now}
+        before = self._held_until.get(peer.key, now)
+        self._held_until[peer.key] = min(now + MAX_HOLD_S, before + seconds)
+
+    def wait_s(self, peer: Peer) -> float:
+        """How long not to read from this peer."""
+        return max(0.0, self._held_until.get(peer.key, 0.0) - self._clock())
+
+    def unknown(self, why: str) -> None:
+        """Logs that a client was refused because the kernel cannot identify it."""
+        self._tally.note(why, {"text": f"a connection of a client of Dynolog was refused: {why}"})
+
+    def nonsense(self, peer: Peer, what: str) -> None:
+        """Counts and logs input that is not a request."""
+        metrics.dynolog_request(UNKNOWN, UNANSWERED)
+        text = f"a client of Dynolog, {peer.key}, got no answer: {clean(what, 200)}"
+        self._tally.note((peer.key, UNANSWERED), {"text": text})
+
+    def _refused(self, peer: Peer, limit: str, why: str) -> None:
+        metrics.limited(limit)
+        text = f"a connection of a client of Dynolog, {peer.key}, was refused: {why}"
+        self._tally.note((peer.key, limit), {"text": text})
 
 
 class DynologServer:
-    """Serves at one address. lets_in: whether a client may ask at all."""
+    """Serves at one address. lets_in: whether a client may connect at all."""
 
     def __init__(
         self,
@@ -73,7 +150,7 @@ class DynologServer:
         self._looked_up = 0
         self._opening: asyncio.Task[None] | None = None
         self._answer: Answering | None = None
-        self.problem = ""  # why the door is closed; "" if it is open
+        self.problem = ""  # why it does not listen; "" if it does
 
     @property
     def address(self) -> ListenAddress:
@@ -89,16 +166,16 @@ class DynologServer:
         return [str(ListenAddress(host=host, port=port)) for host, port, *_ in names]
 
     def peer(self, connection: str) -> Peer | None:
-        """Who is behind a connection."""
+        """The peer of a connection."""
         return self._peers.get(connection)
 
     def hold(self, connection: str, seconds: float) -> None:
-        """Delays reading from whoever is behind a connection."""
+        """Delays reading from the peer of a connection."""
         if (peer := self._peers.get(connection)) is not None:
             self._limits.hold(peer, seconds)
 
     async def start(self, answer: Answering) -> None:
-        """Opens the door, or begins to try. answer: is given a connection's name and the JSON that came on it."""
+        """Starts listening, or retrying. answer: called with a connection's name and the JSON received on it."""
         self._answer = answer
         if not await self._open():
             self._opening = asyncio.create_task(self._keep_trying(), name="dynolog door")
@@ -124,7 +201,7 @@ class DynologServer:
         return True
 
     def _explained(self, error: Exception) -> str:
-        """Blocks."""
+        """Explains an error. Blocks."""
         if isinstance(error, PortTaken):
             holder = port_holder(self._address.port) or "another process"
             return f"{self._address} is taken by {holder}; stop it, or set dynolog.rpc to another address"
@@ -133,11 +210,11 @@ class DynologServer:
         return str(error)
 
     async def holder(self) -> str:
-        """Who has the port now, for people; "" if it is not taken or not known."""
+        """The process that has the port now, for people; "" if the port is free or the process unknown."""
         return await asyncio.to_thread(port_holder, self._address.port) if self.problem else ""
 
     async def stop(self) -> None:
-        """Closes the door; requests in progress are ended."""
+        """Stops listening; requests in progress are ended."""
         if self._opening is not None:
             self._opening.cancel()
             await asyncio.gather(self._opening, return_exceptions=True)
@@ -190,7 +267,7 @@ class DynologServer:
             sock.close()
 
     def _identified(self, sock: socket.socket) -> Peer | None:
-        """Who is at the other end; None if that takes a look-up that blocks. Raises OSError, UnknownPeer."""
+        """The peer at the other end; None if that takes a look-up that blocks. Raises OSError, UnknownPeer."""
         if self._address.path is not None:
             return with_groups(replace(of_unix(sock), via=Via.DYNOLOG), sock)
         near, far = sock.getsockname()[:2], sock.getpeername()[:2]
@@ -237,8 +314,8 @@ class DynologServer:
             self._limits.closed(peer)
 
     async def _talk(self, sock: socket.socket, name: str) -> None:
-        """One request, one answer. Raises OSError, EOFError, TimeoutError if the client does not keep to it."""
-        assert self._answer is not None  # nobody can connect before
+        """Reads one request and sends one answer. Raises OSError, EOFError, and TimeoutError for a slow client."""
+        assert self._answer is not None  # nobody can connect before it is set
         try:
             async with asyncio.timeout(REQUEST_S):
                 size = body_size(await _exactly(sock, PREFIX.size))
@@ -253,12 +330,12 @@ class DynologServer:
 
 
 def _is_local(near: tuple[str, int], far: tuple[str, int]) -> bool:
-    """Whether the client is on this host by its address: nobody else's packets come from it."""
+    """Whether the client's address is on this host: packets from it come from nobody else."""
     return is_loopback(far[0]) or far[0] == near[0]
 
 
 async def _exactly(sock: socket.socket, size: int) -> bytes:
-    """So many bytes. Raises EOFError, OSError."""
+    """Reads exactly `size` bytes. Raises EOFError, OSError."""
     loop, data = asyncio.get_running_loop(), bytearray()
     while len(data) < size:
         part = await loop.sock_recv(sock, min(_CHUNK_BYTES, size - len(data)))
@@ -266,3 +343,71 @@ async def _exactly(sock: socket.socket, size: int) -> bytes:
             raise EOFError
         data += part
     return bytes(data)
+
+
+# Finds the process that listens on a port. Blocking.
+def port_holder(port: int) -> str:
+    """The process for people, such as "process 4242 (dynolog)"; its kind if it may not be seen; "" for none."""
+    try:
+        found = [each for each in psutil.net_connections("tcp") if each.status == psutil.CONN_LISTEN]
+    except (psutil.Error, OSError):
+        return ""
+    holders = [each.pid for each in found if each.laddr and each.laddr.port == port]
+    known = next((pid for pid in holders if pid), None)
+    if known is None:
+        return "a process that this daemon may not look into" if holders else ""
+    try:
+        name = clean(psutil.Process(known).name(), 64)
+    except psutil.Error:
+        return f"process {known}"
+    return f"process {known} ({name})"
+
+
+# The sockets at which clients of Dynolog connect. "localhost" is both 127.0.0.1 and ::1, if the host has them.
+#
+# A port that another process listens on is not shared. Then all addresses are refused: a client that names localhost
+# must not reach Dynolog by one family and this daemon by the other.
+class PortTaken(Exception):
+    """Another process listens at this address."""
+
+
+def listening(address: ListenAddress, socket_mode: int) -> list[socket.socket]:
+    """Non-blocking sockets that listen at an address. Raises PortTaken, OSError, StartError."""
+    if address.path is not None:
+        return [bound_unix(address.path, socket_mode)]
+    sockets: list[socket.socket] = []
+    try:
+        for host in _hosts(address):
+            try:
+                sockets.append(_bound(host, address.port))
+            except OSError as exc:
+                if exc.errno not in _ABSENT or address.host != "localhost":
+                    raise
+        if not sockets:
+            raise OSError(errno.EADDRNOTAVAIL, "this host has no loopback address")
+    except OSError as exc:
+        for sock in sockets:
+            sock.close()
+        if exc.errno == errno.EADDRINUSE:
+            raise PortTaken(str(address)) from exc
+        raise
+    return sockets
+
+
+def _hosts(address: ListenAddress) -> Iterator[str]:
+    yield from _LOCALHOST if address.host == "localhost" else (address.host,)
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.bind((host, port))
+        sock.listen(BACKLOG)
+    except BaseException:
+        sock.close()
+        raise
+    return sock

@@ -1,38 +1,224 @@
-"""What each request of Dynolog's clients does. Every one passes the gate as the gRPC call does that it amounts to.
+"""Carries out the requests of Dynolog's clients. Each passes the gate like the gRPC call it corresponds to.
 
 Theory of operation
-    getStatus, getVersion, dcgmProfPause and dcgmProfResume amount to GetHost: any role of this host will do.
-    setKinetOnDemandRequest amounts to CreateCapture: processes are found for the caller, and decided about one by one
+    getStatus, getVersion, dcgmProfPause and dcgmProfResume correspond to GetHost: any role on this host is enough.
+    setKinetOnDemandRequest corresponds to CreateCapture: processes are found for the caller and authorized one by one
     where they are looked up. The audit log has these calls under those names, with `"via":"dynolog"`.
 """
 
 import logging
+import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from kineto_protos.kineto_config import KinetoConfigError
+from kineto_protos import kineto_config
+from kineto_protos.kineto_config import KinetoConfigError, RequestedCapture
 from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.base.visible_text import one_line
+from kineto_trace.store.output_formats import LogFile, parse_log_file
 
-from kinetod.access.call_gate import Gate
-from kinetod.access.call_limits import Doorkeeper
+from kinetod import __version__
+from kinetod.access.call_gate import Authorizer
+from kinetod.access.call_limits import CallTracker
 from kinetod.base import metrics
 from kinetod.base.errors import KinetodError, NotPermitted, Reason, invalid
 from kinetod.base.fair_slots import FairSlots
 from kinetod.captures.manager import CaptureManager
 from kinetod.config.settings import Settings
-from kinetod.dynolog_door import answers, requests
-from kinetod.dynolog_door.answers import Answer, TraceStarted
-from kinetod.dynolog_door.json_frames import read_object
+from kinetod.dynolog_door import requests
 from kinetod.dynolog_door.log_files import LogFiles
-from kinetod.dynolog_door.process_matching import NO_JOB, ProcessMatcher
-from kinetod.dynolog_door.requests import Asked, StatusAsked, TraceAsked, VersionAsked, WrongArgument
-from kinetod.dynolog_door.trace_request import requested_trace
+from kinetod.dynolog_door.requests import Asked, StatusAsked, TraceAsked, VersionAsked, WrongArgument, read_object
+from kinetod.kineto_ipc.poller_registry import PollingProcess, PollingProcesses
 from kinetod.permissions.role_policy import Caller
+from kinetod.processes.identity import ProcessKey
+from kinetod.selection.process_registry import Match, Registry
 
 log = logging.getLogger(__name__)
 
 TRACING_REFUSED = "refuse"  # the value of dynolog.tracing
+RECORDER_KEY = "REQUEST_RECORDER"
+RECORDERS = {"agent": pb.RECORDER_AGENT, "kineto": pb.RECORDER_KINETO}
+LOG_FILE_LABEL = "dynolog.log_file"
+_MAX_LABEL_CHARS = 255
+_RECORDER_LINE = re.compile(rf"^[ \t]*{RECORDER_KEY}[ \t]*=[ \t]*(.*?)[ \t]*$", re.MULTILINE)
+_OPERATOR_OPTIONS = ("record_shapes", "with_modules", "with_flops")
+_OBJECT_STORES = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+MAX_REFUSED_SHOWN = 16
+_NOTHING_TO_PAUSE = (
+    "kinetod does not measure with DCGM's profiling counters, so it has nothing to pause or to resume; where DCGM "
+    "itself holds them, `dcgmi profile --pause` frees them"
+)
+Answer = Mapping[str, Any]
+NO_JOB = 0
+
+
+# Finds the processes that a Dynolog request selects.
+#
+# Dynolog knows the processes whose libkineto has registered with it; here every process that `kinetoctl trace` would
+# select counts, and every one whose libkineto polls this daemon. Dynolog's rules then apply:
+# - pids: a process is selected if its own pid or one of an ancestor's is listed. Launchers and helper workers of
+#   training processes are left out, as everywhere here.
+# - job id: the process must belong to the job, by its environment, the kernel's control groups, or its libkineto's
+#   claim.
+# - neither: every process without a job that has an agent or polls. A process that was not named is not attached to. In
+#   Dynolog the job id 0 means processes without a job with pids as well; here a pid is enough.
+# - process_limit: how many get the configuration, by pid; processes that are already being traced do not count.
+# A process that polls may have a PID namespace of its own, so the pids it claims count too. The claim can only cause
+# the process itself to be traced, by somebody who may trace it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatchedProcesses:
+    """The processes selected by a request. free: pids that may be traced now, as many as the request allows.
+
+    busy: number of others being traced; beyond: number left out because of the request's process_limit.
+    """
+
+    free: tuple[int, ...] = ()
+    busy: int = 0
+    beyond: int = 0
+
+
+class ProcessMatcher:
+    """Finds the processes. polling: the processes that poll, where dynolog.ipc is on."""
+
+    def __init__(self, registry: Registry, polling: PollingProcesses | None = None) -> None:
+        self._registry = registry
+        self._polling = polling
+
+    async def matched(self, asked: TraceAsked, caller: Caller) -> MatchedProcesses:
+        """The processes selected by the request, among those that the caller may see."""
+        keys = {each.pid: ProcessKey(each.pid, each.start_time_ns) for each in await self._traceable(asked, caller)}
+        found = {pid: self._is_traced(key) for pid, key in keys.items()}
+        claimed = self._claimed(asked) if self._polling is not None else {}
+        missing = sorted(claimed.keys() - found.keys())
+        for each in await self._registry.candidates(missing) if missing else ():
+            if each.key == claimed[each.key.pid].key and each.visible_to(caller):
+                found[each.key.pid] = self._is_traced(each.key)
+        for pid, process in claimed.items():
+            if pid in found:
+                found[pid] = found[pid] or process.tracing
+        return limited(found.items(), asked.process_limit)
+
+    def _is_traced(self, key: ProcessKey) -> bool:
+        agent = self._registry.agent(key)
+        return agent is not None and bool(agent.capture_id)
+
+    async def _traceable(self, asked: TraceAsked, caller: Caller) -> Iterable[pb.Process]:
+        match = Match(
+            pids=frozenset(pid for pid in asked.pids if pid > 0),
+            children=bool(asked.pids),
+            job_ids=frozenset({str(asked.job_id)} if asked.job_id != NO_JOB else ()),
+        )
+        if asked.pids and not match.pids:
+            return ()
+        found = await self._registry.processes(match, caller, include_without_agent=False)
+        return found if match else (each for each in found if not each.job_id)
+
+    def _claimed(self, asked: TraceAsked) -> dict[int, PollingProcess]:
+        assert self._polling is not None
+        return {each.key.pid: each for each in self._polling.all() if claims(each, asked)}
+
+
+def claims(process: PollingProcess, asked: TraceAsked) -> bool:
+    """Whether a polling process claims to be one of those selected."""
+    if asked.pids and asked.pids.isdisjoint((process.key.pid, *process.pids)):
+        return False
+    return process.job_id == asked.job_id or (asked.job_id == NO_JOB and bool(asked.pids))
+
+
+def limited(found: Iterable[tuple[int, bool]], process_limit: int) -> MatchedProcesses:
+    """Applies the request's limit to (pid, whether it is being traced)."""
+    processes = sorted(found)
+    free = [pid for pid, busy in processes if not busy]
+    kept = free if process_limit < 0 else free[:process_limit]
+    return MatchedProcesses(free=tuple(kept), busy=len(processes) - len(free), beyond=len(free) - len(kept))
+
+
+# The answers to Dynolog's clients. Pure.
+#
+# Members are Dynolog's; those that its clients read always have its types: `dyno gputrace` panics unless
+# processesMatched is a list. The lists only contain processes that are really being traced. So a process that is busy
+# or cannot be traced is in none of them, whereas Dynolog lists it as matched and dyno prints a path that is never
+# written.
+# One member is ours, `kinetod`: additional information for readers of dyno's output.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceStarted:
+    """Result of a trace request. log_file: where the traces will be written, or why they will not."""
+
+    matched: MatchedProcesses
+    capture: pb.Capture | None = None
+    log_file: str = ""
+    notes: Sequence[str] = ()
+
+
+def status(*, healthy: bool) -> Answer:
+    """1, as in Dynolog, if the daemon works, otherwise 0."""
+    return {"status": int(healthy)}
+
+
+def version() -> Answer:
+    """The version of this daemon, with a note that it is not Dynolog's."""
+    return {"version": __version__, "kinetod": {"daemon": "kinetod"}}
+
+
+def dcgm() -> Answer:
+    """Dynolog's answer without its GPU monitor: it pauses nothing."""
+    return {"status": False, "kinetod": {"notes": [_NOTHING_TO_PAUSE]}}
+
+
+def started(result: TraceStarted) -> Answer:
+    """The answer to a request to trace that was carried out as far as possible."""
+    targets = result.capture.targets if result.capture is not None else ()
+    armed = [target.pid for target in targets if target.verdict == pb.VERDICT_UNSPECIFIED]
+    more: dict[str, Any] = {}
+    if result.capture is not None:
+        more["capture"] = result.capture.id
+    if result.log_file:
+        more["log_file"] = result.log_file
+    notes = list(result.notes)
+    if result.matched.beyond:
+        notes.append(f"{result.matched.beyond} more processes match; process_limit (--process-limit) leaves them out")
+    if notes:
+        more["notes"] = notes
+    refused = [target for target in targets if target.verdict != pb.VERDICT_UNSPECIFIED]
+    if refused:
+        more["refused"] = [
+            {"pid": target.pid, "reason": target.reason_code, "message": target.reason}
+            for target in refused[:MAX_REFUSED_SHOWN]
+        ]
+    return {**_lists(armed, busy=result.matched.busy), **({"kinetod": more} if more else {})}
+
+
+def _lists(armed: Iterable[int], *, busy: int) -> dict[str, Any]:
+    pids = list(armed)
+    return {
+        "processesMatched": pids,
+        "activityProfilersTriggered": pids,
+        "activityProfilersBusy": busy,
+        "eventProfilersTriggered": [],
+        "eventProfilersBusy": 0,
+    }
+
+
+def wrong_argument(function: str, problem: str) -> Answer:
+    """Dynolog's answer to a missing or invalid argument."""
+    return _failed(function, f"failed with exception = {problem}")
+
+
+def refused(function: str, error: KinetodError) -> Answer:
+    """The answer to a request that the policy, limits or the state of this host refuse."""
+    more = {"reason": str(error.reason), "message": error.message}
+    return {**_failed(function, f"failed: {error.message}"), "kinetod": more}
+
+
+def internal_error(function: str) -> Answer:
+    """The answer to a request that failed with an internal error; the daemon's log has it."""
+    return _failed(function, "failed: an internal error of kinetod; its log has the details")
+
+
+def _failed(function: str, text: str) -> dict[str, Any]:
+    return {"status": text, **(_lists([], busy=0) if function == requests.TRACE else {})}
 
 
 class DynologService:
@@ -41,8 +227,8 @@ class DynologService:
     def __init__(
         self,
         settings: Settings,
-        gate: Gate,
-        doorkeeper: Doorkeeper,
+        gate: Authorizer,
+        call_tracker: CallTracker,
         captures: CaptureManager,
         matcher: ProcessMatcher,
         log_files: LogFiles,
@@ -52,7 +238,7 @@ class DynologService:
     ) -> None:
         self._settings = settings
         self._gate = gate
-        self._doorkeeper = doorkeeper
+        self._call_tracker = call_tracker
         self._captures = captures
         self._matcher = matcher
         self._log_files = log_files
@@ -60,7 +246,7 @@ class DynologService:
         self._healthy = healthy
 
     async def answer(self, connection: str, body: bytes) -> Answer:
-        """The answer to the JSON that came on a connection. Raises BadFrame for what Dynolog would not answer."""
+        """The answer to the JSON received on a connection. Raises BadFrame for input that Dynolog would not answer."""
         request = read_object(body)
         function = requests.function_of(request)
         answer, outcome = await self._answer(connection, function, request)
@@ -69,16 +255,16 @@ class DynologService:
 
     async def _answer(self, connection: str, function: str, request: Mapping[str, Any]) -> tuple[Answer, str]:
         try:
-            with self._doorkeeper.entered(function, connection, {}, ungated=False):
+            with self._call_tracker.entered(function, connection, {}, ungated=False):
                 asked = requests.arguments_of(function, request)
                 return await self._carried_out(connection, asked), "answered"
         except WrongArgument as exc:
-            return answers.wrong_argument(function, str(exc)), "refused"
+            return wrong_argument(function, str(exc)), "refused"
         except KinetodError as exc:
-            return answers.refused(function, exc), "refused"
+            return refused(function, exc), "refused"
         except Exception:
             log.exception("the request %s of a client of Dynolog failed", function)
-            return answers.internal_error(function), "failed"
+            return internal_error(function), "failed"
 
     async def _carried_out(self, connection: str, asked: Asked) -> Answer:
         if isinstance(asked, TraceAsked):
@@ -87,12 +273,12 @@ class DynologService:
             with self._gate.noted("CreateCapture", caller, call) as noted:
                 result = await self._trace(asked, caller)
                 noted.answer = result.capture
-            return answers.started(result)
+            return started(result)
         caller = await self._gate.admit("GetHost", connection, {}, pb.GetHostRequest())
         with self._gate.noted("GetHost", caller, pb.GetHostRequest()):
             if isinstance(asked, StatusAsked):
-                return answers.status(healthy=self._healthy())
-            return answers.version() if isinstance(asked, VersionAsked) else answers.dcgm()
+                return status(healthy=self._healthy())
+            return version() if isinstance(asked, VersionAsked) else dcgm()
 
     async def _trace(self, asked: TraceAsked, caller: Caller) -> TraceStarted:
         if self._settings.current.dynolog_tracing == TRACING_REFUSED:
@@ -125,3 +311,95 @@ def _selector(asked: TraceAsked) -> pb.Selector:
     """The request's selection, as the audit log shows it."""
     pids = [pid for pid in sorted(asked.pids) if 0 < pid < 2**31]
     return pb.Selector(pids=pids, children=bool(pids), job_ids=[str(asked.job_id)] if asked.job_id != NO_JOB else ())
+
+
+# Translates the configuration text of a request into a capture. Pure.
+#
+# The text is libkineto's, so `kineto_protos.kineto_config` reads it, as for `kinetoctl trace --kineto-config`.
+# One key is ours, for clients that send text of their own: REQUEST_RECORDER=agent or kineto selects the recorder in
+# processes whose libkineto polls this daemon, unless the setting dynolog.tracing refuses that.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestedTrace:
+    """A capture to create for these pids. log_file: where to write its traces; None: in the store only.
+
+    notes: requested settings that have no effect, for people.
+    """
+
+    spec: pb.CaptureSpec
+    log_file: LogFile | None
+    notes: tuple[str, ...]
+
+
+def requested_trace(text: str, pids: Iterable[int], now_ns: int) -> RequestedTrace:
+    """Reads a configuration text. now_ns: Unix ns. Raises KinetoConfigError."""
+    asked = kineto_config.request(kineto_config.parse(_RECORDER_LINE.sub("", text)), now_ns)
+    notes = list(asked.notes)
+    log_file = _log_file(asked.log_file, notes)
+    spec = pb.CaptureSpec(
+        selector=pb.Selector(pids=sorted(pids)),
+        warmup_ns=asked.warmup or 0,
+        start_time_ns=asked.start_at or 0,
+        activity_types=asked.activities or (),
+        options=_options(asked, notes),
+        buffer_limit_bytes=asked.buffer_limit or 0,
+        formats=[log_file.format] if log_file is not None else [],
+        labels=_labels(asked),
+        or_duration_ns=asked.or_duration,
+        recorder=_recorder(text),
+    )
+    if asked.counters is not None:
+        set_name, metrics = asked.counters
+        spec.counters.CopyFrom(pb.CounterRequest(set=set_name, metrics=metrics))
+    if asked.iterations is None:
+        spec.duration_ns = asked.duration or kineto_config.DEFAULT_DURATION_NS
+    else:
+        spec.iterations.CopyFrom(_iterations(asked))
+        if asked.or_duration is None:  # as in libkineto for a process that never steps
+            spec.or_duration_ns = kineto_config.DEFAULT_DURATION_NS
+    return RequestedTrace(spec=spec, log_file=log_file, notes=tuple(notes))
+
+
+def _recorder(text: str) -> pb.Recorder:
+    found = _RECORDER_LINE.findall(text)
+    if not found:
+        return pb.RECORDER_UNSPECIFIED
+    if found[-1].lower() not in RECORDERS:
+        raise KinetoConfigError(f"{RECORDER_KEY}: expected {' or '.join(RECORDERS)}, got {found[-1]!r:.80}")
+    return RECORDERS[found[-1].lower()]
+
+
+def _iterations(asked: RequestedCapture) -> pb.IterationWindow:
+    return pb.IterationWindow(
+        count=asked.iterations,
+        start=asked.start_iteration,
+        roundup=asked.roundup or 0,
+        warmup=asked.warmup_iterations or 0,
+    )
+
+
+def _options(asked: RequestedCapture, notes: list[str]) -> pb.Options:
+    chosen = {name: bool(getattr(asked, name)) for name in _OPERATOR_OPTIONS}
+    if asked.activities and "cpu_op" not in asked.activities:
+        for name in filter(chosen.get, _OPERATOR_OPTIONS):
+            chosen[name] = False
+            notes.append(f"{asked.origins[name]}: no effect: it describes cpu_op, which is not recorded")
+    return pb.Options(**chosen, with_stack=bool(asked.with_stack), profile_memory=bool(asked.memory))
+
+
+def _labels(asked: RequestedCapture) -> dict[str, str]:
+    labels = dict(asked.labels)
+    if asked.log_file is not None:
+        labels[LOG_FILE_LABEL] = one_line(asked.log_file)[:_MAX_LABEL_CHARS]
+    return labels
+
+
+def _log_file(text: str | None, notes: list[str]) -> LogFile | None:
+    if text is None:
+        return None
+    try:
+        if _OBJECT_STORES.match(text):
+            raise ValueError(f"{text!r:.200} is not a path of this host; set upload.url to keep traces elsewhere")
+        return parse_log_file(text)
+    except ValueError as exc:
+        notes.append(f"ACTIVITIES_LOG_FILE: {exc}; the trace is in the store only")
+        return None

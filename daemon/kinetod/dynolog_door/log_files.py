@@ -1,18 +1,18 @@
-"""Traces where a client of Dynolog asked for them: below dynolog.log_roots, with its user's rights alone.
+"""Writes traces where a client of Dynolog asked for them: below dynolog.log_roots, with only its user's rights.
 
 Theory of operation
-    A request that names a file is a promise, kept in a file of the state folder, so that the next daemon keeps it if
+    A request that names a file creates a promise, stored in the state folder, so that the next daemon fulfils it if
     this one ends before the capture does. When the capture has ended, the files of its targets are copied from the
     store by a process that has become the user before it touches a path (`trace_writer`): a child of this daemon if it
     is root or that very user, otherwise a child of the kinetod-writer service, which decides by a policy of its own. So
     the daemon never opens a path of a caller, and nothing is written that the user could not write. Files are named as
     Kineto names them: NAME_PID.json for NAME.json, with the pid that the answer to the request has.
 
-    The user is the caller. What root asks for is written as the user of each traced process, as with Dynolog, whose
-    traces are written by the process itself.
+    The user is the caller. For root, files are written as the user of each traced process, as with Dynolog, where the
+    process itself writes the traces.
 
-    Whether a file can be written is looked at when it is asked for, too, so that the answer can say it. What is
-    refused is in the daemon's log and in the audit log; the trace is in the store in any case.
+    Each request also checks whether its file can be written, so that the answer can report it. Refusals are in the
+    daemon's log and in the audit log; the trace is in the store in any case.
 """
 
 import asyncio
@@ -20,21 +20,19 @@ import contextlib
 import json
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.base.atomic_files import write_atomically
-from kineto_trace.store.output_formats import STORED_NAMES
-from kineto_trace.store.requested_names import LogFile
+from kineto_trace.store.output_formats import STORED_NAMES, LogFile
 
 from kinetod.access.audit_log import AuditLog
-from kinetod.attach.finding import Finding, Status
+from kinetod.attach.attach_types import Finding, Status
 from kinetod.base import metrics
-from kinetod.base.background_tasks import BackgroundTasks
-from kinetod.base.fair_slots import FairSlots, payer
+from kinetod.base.fair_slots import FairSlots, fair_share_key
 from kinetod.config.settings import Settings
 from kinetod.permissions.role_policy import Caller
 from kinetod.store.capture_store import key_of
@@ -51,21 +49,49 @@ from kinetod.trace_writing.writing_process import (
 )
 
 log = logging.getLogger(__name__)
-
 PROMISES_FOLDER = "dynolog"  # in the state folder
 STOP_S = 3.0
-WRITERS = 2  # at a time, and one for a user who has none
+WRITERS = 2  # at a time, and one for a user without any
 AUDITED = "(trace file)"
-UNIT = "kinetod.service"  # decides what a child of this daemon sees
+UNIT = "kinetod.service"  # its sandbox settings decide what a child of this daemon sees
 CHECK_NAME = "dynolog_files"
 ADVICE = "do what it says, or remove the folder from dynolog.log_roots"
 ROOT = 0
 FolderOf = Callable[[str, Any], Path]
 
 
+class BackgroundTasks:
+    """failure: the message that is logged, with the exception, when a task fails."""
+
+    def __init__(self, log: logging.Logger, failure: str) -> None:
+        self._log = log
+        self._failure = failure
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def begin(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Starts a task."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (exc := task.exception()) is not None:
+            self._log.error(self._failure, exc_info=exc)
+
+    async def stop(self, *, grace_s: float = 0.0) -> None:
+        """Cancels the tasks after a grace period of grace_s seconds."""
+        tasks = list(self._tasks)
+        if tasks and grace_s:
+            await asyncio.wait(tasks, timeout=grace_s)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilePromise:
-    """Where the traces of a capture are to appear, and as whose."""
+    """Where to write the traces of a capture, and as which user."""
 
     capture_id: str
     uid: int
@@ -81,7 +107,7 @@ class FilePromise:
 
 
 class LogFiles:
-    """Writes the files. target_dir: the folder in the store of a target, by the capture's id and the target's key."""
+    """Writes the files. target_dir: a target's folder in the store, by the capture's id and the target's key."""
 
     def __init__(
         self,
@@ -99,24 +125,24 @@ class LogFiles:
         self._writer = writer
         self._folder = settings.current.state_dir / PROMISES_FOLDER
         self._promises: dict[str, FilePromise] = {}
-        self._kept: set[str] = set()  # those of them that are being written
+        self._kept: set[str] = set()  # those that are being written
         self._slots = FairSlots(WRITERS, spare=1)
         self._tasks = BackgroundTasks(log, "files of a client of Dynolog were not written")
 
-    # asking
+    # checking
 
     async def problem(self, log_file: LogFile, caller: Caller) -> str:
-        """Why files there could not be written now; "" if they could."""
+        """Why files could not be written there now; "" if they could."""
         if caller.uid is None:
             return f"{caller} is no user of this host"
-        uid = None if caller.uid == ROOT else caller.uid  # what root asks for is each process's own user's
+        uid = None if caller.uid == ROOT else caller.uid  # root's files are written as each process's user
         async with self._slots.turn():
             found = await self._write(log_file.directory, uid, [], CHECK_S)
         return found[0]
 
     def promise(self, capture: pb.Capture, log_file: LogFile, caller: Caller) -> None:
-        """Takes note that the traces of a capture are to be written there. Call it before the capture can end."""
-        assert caller.uid is not None  # else there is a problem
+        """Records that the traces of a capture are to be written there. Call it before the capture can end."""
+        assert caller.uid is not None  # otherwise there is a problem
         self._promises[capture.id] = made = FilePromise(
             capture_id=capture.id,
             uid=caller.uid,
@@ -139,7 +165,7 @@ class LogFiles:
             self._tasks.begin(self._keep(promise, copy))
 
     async def _keep(self, promise: FilePromise, capture: pb.Capture) -> None:
-        payer.set(f"uid {promise.uid}")
+        fair_share_key.set(f"uid {promise.uid}")
         alone = len(capture.targets) == 1
         by_uid: dict[int, list[tuple[Path, str]]] = {}
         for target in capture.targets:
@@ -175,9 +201,9 @@ class LogFiles:
     async def _write(
         self, directory: Path, uid: int | None, files: Sequence[tuple[Path, str]], deadline_s: float
     ) -> list[str]:
-        """What is wrong with each file, or with the folder if there are no files; "" where nothing is.
+        """The problem of each file, or of the folder if there are no files; "" for none.
 
-        uid: None asks whether anything may be written there at all.
+        uid: None checks whether anything may be written there at all.
         """
         count = max(1, len(files))
         if not directory.is_absolute():
@@ -221,9 +247,10 @@ class LogFiles:
     # diagnosing
 
     async def findings(self, *, everybody: bool) -> list[Finding]:
-        """Whether traces can be written below each folder of dynolog.log_roots, as far as no user is asked for.
+        """Whether traces can be written below each folder of dynolog.log_roots, as far as that does not depend on the
+        user.
 
-        everybody: whether the daemon serves all users, or its own alone.
+        everybody: whether the daemon serves all users, or only its own.
         """
         found, roots = [], self._settings.current.dynolog_log_roots
         here = self._own_uid == ROOT or not everybody
@@ -248,7 +275,7 @@ class LogFiles:
             self._folder.mkdir(mode=0o700, exist_ok=True)
             path = self._folder / f"{promise.capture_id}.json"
             write_atomically(path, json.dumps(asdict(promise)).encode())
-            if promise.capture_id not in self._promises:  # it was kept in the meantime
+            if promise.capture_id not in self._promises:  # written in the meantime
                 path.unlink(missing_ok=True)
         except OSError as exc:
             log.warning(
@@ -260,7 +287,7 @@ class LogFiles:
             (self._folder / f"{capture_id}.json").unlink(missing_ok=True)
 
     def load(self) -> list[str]:
-        """Reads the promises of the previous daemon. Blocks. Returns their captures, of which some may have ended."""
+        """Reads the promises of the previous daemon. Blocks. Returns their captures, some of which may have ended."""
         for path in sorted(self._folder.glob("*.json")):
             try:
                 promise = FilePromise(**json.loads(path.read_bytes()))
@@ -272,17 +299,17 @@ class LogFiles:
         return list(self._promises)
 
     def drop(self, capture_id: str) -> None:
-        """Forgets the promise for a capture that does not exist any more."""
+        """Drops the promise for a capture that no longer exists."""
         self._promises.pop(capture_id, None)
         self._tasks.begin(asyncio.to_thread(self._forget, capture_id))
 
     async def stop(self) -> None:
-        """Waits for what is being written, for STOP_S; the next daemon writes the rest."""
+        """Waits up to STOP_S for files being written; the next daemon writes the rest."""
         await self._tasks.stop(grace_s=STOP_S)
 
 
 def _below(directory: Path, roots: Sequence[Path]) -> Path | None:
-    """The root below which a folder lies by its name, or which it is; None if it lies below none."""
+    """The root that contains a folder by its name, or equals it; None if there is none."""
     if ".." in directory.parts:
         return None
     return next((root for root in roots if directory.is_relative_to(root)), None)

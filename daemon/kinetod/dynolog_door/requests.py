@@ -1,29 +1,31 @@
 """The requests of Dynolog's clients, read as Dynolog reads them. Pure.
 
 Theory of operation
-    Dynolog knows five functions, which are the five commands of `dyno`. What it does not know (another function, none,
-    or no JSON object) it answers with nothing: it closes the connection. Arguments that are missing or have a wrong
-    type it answers with {"status": "failed"} or {"status": "failed with exception = ..."}; for `dcgmProfPause` a wrong
-    type ends Dynolog itself, which has no answer of its own to copy.
+    Dynolog knows five functions, which are the five commands of `dyno`. It does not answer anything else (another
+    function, none, or no JSON object): it closes the connection. It answers missing arguments and wrong types with
+    {"status": "failed"} or {"status": "failed with exception = ..."}; for `dcgmProfPause` a wrong type crashes Dynolog,
+    so there is no answer to copy.
 
     `pids` and `config` are required, `job_id` is 0 and `process_limit` 1000 unless given, as in Dynolog. Its numbers
-    may be fractions, of which it takes the whole part; numbers that do not fit are wrong here and wrap around there.
+    may be fractions, which are truncated; numbers that do not fit are errors here and wrap around there.
 """
 
+import json
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-
-from kinetod.dynolog_door.json_frames import BadFrame
 
 MAX_PIDS = 4096
 _DEFAULT_PROCESS_LIMIT = 1000
 _MAX_NUMBER = 2**64 - 1  # dyno's --job-id is an unsigned 64-bit number
 _ALL_PIDS = frozenset({0})  # older versions of dyno
+PREFIX = struct.Struct("=i")
+MAX_REQUEST_BYTES = 64 << 10  # dyno's have 300 to 600 bytes; 4096 pids fit
 
 
 class WrongArgument(ValueError):
-    """An argument that Dynolog answers with a failure; the text says which, and what it should be."""
+    """An argument that Dynolog answers with a failure; the message names it and its expected type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ class DcgmResumeAsked:
 class TraceAsked:
     """`setKinetOnDemandRequest`: dyno gputrace. pids: empty for every process of the job.
 
-    process_limit: how many may be traced; negative for any number, as Dynolog's conversion to size_t makes of it.
+    process_limit: how many may be traced; negative means no limit, because of Dynolog's conversion to size_t.
     """
 
     config: str
@@ -122,3 +124,39 @@ def _whole(name: str, value: object) -> int:
             return int(value)
         raise WrongArgument(f"{name} is out of range")
     raise WrongArgument(f"{name} must be a number, got {value!r:.80}")
+
+
+# Dynolog's frames: an int32 in the byte order of the host, then as many bytes of JSON. Pure.
+# rpc/SimpleJsonServer.cpp of facebookincubator/dynolog at c3a231a is the source of this format and of `requests`.
+class BadFrame(ValueError):
+    """The input is not a request; the message says why. Dynolog does not answer it."""
+
+
+def body_size(prefix: bytes) -> int:
+    """The length of the JSON that follows. Raises BadFrame."""
+    (size,) = PREFIX.unpack(prefix)
+    if not 0 < size <= MAX_REQUEST_BYTES:
+        raise BadFrame(f"a length of {size} bytes; a request has 1 to {MAX_REQUEST_BYTES}")
+    return int(size)
+
+
+def read_object(body: bytes) -> Mapping[str, Any]:
+    """The JSON object in a frame. Raises BadFrame."""
+    try:
+        found = json.loads(body.decode("utf-8-sig"), parse_constant=_refuse)
+    except (ValueError, RecursionError) as exc:  # UnicodeDecodeError and JSONDecodeError too
+        raise BadFrame(f"not JSON: {exc}") from exc
+    if not isinstance(found, dict) or not found:
+        raise BadFrame("not a JSON object with a member")
+    return found
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def frame(answer: Mapping[str, Any]) -> bytes:
+    """Encodes an answer: compact, members sorted by name, as in Dynolog."""
+    text = json.dumps(answer, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+    body = text.encode("utf-8", "replace")
+    return PREFIX.pack(len(body)) + body

@@ -1,1 +1,1 @@
-"""Reads the state and the users of this host's GPUs through the vendors' libraries, in a process of its own."""
+"""Reads the state and users of this host's GPUs through the vendors' libraries, in a separate process."""

@@ -1,4 +1,4 @@
-"""AMD's GPUs by AMD SMI, through pyrsmi."""
+"""AMD's GPUs through AMD SMI (pyrsmi)."""
 
 import contextlib
 import logging
@@ -11,7 +11,7 @@ from kinetod.gpus.gpu_types import GpuState, LibraryError, LibraryState
 
 INSTALL = "pyrsmi is not installed (pip install 'kinetod[amd]')"
 _DRIVER_VERSION = Path("/sys/module/amdgpu/version")
-_ERROR = -1  # what pyrsmi's functions return instead of raising
+_ERROR = -1  # returned by pyrsmi's functions instead of raising
 
 
 class AmdSmi:
@@ -23,9 +23,9 @@ class AmdSmi:
         self._smi: Any = module
 
     def open(self) -> str:
-        """Loads libamd_smi.so; the driver's version. Raises LibraryError."""
+        """Loads libamd_smi.so; returns the driver's version. Raises LibraryError."""
         if self._smi is None:
-            logging.getLogger().setLevel(logging.CRITICAL)  # pyrsmi tells the root logger of each value that lacks
+            logging.getLogger().setLevel(logging.CRITICAL)  # pyrsmi logs every missing value to the root logger
             try:
                 from pyrsmi import rocml
             except ImportError as exc:
@@ -33,22 +33,22 @@ class AmdSmi:
             self._smi = rocml
         try:
             self._smi.smi_initialize()
-        except Exception as exc:  # it raises whatever comes
-            absent = "not found" in str(exc)  # its own words
+        except Exception as exc:  # it may raise anything
+            absent = "not found" in str(exc)  # its wording
             raise LibraryError(LibraryState.ABSENT if absent else LibraryState.FAILED, _said(exc)) from exc
-        with contextlib.suppress(OSError):  # a driver that is part of the kernel has no version of its own
+        with contextlib.suppress(OSError):  # an in-tree driver has no version of its own
             return clean(_DRIVER_VERSION.read_text().strip(), 128)
         return ""
 
     def close(self) -> None:
-        """Lets go of the devices."""
+        """Releases the devices."""
         try:
             self._smi.smi_shutdown()
         except Exception:
             logging.getLogger(__name__).debug("AMD SMI does not shut down", exc_info=True)
 
     def read(self) -> list[GpuState]:
-        """Every GPU now. Raises LibraryError."""
+        """The current state of every GPU. Raises LibraryError."""
         try:
             return [self._gpu(index) for index in range(self._smi.smi_get_device_count())]
         except Exception as exc:
@@ -80,9 +80,9 @@ class AmdSmi:
 
 
 def bus_id(number: Any) -> str:
-    """The PCI address of pyrsmi's number, as the kernel writes it; empty if there is none.
+    """Converts pyrsmi's number to a PCI address as the kernel writes it; empty if there is none.
 
-    The domain lies above bit 32 if pyrsmi has it from the package amdsmi, above bit 16 if from the C library.
+    The domain starts at bit 32 if pyrsmi got it from the package amdsmi, at bit 16 if from the C library.
     """
     if not isinstance(number, int) or number < 0:
         return ""

@@ -1,8 +1,8 @@
-"""Which containers use which GPUs, by the processes on them, and which hold them, by the kubelet's word.
+"""Maps GPUs to the containers that use them (by processes on the GPU) or hold them (according to the kubelet).
 
-A container that the kubelet knows by its GPUs has the names that the kubelet says, and owns them without a process too.
-Of others there are the names in a process's environment. These are read in a thread with a deadline, since a hostile
-process can let its reader wait; they are kept as long as the container is on a GPU.
+A container that the kubelet lists with GPUs has the kubelet's names, and owns the GPUs even without a process. For
+others, names come from a process's environment. These are read in a thread with a deadline, since a hostile process can
+block its reader; they are cached as long as the container is on a GPU.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ NAMES_DEADLINE_S = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuContainer:
-    """A container that has or uses a GPU. Empty values make no label."""
+    """A container that has or uses a GPU. Empty values produce no label."""
 
     pod: str = ""
     namespace: str = ""
@@ -35,7 +35,7 @@ Owners = Mapping[str, Sequence[GpuContainer]]  # by the GPU's UUID
 
 
 class ContainerOwners:
-    """Called with a snapshot of the GPUs: their owners. Thread-safe. held: the kubelet's word."""
+    """Maps each GPU of a snapshot to its owners. Thread-safe. held: allocations as the kubelet reports them."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class ContainerOwners:
         self._proc = proc
         self._deadline_s = deadline_s
         self._lock = threading.Lock()
-        self._wanted: dict[Container, int] = {}  # those in pods, and one of their processes
+        self._wanted: dict[Container, int] = {}  # containers in pods, each with one of its processes
         self._names: dict[Container, Names] = {}
         self._reading = WithinDeadline("names of containers", self._read)
 
@@ -68,7 +68,7 @@ class ContainerOwners:
         owners = {uuid: [_owner(each, names.get(each, Names())) for each in users] for uuid, users in found.items()}
         for uuid, holders in held.items():
             users = found.get(uuid, {})
-            if users.keys() <= refs.keys():  # else one of these holders may be among them
+            if users.keys() <= refs.keys():  # otherwise one of these holders may be among them
                 idle = sorted(set(holders) - {refs[each] for each in users})
                 owners.setdefault(uuid, []).extend(_owner(Container(), called(ref)) for ref in idle)
         return owners
@@ -94,7 +94,7 @@ class ContainerOwners:
 
 
 def _by_uuid(snapshot: Snapshot, held: Held) -> Held:
-    """The kubelet's word about the GPUs of a snapshot, however their device plug-in names them."""
+    """The kubelet's allocations for the GPUs of a snapshot, however their device plug-in names them."""
     found = {}
     for gpu in snapshot.gpus:
         if holders := next((held[name] for name in _names(gpu) if name in held), None):

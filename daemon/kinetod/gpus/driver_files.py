@@ -1,4 +1,4 @@
-"""Files of the kernel's drivers for AMD's and Intel's GPUs below /sys: values, and the sensors of a GPU."""
+"""Reads files of the kernel drivers of AMD's and Intel's GPUs in /sys: values, and a GPU's sensors."""
 
 import contextlib
 from collections.abc import Iterable
@@ -15,46 +15,46 @@ class Sensors:
         self._folder = next(iter(sorted(folder.glob("hwmon/hwmon*"))), folder / "none")
 
     def path(self, name: str) -> Path:
-        """Where the file of this name is, or would be."""
+        """The path of the file with this name, which may not exist."""
         return self._folder / name
 
     def labelled_path(self, kind: str, label: str) -> Path | None:
-        """The file of the sensor of this kind with this label; None without it."""
+        """The file of the sensor of this kind with this label; None if there is none."""
         for path in sorted(self._folder.glob(f"{kind}*_label")):
             if text(path) == label:
                 return self.path(path.name.removesuffix("_label") + "_input")
         return None
 
     def number(self, name: str, factor: float) -> float | None:
-        """The value of a file; None without it."""
+        """The value of a file; None if it does not exist."""
         return scaled(self.path(name), factor)
 
     def labelled(self, kind: str, label: str, factor: float) -> float | None:
-        """The value of the sensor of this kind with this label; None without it."""
+        """The value of the sensor of this kind with this label; None if there is none."""
         path = self.labelled_path(kind, label)
         return None if path is None else scaled(path, factor)
 
 
 def first(values: Iterable[float | None]) -> float | None:
-    """The first value that there is."""
+    """The first value that is not None."""
     return next((each for each in values if each is not None), None)
 
 
 def whole(path: Path) -> int | None:
-    """The whole number in a file; None if there is none."""
+    """The integer in a file; None if there is none."""
     content = text(path)
     return int(content) if content.isdecimal() else None
 
 
 def scaled(path: Path, factor: float) -> float | None:
-    """The number in a file in another unit; None if there is none."""
+    """The number in a file, times a factor; None if there is none."""
     with contextlib.suppress(ValueError):
         return float(text(path)) * factor
     return None
 
 
 def text(path: Path) -> str:
-    """What a file says; empty if it cannot be read."""
+    """The content of a file; empty if it cannot be read."""
     with contextlib.suppress(OSError, UnicodeDecodeError):
         return path.read_text().strip()
     return ""

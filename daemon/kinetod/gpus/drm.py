@@ -1,27 +1,28 @@
-"""AMD's and Intel's GPUs by the kernel's drivers alone: files in /sys and /proc, no vendor's library.
+"""AMD's and Intel's GPUs through the kernel's drivers alone: files in /sys and /proc, no vendor library.
 
 Theory of operation
-    Identity and processes always come from here: the files are there whenever the driver is, and nothing of a vendor
-    has to be installed. Memory, power, temperatures and clocks come from here as far as the driver has files for them:
-    amdgpu has for nearly all, i915 and xe for some. A vendor's library, where there is one, adds what it knows
-    (reader_process.py joins both by the PCI address).
+    Identity and processes always come from here: the files exist whenever the driver is loaded, and no vendor software
+    has to be installed. Memory, power, temperatures and clocks come from here if the driver has files for them: amdgpu
+    has nearly all, i915 and xe some. A vendor's library, if installed, adds its values (reader_process.py joins both by
+    PCI address).
 
-    What only grows (engine times) becomes a ratio between two readings of this process; the first has none. The GPU's
-    own utilisation on Intel is the sum of what its clients used, which leaves out those that may not be read.
+    Cumulative values (engine times) become a ratio between two readings of this process; the first reading has none. On
+    Intel, the GPU's utilisation is the sum of its clients' use, without clients that may not be read.
 """
 
+import contextlib
+import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from kinetod.base.safe_text import clean
-from kinetod.gpus import drm_clients
 from kinetod.gpus.driver_files import INTEL_CLOCKS, Sensors, first, scaled, text, whole
-from kinetod.gpus.drm_clients import GpuClient, Uses
 from kinetod.gpus.gpu_types import GpuProcess, GpuState, LibraryError, LibraryState
-from kinetod.processes.drm_gpus import PROC, SYS, DrmGpu, drm_gpus
+from kinetod.processes.drm_gpus import PROC, RENDER_NODE, SYS, DrmGpu, drm_gpus
 
 NAME = "drm"
 _VENDOR_NAMES = {"amd": "AMD", "intel": "Intel"}
@@ -29,10 +30,176 @@ _MICRO = 1e-6  # hwmon's watts and joules
 _MILLI = 1e-3  # its degrees
 _MEGA = 1e6
 _RAS_COUNT = re.compile(r"^(ue|ce)\s*:?\s*(\d+)", re.MULTILINE)
+_UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_LOCAL = re.compile(r"(vram|local)\d*")  # memory regions in the GPU; others are in the host's memory
+_WORKING = frozenset(("rcs", "ccs", "render", "compute", "gfx"))  # engines that run kernels, in all drivers' names
+_MAX_FDINFO_BYTES = 1 << 14
+
+
+# Finds the processes on each AMD or Intel GPU from the kernel: memory and engine time of every open device file. Theory
+# of operation Each open descriptor of a render node is a client of its driver, which shows in /proc/PID/fdinfo what the
+# client has on the GPU (the kernel's Documentation/gpu/drm-usage-stats.rst): "drm-pdev" names the GPU, "drm- client-id"
+# the client, which several descriptors and processes may share after a fork, "drm-resident-vram0" and the like its
+# memory in the GPU, "drm-engine-…" (ns) or "drm-cycles-…" of "drm-total-cycles-…" how long its engines worked for it.
+# ROCm's runtime works through /dev/kfd, whose driver has a folder for each process that opened it
+# (/sys/class/kfd/kfd/proc/PID): "vram_<id>" is its memory on the GPU with that id, queues/*/gpuid the queues there.
+# Runtimes open every GPU that they can see. So a process holds a GPU if it has memory, a queue or engine time there,
+# not because it has the file open. A process that may not be read has none.
+@dataclass(slots=True)
+class GpuClient:
+    """The use of a GPU by one client. busy: by engine, the time that it worked; of: the time that it could have worked.
+
+    Both only grow and have the same unit. `of` is None where the driver counts ns of real time.
+    """
+
+    memory_bytes: int | None = None
+    busy: dict[str, int] = field(default_factory=dict)
+    of: dict[str, int] = field(default_factory=dict)
+    capacity: dict[str, int] = field(default_factory=dict)  # number of engines of that kind, if there are several
+
+    @property
+    def holds(self) -> bool:
+        """Whether the client has anything on the GPU."""
+        return bool(self.memory_bytes) or any(self.busy.values())
+
+
+@dataclass(slots=True)
+class DeviceUse:
+    """The use of one GPU by one process. clients: by the driver's client number."""
+
+    clients: dict[int, GpuClient] = field(default_factory=dict)
+    kfd_bytes: int | None = None  # through ROCm; None: it does not use ROCm
+    kfd_queues: int = 0
+
+    @property
+    def holds(self) -> bool:
+        """Whether the process has anything on the GPU."""
+        return bool(self.kfd_bytes or self.kfd_queues) or any(client.holds for client in self.clients.values())
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """Its memory in the GPU; None if no driver reports it. ROCm's memory is not always included in the clients'."""
+        known = [each.memory_bytes for each in self.clients.values() if each.memory_bytes is not None]
+        drm = sum(known) if known else None
+        if self.kfd_bytes is None or drm is None:
+            return drm if self.kfd_bytes is None else self.kfd_bytes
+        return max(drm, self.kfd_bytes)
+
+
+Uses = Mapping[str, Mapping[int, DeviceUse]]  # by the GPU's PCI address, then by pid
+
+
+def read(gpus: tuple[DrmGpu, ...], proc: Path = PROC, sys: Path = SYS) -> Uses:
+    """The current users of these GPUs, by PCI address and pid; only processes that hold something there."""
+    found: dict[str, dict[int, DeviceUse]] = {gpu.pci_bus_id: {} for gpu in gpus}
+    for pid in _pids(proc):
+        for address, number, client in _clients(proc / str(pid)):
+            if address in found:
+                found[address].setdefault(pid, DeviceUse()).clients[number] = client
+    for pid, address, memory, queues in _kfd(gpus, sys):
+        use = found[address].setdefault(pid, DeviceUse())
+        use.kfd_bytes, use.kfd_queues = memory, queues
+    return {address: {pid: use for pid, use in uses.items() if use.holds} for address, uses in found.items()}
+
+
+def _pids(proc: Path) -> list[int]:
+    return sorted(int(entry.name) for entry in proc.iterdir() if entry.name.isdecimal())
+
+
+def _clients(folder: Path) -> Iterator[tuple[str, int, GpuClient]]:
+    """Yields the clients among a process's descriptors: GPU, client number, use."""
+    try:
+        with os.scandir(folder / "fd") as entries:
+            descriptors = list(entries)
+    except OSError:
+        return
+    for descriptor in descriptors:
+        try:
+            # Not Path.readlink: creating Paths for all descriptors of a host takes longer than reading them.
+            if not os.readlink(descriptor.path).startswith(RENDER_NODE):  # noqa: PTH115
+                continue
+            with (folder / "fdinfo" / descriptor.name).open(encoding="utf-8", errors="replace") as file:
+                values = _values(file.read(_MAX_FDINFO_BYTES))
+        except OSError:
+            continue
+        number = values.get("drm-client-id", "")
+        if "drm-pdev" in values and number.isdecimal():
+            yield values["drm-pdev"], int(number), client_of(values)
+
+
+def _values(text: str) -> dict[str, str]:
+    pairs = (line.partition(":") for line in text.splitlines())
+    return {key.strip(): value.strip() for key, _, value in pairs if key.startswith("drm-")}
+
+
+def client_of(values: Mapping[str, str]) -> GpuClient:
+    """Interprets a client's values: the lines of its descriptor that begin with "drm-"."""
+    client = GpuClient()
+    resident, older = 0, 0
+    known = False
+    for key, value in values.items():
+        words = value.split()
+        if not words or not words[0].isdecimal():
+            continue
+        amount = int(words[0]) * _UNITS.get(words[1] if len(words) > 1 else "", 1)
+        kind, _, name = key.removeprefix("drm-").partition("-")
+        if kind in ("resident", "memory") and _LOCAL.fullmatch(name):
+            known = True
+            resident += amount if kind == "resident" else 0
+            older += amount if kind == "memory" else 0
+        elif kind == "engine" and name.startswith("capacity-"):
+            client.capacity[name.removeprefix("capacity-")] = amount
+        elif kind == "total" and name.startswith("cycles-"):
+            client.of[name.removeprefix("cycles-")] = amount
+        elif kind in ("engine", "cycles"):
+            client.busy[name] = amount
+    client.memory_bytes = max(resident, older) if known else None  # amdgpu reports the same value under both names
+    return client
+
+
+def busy_ratio(before: GpuClient, now: GpuClient, elapsed_ns: int) -> float:
+    """The share of time, 0 to 1, in which the busiest kind of kernel-running engine worked for a client."""
+    shares = [0.0]
+    for name in _WORKING & now.busy.keys() & before.busy.keys():
+        worked = now.busy[name] - before.busy[name]
+        possible = now.of[name] - before.of.get(name, 0) if name in now.of else elapsed_ns
+        possible *= max(now.capacity.get(name, 1), 1)
+        if worked > 0 and possible > 0:
+            shares.append(min(worked / possible, 1.0))
+    return max(shares)
+
+
+def _kfd(gpus: tuple[DrmGpu, ...], sys: Path) -> Iterator[tuple[int, str, int | None, int]]:
+    """Yields the use by ROCm's processes: pid, GPU, bytes in it (None: not reported), queues."""
+    processes = sys / "class/kfd/kfd/proc"
+    ids = _kfd_ids(gpus, sys)
+    for pid in [entry.name for entry in processes.glob("*") if entry.name.isdecimal()] if ids else ():
+        queues = [_text(path) for path in (processes / pid / "queues").glob("*/gpuid")]
+        for number, address in ids.items():
+            memory = _text(processes / pid / f"vram_{number}")
+            yield int(pid), address, int(memory) if memory.isdecimal() else None, queues.count(number)
+
+
+def _kfd_ids(gpus: tuple[DrmGpu, ...], sys: Path) -> dict[str, str]:
+    """Maps KFD's number of each GPU to its PCI address."""
+    by_minor = {gpu.render.removeprefix("renderD"): gpu.pci_bus_id for gpu in gpus if gpu.vendor == "amd"}
+    found = {}
+    for node in (sys / "class/kfd/kfd/topology/nodes").glob("*") if by_minor else ():
+        properties = dict(line.split(maxsplit=1) for line in _text(node / "properties").splitlines() if " " in line)
+        address, number = by_minor.get(properties.get("drm_render_minor", "")), _text(node / "gpu_id")
+        if address and number not in ("", "0"):  # 0: a CPU
+            found[number] = address
+    return found
+
+
+def _text(path: Path) -> str:
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        return path.read_text().strip()
+    return ""
 
 
 class DrmGpus:
-    """The kernel's drivers as one library."""
+    """The kernel's drivers in the form of a vendor library."""
 
     name = NAME
 
@@ -40,10 +207,12 @@ class DrmGpus:
         self._proc = proc
         self._sys = sys
         self._clock_ns = clock_ns
-        self._before: tuple[int, Uses] | None = None  # when, and what was used until then
+        self._before: tuple[int, Uses] | None = None  # time and use at the last reading
 
     def open(self) -> str:
-        """The kernel's release, since its drivers have no version of their own. Raises LibraryError without a GPU."""
+        """Returns the kernel's release, since its drivers have no version of their own. Raises LibraryError without a
+        GPU.
+        """
         gpus = drm_gpus(self._sys, self._proc)
         if not gpus:
             raise LibraryError(LibraryState.ABSENT, "no GPU of AMD or Intel has a driver on this host")
@@ -55,25 +224,25 @@ class DrmGpus:
         self._before = None
 
     def read(self) -> list[GpuState]:
-        """Every GPU now."""
+        """The current state of every GPU."""
         gpus = drm_gpus(self._sys, self._proc)
-        now_ns, uses = self._clock_ns(), drm_clients.read(gpus, self._proc, self._sys)
+        now_ns, uses = self._clock_ns(), read(gpus, self._proc, self._sys)
         busy = self._busy(now_ns, uses)
         self._before = (now_ns, uses)
         return [self._state(gpu, uses, busy) for gpu in gpus]
 
     def read_processes(self) -> list[GpuState]:
-        """Every GPU with its processes, without what they use."""
+        """Every GPU with its processes, without their use."""
         gpus = drm_gpus(self._sys, self._proc)
-        uses = drm_clients.read(gpus, self._proc, self._sys)
+        uses = read(gpus, self._proc, self._sys)
         return [
             _identity(gpu, processes=tuple(GpuProcess(pid=pid) for pid in sorted(uses[gpu.pci_bus_id]))) for gpu in gpus
         ]
 
     def _busy(self, now_ns: int, uses: Uses) -> Mapping[str, Mapping[int, float]]:
-        """How busy each process kept each GPU since the last reading; processes that were not there then are left out.
+        """How busy each process kept each GPU since the last reading; processes that are new since then are left out.
 
-        A client that several processes share counts for the first of them.
+        A client shared by several processes counts for the first of them.
         """
         if self._before is None:
             return {}
@@ -86,7 +255,7 @@ class DrmGpus:
             for pid in sorted(processes):
                 shared = {number: each for number, each in processes[pid].clients.items() if number in known}
                 ratios = [
-                    drm_clients.busy_ratio(known.pop(number), client, now_ns - before_ns)
+                    busy_ratio(known.pop(number), client, now_ns - before_ns)
                     for number, client in shared.items()
                     if client.busy
                 ]

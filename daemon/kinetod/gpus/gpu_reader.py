@@ -1,13 +1,13 @@
-"""Reads the GPUs for the daemon: asks the process for a snapshot, with a deadline.
+"""Reads the GPUs for the daemon: asks the reader process for a snapshot, with a deadline.
 
 Theory of operation
-    `read` blocks for `deadline_s` at most, whatever the driver does; it is called in threads. Whoever asks while
-    another one does waits for the same answer, and a snapshot that is younger than `max_age_s` serves everybody.
-    A process that is late is left alone, since opening a driver may take many seconds: its answer is taken when it
-    comes, by the next who asks. Only after KILL_S it is killed, and a new one started. One question is asked at a time;
-    who has another one waits for the answer to the first.
+    `read` blocks for `deadline_s` at most, whatever the driver does; it is called in threads. Concurrent callers wait
+    for the same answer, and a snapshot younger than `max_age_s` is shared by all. A late process is left alone, since
+    opening a driver may take many seconds: the next caller takes its answer. Only after KILL_S is it killed and a new
+    one started. There is one question at a time; a caller with another question waits for the answer to the first.
 """
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -15,18 +15,18 @@ import select
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
 from kinetod.base.safe_text import clean
-from kinetod.gpus.gpu_types import GpuQuestion, LibraryState, Snapshot, VendorLibrary
+from kinetod.gpus.gpu_types import GpuQuestion, GpuState, LibraryState, Snapshot, VendorLibrary
 from kinetod.supervise import child
 
 log = logging.getLogger(__name__)
 
 COMMAND = child.python("kinetod.gpus.reader_process")
-NO_ACTIVITY = "--no-activity"  # of that command
+NO_ACTIVITY = "--no-activity"  # option of that command
 DEADLINE_S = 1.5
 MAX_AGE_S = 1.0
 KILL_S = 60.0
@@ -41,7 +41,7 @@ class _Crashed(Exception):
 
 
 class GpuReader:
-    """Snapshots of this host's GPUs. Thread-safe. activity: whether to count what their units do."""
+    """Snapshots of this host's GPUs. Thread-safe. activity: whether to count the activity of their units."""
 
     def __init__(
         self,
@@ -54,10 +54,11 @@ class GpuReader:
         self._clock = clock
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._asked: GpuQuestion | None = None  # whose answer is awaited
+        self._asked: GpuQuestion | None = None  # the question being answered
         self._asked_at = float("-inf")
         self._answer = b""
-        self._snapshots = dict.fromkeys(GpuQuestion, (Snapshot(), float("-inf")))  # the latest, and when it came
+        # the latest for each question, and its time
+        self._snapshots = dict.fromkeys(GpuQuestion, (Snapshot(), float("-inf")))
         self._crashed_at = float("-inf")
         self._crash = ""
         self._states: dict[str, VendorLibrary] = {}
@@ -69,7 +70,7 @@ class GpuReader:
         return set() if process is None or process.returncode is not None else {process.pid}
 
     def latest(self, max_age_s: float = float("inf"), question: GpuQuestion = GpuQuestion.EVERYTHING) -> Snapshot:
-        """The last snapshot, without asking; an empty one if it is older than `max_age_s`."""
+        """The last snapshot, without a new reading; an empty one if it is older than `max_age_s`."""
         snapshot, read_at = self._snapshots[question]
         return snapshot if self._clock() - read_at <= max_age_s else Snapshot()
 
@@ -80,7 +81,7 @@ class GpuReader:
         deadline_s: float = DEADLINE_S,
         question: GpuQuestion = GpuQuestion.EVERYTHING,
     ) -> Snapshot:
-        """The GPUs as of at most `max_age_s` ago; without GPUs and with the reason if that is not to be had in time."""
+        """The latest snapshot, at most `max_age_s` old; on a timeout an empty one with the reason."""
         end = self._clock() + deadline_s
         if not self._lock.acquire(timeout=deadline_s):
             return _nothing(LibraryState.LATE, _late(deadline_s))
@@ -111,10 +112,10 @@ class GpuReader:
         return self._snapshots[question][0]
 
     def _wait_for_answer(self, question: GpuQuestion, end: float) -> GpuQuestion | None:
-        """Asks, unless an answer is still awaited, and takes the answer: to which question. None if it does not come in
-        time. Raises _Crashed.
+        """Asks, unless an answer is still outstanding, and returns the question that was answered. None if the answer
+        does not come in time. Raises _Crashed.
         """
-        for _ in range(2):  # a process that had nothing to do may end just now
+        for _ in range(2):  # an idle process may end just now
             process = self._started()
             assert process.stdin is not None and process.stdout is not None
             try:
@@ -140,10 +141,10 @@ class GpuReader:
         raise _Crashed("the process that reads the GPUs exits immediately")
 
     def _take(self, asked: GpuQuestion) -> GpuQuestion:
-        """Raises msgspec.DecodeError, UnicodeDecodeError, RecursionError."""
+        """Reads an answer. Raises msgspec.DecodeError, UnicodeDecodeError, RecursionError."""
         read = msgspec.json.decode(self._answer, type=Snapshot), self._clock()
         self._answer, self._asked = b"", None
-        self._snapshots |= {asked: read, GpuQuestion.PROCESSES: read}  # everything has the processes, too
+        self._snapshots |= {asked: read, GpuQuestion.PROCESSES: read}  # EVERYTHING includes the processes
         return asked
 
     def _started(self) -> subprocess.Popen[bytes]:
@@ -159,7 +160,7 @@ class GpuReader:
         return self._process
 
     def _end(self, patience_s: float = 0.0) -> str:
-        """Ends the process, which may have `patience_s` to end by itself; empty if it had, and was in order."""
+        """Ends the process, giving it `patience_s` to end by itself; returns the reason if it failed, otherwise ""."""
         process, self._process = self._process, None
         self._answer, self._asked = b"", None
         if process is None:
@@ -172,12 +173,12 @@ class GpuReader:
             status = process.wait(patience_s)
             return f"exit status {status}" if status else ""
         process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # in the driver, where no signal reaches it
+        with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the driver, where no signal reaches it
             process.wait(_EXIT_S)
         return "killed"
 
     def _note(self, found: Snapshot) -> None:
-        """Logs what has changed."""
+        """Logs changes."""
         for library in found.libraries:
             before = self._states.get(library.name)
             if before is None or before.state != library.state:
@@ -186,7 +187,7 @@ class GpuReader:
             self._states[library.name] = library
 
     def close(self) -> None:
-        """Ends the process. Waits as long as a reading may take at most."""
+        """Ends the process. Waits at most as long as a reading may take."""
         self._closed = True
         if self._lock.acquire(timeout=2 * DEADLINE_S):
             self._end()
@@ -206,3 +207,65 @@ def _late(deadline_s: float) -> str:
 
 def _nothing(state: LibraryState, detail: str) -> Snapshot:
     return Snapshot(libraries=tuple(VendorLibrary(name=name, state=state, detail=detail) for name in NAMES))
+
+
+# Finds which processes hold a context on which GPU, through the vendors' libraries. Used on the event loop. A capture
+# waits for a fresh reading. Lists are requested often and must be quick: they use a recent reading and start a new one
+# in the background; they wait only if it is too old. If the driver is late, a minute-old reading is better than
+# nothing: processes keep their contexts for long.
+FRESH_S = 1.0
+LATELY_S = 5.0
+OLD_S = 60.0
+HOLDERS_DEADLINE_S = 3.0  # opening the driver takes about a second
+LIST_DEADLINE_S = 1.5
+
+Held = Mapping[int, frozenset[int]]  # pid -> GPUs: the N of /dev/nvidiaN; others as numbered by drm_gpus
+
+
+class ContextHolders:
+    """Queries the reader, which is shared by everybody who reads GPUs."""
+
+    def __init__(self, reader: GpuReader) -> None:
+        self._reader = reader
+        self._reading: asyncio.Task[Snapshot] | None = None
+
+    @property
+    def has_gpus(self) -> bool:
+        """Whether the last reading found any; the daemon reads at its start."""
+        return bool(self._latest(float("inf")).gpus)
+
+    async def now(self) -> Held:
+        """The holders as of at most FRESH_S ago, if the driver answers in time."""
+        return _held(await self._read(FRESH_S, HOLDERS_DEADLINE_S))
+
+    async def lately(self) -> Held:
+        """The holders as of at most LATELY_S ago."""
+        latest = self._latest(LATELY_S)
+        if not latest.time_ns:
+            return _held(await self._read(LATELY_S, LIST_DEADLINE_S))
+        if not self._latest(FRESH_S).time_ns and (self._reading is None or self._reading.done()):
+            self._reading = asyncio.create_task(self._read(FRESH_S, LIST_DEADLINE_S), name="GPUs are read again")
+        return _held(latest)
+
+    async def _read(self, max_age_s: float, deadline_s: float) -> Snapshot:
+        question = GpuQuestion.PROCESSES
+        found = await asyncio.to_thread(
+            lambda: self._reader.read(max_age_s=max_age_s, deadline_s=deadline_s, question=question)
+        )
+        return found if found.time_ns else self._latest(OLD_S)
+
+    def _latest(self, max_age_s: float) -> Snapshot:
+        return self._reader.latest(max_age_s, GpuQuestion.PROCESSES)
+
+
+def _held(snapshot: Snapshot) -> Held:
+    found: dict[int, frozenset[int]] = {}
+    for gpu in snapshot.gpus:
+        for process in gpu.processes:
+            found[process.pid] = found.get(process.pid, frozenset()) | {_number(gpu)}
+    return found
+
+
+def _number(gpu: GpuState) -> int:
+    minor = gpu.device.removeprefix("nvidia")
+    return int(minor) if minor.isdecimal() else gpu.index

@@ -1,9 +1,9 @@
-"""Intel's GPUs by Level Zero's Sysman: memory, utilisation, power, temperatures, clocks and PCIe traffic.
+"""Intel's GPUs through Level Zero's Sysman: memory, utilisation, power, temperatures, clocks and PCIe traffic.
 
-Which processes use a GPU is the kernel's word (drm.py): Sysman reads the same files and needs the same rights. Engines,
-energy and traffic are counters of the driver, so that utilisation, power and rates are over the time between two
-readings of this process; the first has none. Of a GPU with several tiles the engine groups of the whole device count
-where there are any, else the busiest tile's.
+The processes on a GPU come from the kernel (drm.py): Sysman reads the same files and needs the same rights. Engines,
+energy and traffic are counters of the driver, so utilisation, power and rates cover the time between two readings of
+this process; the first reading has none. On a GPU with several tiles, the whole device's engine groups count if there
+are any, otherwise the busiest tile's.
 """
 
 import contextlib
@@ -20,9 +20,9 @@ INSTALL = "Intel's Level Zero loader (libze_loader.so.1, package libze1 or level
 NO_DRIVER = "Level Zero finds no GPU: is Intel's driver library libze_intel_gpu.so.1 installed (intel-level-zero-gpu)?"
 _INTEL = 0x8086
 _ALL_ENGINES, _COMPUTE_ENGINES = (0,), (1, 11, 12)  # groups: all; compute; 3D, render and compute; render
-_GPU_SENSORS, _MEMORY_SENSORS = (1, 0), (2,)  # temperatures: of the GPU, of all; of the memory
+_GPU_SENSORS, _MEMORY_SENSORS = (1, 0), (2,)  # temperature sensors: GPU, all; memory
 _GPU_CLOCK, _MEMORY_CLOCK = 0, 1
-_IN_DEVICE = 1  # of a memory module: not in the host
+_IN_DEVICE = 1  # location of a memory module: not in the host
 _MHZ = 1e6
 _MICRO = 1e-6
 _MILLI = 1e-3
@@ -38,14 +38,14 @@ class _Device:
     name: str
     pci_bus_id: str
     memories: list[ctypes.c_void_p]
-    engines: list[tuple[int, bool, ctypes.c_void_p]]  # group, whether of one tile only
+    engines: list[tuple[int, bool, ctypes.c_void_p]]  # group, whether it belongs to a single tile
     power: ctypes.c_void_p | None
     temperatures: list[tuple[int, ctypes.c_void_p]]
     clocks: list[tuple[int, ctypes.c_void_p]]
     before: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def rate(self, name: str, amount: float, time_us: float) -> float | None:
-        """How much a counter grew, per us of its own time stamp, since the last reading."""
+        """Growth of a counter per us of its own time stamp, since the last reading."""
         then = self.before.get(name)
         self.before[name] = (amount, time_us)
         if then is None or time_us <= then[1] or amount < then[0]:
@@ -54,17 +54,17 @@ class _Device:
 
 
 class IntelSysman:
-    """Sysman. load: makes the library (default: the installed one)."""
+    """Sysman. load: creates the library (default: the installed one)."""
 
     name = "sysman"
 
     def __init__(self, load: Callable[[], Sysman] = Sysman) -> None:
         self._load = load
-        self._sysman: Any = None  # loaded once in a process: it cannot be finalised
+        self._sysman: Any = None  # loaded once per process: it cannot be finalised
         self._devices: list[_Device] = []
 
     def open(self) -> str:
-        """Loads libze_loader.so.1; the driver's version. Raises LibraryError."""
+        """Loads libze_loader.so.1; returns the driver's version. Raises LibraryError."""
         try:
             if self._sysman is None:
                 self._sysman = self._load()
@@ -77,7 +77,7 @@ class IntelSysman:
             raise LibraryError(LibraryState.ABSENT, f"{NO_DRIVER} ({exc})") from exc
 
     def _find(self) -> str:
-        """Raises SysmanError, LibraryError."""
+        """Finds the devices; returns the driver's version. Raises SysmanError, LibraryError."""
         self._devices, version = [], ""
         for handle in self._sysman.devices():
             properties = self._sysman.read("zesDeviceGetProperties", handle, "zes_device_properties_t")
@@ -131,15 +131,15 @@ class IntelSysman:
         return found
 
     def close(self) -> None:
-        """Forgets the devices; the library cannot be left."""
+        """Forgets the devices; the library cannot be unloaded."""
         self._devices = []
 
     def read(self) -> list[GpuState]:
-        """Every GPU now. Raises LibraryError."""
+        """The current state of every GPU. Raises LibraryError."""
         return [self._state(device) for device in self._devices]
 
     def read_processes(self) -> list[GpuState]:
-        """Every GPU's identity, by which counters know it; which processes are on it is the kernel's word."""
+        """Identity of each GPU, as the counter backends key it; its processes come from fdinfo."""
         return [GpuState(**_identity(device)) for device in self._devices]
 
     def _state(self, device: _Device) -> GpuState:
@@ -174,7 +174,7 @@ class IntelSysman:
         return total, max(total - sum(each["free"] for each in states), 0)
 
     def _utilization(self, device: _Device) -> float | None:
-        """Of the group of all compute engines, else of all engines; else of the busiest of what there is."""
+        """Utilisation of the group of compute engines; else of all engines; else of the busiest engine."""
         shares: dict[int, float] = {}
         for place, (_, _, handle) in enumerate(device.engines):
             stats = self._sysman.maybe("zesEngineGetActivity", handle, "zes_engine_stats_t")
@@ -229,7 +229,7 @@ class IntelSysman:
 
     def _traffic(self, device: _Device) -> dict[str, Any]:
         stats = self._sysman.maybe("zesDevicePciGetStats", device.handle, "zes_pci_stats_t")
-        if not stats or not (stats["rxCounter"] or stats["txCounter"]):  # always 0 where there are no counters
+        if not stats or not (stats["rxCounter"] or stats["txCounter"]):  # always 0 if there are no counters
             return {}
         found = {}
         for name, word in (("tx", "transmit"), ("rx", "receive")):

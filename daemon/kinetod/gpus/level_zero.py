@@ -1,14 +1,14 @@
-"""Level Zero's System Resource Management (Sysman) through ctypes: the functions, and the structures by their offsets.
+"""Level Zero's System Resource Management (Sysman) through ctypes: functions, and structures by offset.
 
 Theory of operation
     The loader, libze_loader.so.1, finds Intel's driver library (libze_intel_gpu.so.1) by itself. Sysman begins with
     zesInit (loaders from 1.9 on); older ones begin with zeInit and the variable ZES_ENABLE_SYSMAN, and take the
     handles of ze functions. A structure is a block of bytes whose first word is its type, so that the driver knows what
-    it may write; STRUCTURES has the sizes and offsets of the public headers zes_api.h 1.4 to 1.13, in which they are
-    the same. Lists are asked for twice: how many there are, then the handles.
+    it may write; STRUCTURES has the sizes and offsets, which are the same in the public headers zes_api.h 1.4 to 1.13.
+    Lists take two calls: one for the length, one for the handles.
 
 Errors
-    Every function returns 0 or a result code; SysmanError has it. Which codes mean what: LOST, UNSUPPORTED.
+    Every function returns 0 or a result code, which SysmanError carries. Groups of codes: LOST, UNSUPPORTED.
 """
 
 import ctypes
@@ -64,7 +64,7 @@ class SysmanError(Exception):
 
 
 class Sysman:
-    """The loaded library. Raises OSError without it, and SysmanError."""
+    """The loaded library. Raises OSError if it is missing, and SysmanError."""
 
     def __init__(self, library: str = LIBRARY) -> None:
         self._library = ctypes.CDLL(library)
@@ -89,7 +89,7 @@ class Sysman:
         return [device for driver in drivers for device in self._handles(f"{self._prefix}DeviceGet", driver)]
 
     def handles(self, function: str, device: ctypes.c_void_p) -> list[ctypes.c_void_p]:
-        """The components of a device, by a function like zesDeviceEnumEngineGroups; none if it has no such."""
+        """The components of a device, from a function like zesDeviceEnumEngineGroups; none if the device has none."""
         try:
             return self._handles(function, device)
         except SysmanError as exc:
@@ -98,7 +98,7 @@ class Sysman:
             return []
 
     def read(self, function: str, handle: ctypes.c_void_p, structure: str, *more: None) -> dict[str, Any]:
-        """The fields of the structure that a function fills in. more: its further arguments."""
+        """The fields of the structure that a function fills in. more: the function's further arguments."""
         layout = STRUCTURES[structure]
         block = ctypes.create_string_buffer(layout.size)
         if layout.type:
@@ -109,7 +109,7 @@ class Sysman:
         }
 
     def maybe(self, function: str, handle: ctypes.c_void_p, structure: str, *more: None) -> dict[str, Any]:
-        """Like `read`; empty where the device does not tell, or not to this user. Raises SysmanError if it is lost."""
+        """Like `read`; empty if the device does not report it to this user. Raises SysmanError if it is lost."""
         try:
             return self.read(function, handle, structure, *more)
         except SysmanError as exc:

@@ -1,4 +1,4 @@
-"""NVIDIA's GPUs by NVML, through nvidia-ml-py."""
+"""NVIDIA's GPUs through NVML (nvidia-ml-py)."""
 
 import contextlib
 from collections.abc import Callable
@@ -22,7 +22,7 @@ class _Device:
     name: str
     pci_bus_id: str
     device: str
-    counter: GpmCounter | None = None  # None: the GPU is lost, or nobody wants them
+    counter: GpmCounter | None = None  # None: the GPU is lost, or counting is off
 
     def state(self, **values: Any) -> GpuState:
         return GpuState(
@@ -37,7 +37,9 @@ class _Device:
 
 
 class Nvml:
-    """NVML. `module` is pynvml (default: the installed one); activity: whether to count what the GPUs' units do."""
+    """NVML. `module` is pynvml (default: the installed one); activity: whether to count the activity of the GPUs'
+    units.
+    """
 
     name = "nvml"
 
@@ -48,10 +50,10 @@ class Nvml:
         self._devices: list[_Device] = []
         self._events: Any = None
         self._xids: dict[str, dict[int, int]] = {}  # UUID -> Xid -> count
-        self._sampled_us: dict[str, int] = {}  # UUID -> time of the last utilisation sample that was seen
+        self._sampled_us: dict[str, int] = {}  # UUID -> time of the last utilisation sample read
 
     def open(self) -> str:
-        """Loads libnvidia-ml.so.1; the driver's version. Raises LibraryError."""
+        """Loads libnvidia-ml.so.1; returns the driver's version. Raises LibraryError."""
         self._calls.open()
         nvml = self._nvml = self._calls.nvml
         try:
@@ -64,7 +66,7 @@ class Nvml:
         return version
 
     def _device(self, index: int) -> _Device:
-        """Raises NVMLError, unless only this GPU is lost."""
+        """Opens one GPU. Raises NVMLError, unless only this GPU is lost."""
         nvml = self._nvml
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
@@ -85,7 +87,7 @@ class Nvml:
         )
 
     def close(self) -> None:
-        """Lets go of the devices."""
+        """Releases the devices."""
         nvml = self._nvml
         for device in self._devices:
             if device.counter is not None:
@@ -99,19 +101,19 @@ class Nvml:
             nvml.nvmlShutdown()
 
     def sample(self) -> None:
-        """Counts what the GPUs' units did since the last time. Raises nothing."""
+        """Counts the activity of the GPUs' units since the last call. Raises nothing."""
         for device in self._devices:
             if device.counter is not None:
                 device.counter.step()
 
     def read(self) -> list[GpuState]:
-        """Every GPU now. Raises LibraryError."""
+        """The current state of every GPU. Raises LibraryError."""
         self._take_xids()
         self.sample()
         return [self._state(device, self._values) for device in self._devices]
 
     def read_processes(self) -> list[GpuState]:
-        """Every GPU with its processes, without what they use. Raises LibraryError."""
+        """Every GPU with its processes, without their use. Raises LibraryError."""
         return [self._state(device, self._users) for device in self._devices]
 
     def _state(self, device: _Device, values: Callable[[_Device], dict[str, Any]]) -> GpuState:
@@ -126,7 +128,7 @@ class Nvml:
         return {"processes": tuple(GpuProcess(pid=pid) for pid in sorted(self._used_by(device)))}
 
     def _values(self, device: _Device) -> dict[str, Any]:
-        """All but the identity, by the names of GpuState's fields. Raises GpuLost, LibraryError."""
+        """All values except the identity, by GpuState's field names. Raises GpuLost, LibraryError."""
         if device.handle is None:
             raise GpuLost
         nvml, handle, scaled = self._nvml, device.handle, self._calls.scaled
@@ -180,7 +182,7 @@ class Nvml:
         return memory if memory is not None else self._calls.maybe(read, handle)
 
     def _used_by(self, device: _Device) -> dict[int, int | None]:
-        """What each process that holds a context uses."""
+        """Memory used by each process that holds a context."""
         nvml = self._nvml
         memory: dict[int, int | None] = {}
         for function in (nvml.nvmlDeviceGetGraphicsRunningProcesses, nvml.nvmlDeviceGetComputeRunningProcesses):
@@ -196,7 +198,7 @@ class Nvml:
         )
 
     def _busy(self, device: _Device) -> dict[int, float]:
-        """What each process used of the multiprocessors since the last reading; the driver keeps a few seconds."""
+        """Share of the multiprocessors used by each process since the last reading; the driver keeps a few seconds."""
         since_us = self._sampled_us.get(device.uuid, 0)
         samples = self._calls.maybe(self._nvml.nvmlDeviceGetProcessUtilization, device.handle, since_us)
         latest: dict[int, tuple[int, float]] = {}
@@ -208,7 +210,7 @@ class Nvml:
         return {pid: ratio for pid, (_, ratio) in latest.items()}
 
     def _watch_xids(self) -> None:
-        """Xids come as events; where they are not supported there are none."""
+        """Collects Xids, which are events; without support for events there are none."""
         nvml = self._nvml
         with contextlib.suppress(nvml.NVMLError):
             self._events = nvml.nvmlEventSetCreate()

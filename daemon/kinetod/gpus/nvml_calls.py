@@ -1,4 +1,4 @@
-"""Calls of NVML, with its errors translated: how it is loaded, what a GPU does not have, and GPUs that are lost."""
+"""Calls of NVML with translated errors: loading, missing values, and lost GPUs."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -12,7 +12,7 @@ INSTALL = "nvidia-ml-py is not installed (pip install 'kinetod[nvidia]')"
 
 
 class GpuLost(Exception):
-    """The GPU does not answer any more."""
+    """The GPU no longer answers."""
 
 
 class NvmlCalls:
@@ -37,7 +37,7 @@ class NvmlCalls:
             raise LibraryError(LibraryState.ABSENT if missing else LibraryState.FAILED, said(exc)) from exc
 
     def maybe(self, function: Callable[..., T], *args: Any) -> T | None:
-        """What the function returns; None where the GPU or the driver does not know it.
+        """The function's result; None if the GPU or the driver does not support it.
 
         Raises GpuLost, and LibraryError if the library must be opened anew.
         """
@@ -52,17 +52,17 @@ class NvmlCalls:
             return None
 
     def lost_codes(self) -> tuple[int, ...]:
-        """Results of calls for a GPU that does not answer any more."""
+        """Result codes for a GPU that no longer answers."""
         nvml = self.nvml
         return nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_RESET_REQUIRED, nvml.NVML_ERROR_GPU_NOT_FOUND
 
     def scaled(self, factor: float, function: Callable[..., int], *args: Any) -> float | None:
-        """A number in another unit; otherwise as `maybe`."""
+        """The function's result times a factor; otherwise like `maybe`."""
         value = self.maybe(function, *args)
         return None if value is None else value * factor
 
     def field(self, handle: Any, field: int, scope: int = 0) -> int | None:
-        """A field's value, for fields of whole numbers; otherwise as `maybe`."""
+        """The value of an integer field; otherwise like `maybe`."""
         nvml = self.nvml
         values = self.maybe(nvml.nvmlDeviceGetFieldValues, handle, [(field, scope)])
         if values is None or values[0].nvmlReturn != nvml.NVML_SUCCESS:
@@ -77,10 +77,10 @@ class NvmlCalls:
 
 
 def said(exc: Exception) -> str:
-    """An error of NVML for people."""
+    """Formats an error of NVML for people."""
     return f"NVML: {clean(str(exc), 200)}"
 
 
 def text(value: str | bytes) -> str:
-    """A text of NVML, cleaned."""
+    """Cleans a text of NVML."""
     return clean(value.decode("utf-8", "replace") if isinstance(value, bytes) else value, 128)

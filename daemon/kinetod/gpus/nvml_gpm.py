@@ -1,16 +1,15 @@
-"""Counts what the units of one NVIDIA GPU do, by NVML's GPU performance monitoring (GPM), from Hopper on.
+"""Counts the activity of one NVIDIA GPU's units, by NVML's GPU performance monitoring (GPM), from Hopper on.
 
 Theory of operation
-    The GPU's counters run whether anybody looks or not. `nvmlGpmSampleGet` copies them, `nvmlGpmMetricsGet` works out
-    what was between two copies; two buffers take turns. They are not the counters that profilers reserve: DCGM, Nsight
-    and CUPTI work beside it, and nothing happens in the processes on the GPU. DCGM takes its profiling fields 1001 to
-    1012 from the same calls on these GPUs, by the same numbers of metrics (METRICS) and in the same units: percentages
-    and MiB/s.
+    The GPU's counters always run. `nvmlGpmSampleGet` copies them, `nvmlGpmMetricsGet` computes the difference of two
+    copies; two buffers alternate. They are not the counters that profilers reserve: DCGM, Nsight and CUPTI work at the
+    same time, and processes on the GPU are not affected. DCGM takes its profiling fields 1001 to 1012 from the same
+    calls on these GPUs, by the same numbers of metrics (METRICS) and in the same units: percentages and MiB/s.
 
-    `step` is called every second and for each reading. What it cannot get has no total, and is tried again: a metric
-    without a value leaves out its total, the failure of a call ends all of them, with the reason in `refusal`. After a
-    failure, or if the set of metrics that have a value has changed, totals begin anew. A value that cannot be (no
-    number, negative, more than MOST_PERCENT) is none.
+    `step` is called every second and for each reading. Missing values are tried again: a metric without a value has no
+    total, and a failed call ends all totals, with the reason in `refusal`. After a failure, or if the set of metrics
+    with values has changed, totals begin anew. An impossible value (not a number, negative, more than MOST_PERCENT)
+    counts as missing.
 
     In MIG mode the counters are those of the GPU's instances: a value of the whole GPU would be wrong (DCGM#152: shares
     above 1), so there is none.
@@ -26,7 +25,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kinetod.base.safe_text import clean
-from kinetod.gpus.gpu_activity import SHARES, GpuActivity
+from kinetod.gpus.gpu_types import SHARES, GpuActivity
 
 # NVML's numbers; with DCGM's fields in dcgmlib/src/dcgm_fields.cpp (DcgmFieldIdToNvmlGpmMetricId).
 METRICS = {
@@ -44,7 +43,7 @@ METRICS = {
     "nvlink_receive": 60,  # NVLINK_TOTAL_RX_PER_SEC, 1012
 }
 LEAST_S = 0.1  # between two samples: DCGM's shortest interval on these GPUs
-MOST_PERCENT = 105.0  # not all counters are copied in the same cycle: a little above 100 counts as 100
+MOST_PERCENT = 105.0  # counters are not all copied in the same cycle: slightly above 100 counts as 100
 _MIB = 1 << 20
 _MIG_ON = 1
 OFF = "switched off by metrics.gpu_activity"
@@ -65,14 +64,14 @@ class GpmCounter:
         self._nvml = nvml
         self._handle = handle
         self._clock = clock
-        self._supported: bool | None = None  # None: not asked
+        self._supported: bool | None = None  # None: not checked yet
         self._buffers: list[Any] = []  # the older sample first
-        self._sampled_ns: int | None = None  # when the later one was taken; None: there is none to compare with
+        self._sampled_ns: int | None = None  # time of the later one; None: there is none to compare with
         self.activity: GpuActivity | None = None
         self.refusal = ""
 
     def step(self) -> None:
-        """Takes a sample and adds what was since the last one, unless that is too young. Raises nothing."""
+        """Takes a sample and adds the activity since the last one, unless that is too recent. Raises nothing."""
         if self._sampled_ns is not None and self._clock() - self._sampled_ns < LEAST_S * 1e9:
             return
         nvml = self._nvml
@@ -83,7 +82,7 @@ class GpmCounter:
             self._sample()
         except nvml.NVMLError as exc:
             self._refuse(self._reason(exc))
-        except AttributeError:  # a function that this pynvml does not have
+        except AttributeError:  # missing in this pynvml
             self._refuse(OLD_DRIVER)
 
     def close(self) -> None:
@@ -95,7 +94,7 @@ class GpmCounter:
         self._buffers = []
 
     def _unfit(self) -> str:
-        """Why this GPU has no counters of its own now. Raises NVMLError, AttributeError."""
+        """Why this GPU has no counters of its own at present. Raises NVMLError, AttributeError."""
         nvml = self._nvml
         if self._supported is None:
             self._supported = bool(nvml.nvmlGpmQueryDeviceSupport(self._handle).isSupportedDevice)
@@ -110,7 +109,7 @@ class GpmCounter:
         return IN_MIG_MODE if current == _MIG_ON else ""
 
     def _sample(self) -> None:
-        """Raises NVMLError, AttributeError."""
+        """Takes a sample. Raises NVMLError, AttributeError."""
         nvml = self._nvml
         while len(self._buffers) < 2:
             self._buffers.append(nvml.nvmlGpmSampleAlloc())
@@ -161,7 +160,7 @@ class GpmCounter:
 
 
 def _checked(name: str, value: float) -> float | None:
-    """A share or bytes per second; None if it cannot be."""
+    """A share or bytes per second; None if the value is impossible."""
     if not math.isfinite(value) or value < 0:
         return None
     if name not in SHARES:

@@ -1,8 +1,8 @@
-"""`python -m kinetod.gpus.reader_process [--no-activity]`: answers each byte on its standard input, a Question, with
-one line, a Snapshot as JSON. In between it counts what the GPUs' units do, every SAMPLE_S, unless told not to.
+"""`python -m kinetod.gpus.reader_process [--no-activity]`: answers each byte on its standard input, a GpuQuestion, with
+one line, a Snapshot as JSON. In between it counts the activity of the GPUs' units every SAMPLE_S, unless disabled.
 
-Ends when its standard input does, and when nobody has asked for IDLE_S: then the devices are free again, for a
-reset or another driver.
+Ends with its standard input, or after IDLE_S without a question: then the devices are free again, for a reset or
+another driver.
 """
 
 import argparse
@@ -31,13 +31,13 @@ from kinetod.gpus.nvml import Nvml
 
 IDLE_S = 120.0  # longer than most scrape periods
 SAMPLE_S = 1.0
-REOPEN_S = 30.0  # how long a library that failed is left alone
+REOPEN_S = 30.0  # how long to leave a failed library alone
 
 
 class OpenLibrary:
-    """A library that is opened when it is first read, and again after it failed.
+    """A library that is opened when it is first read, and again after a failure.
 
-    sample: what it does regularly while it is open.
+    sample: regular work while it is open.
     """
 
     def __init__(self, library: GpuLibrary, *, sample: Callable[[], None] = lambda: None) -> None:
@@ -48,7 +48,7 @@ class OpenLibrary:
         self._failed_at = 0.0
 
     def read(self, question: GpuQuestion = GpuQuestion.EVERYTHING) -> tuple[list[GpuState], VendorLibrary]:
-        """The GPUs, and how it stands with the library."""
+        """Returns the GPUs and the state of the library."""
         began = time.monotonic()
         gpus: list[GpuState] = []
         try:
@@ -62,7 +62,7 @@ class OpenLibrary:
         )
 
     def sample(self) -> None:
-        """Does what the library does regularly, if it is open."""
+        """Does the library's regular work, if it is open."""
         if self._version is not None:
             self._sample()
 
@@ -93,10 +93,10 @@ def snapshot(opened: Sequence[OpenLibrary], question: GpuQuestion) -> Snapshot:
 
 
 def joined(gpus: Sequence[GpuState]) -> tuple[GpuState, ...]:
-    """Each GPU once: of those that two libraries have, the later one's values where the earlier one tells none.
+    """Each GPU once: if two libraries list it, the later one's values fill gaps of the earlier one's.
 
-    Number, device file and processes are those of the kernel's drivers, which are read last. So is the UUID of AMD's
-    GPUs, by which counters and captures know them.
+    Number, device file and processes come from the kernel's drivers, which are read last, and so does the UUID of AMD's
+    GPUs, which counters and captures use.
     """
     found: dict[tuple[str, str], GpuState] = {}
     for place, gpu in enumerate(gpus):
@@ -111,7 +111,7 @@ def _completed(gpu: GpuState, kernel: GpuState) -> GpuState:
     return msgspec.structs.replace(
         gpu,
         **missing,
-        uuid=kernel.uuid if gpu.vendor == "amd" else gpu.uuid,  # AMD SMI has another one
+        uuid=kernel.uuid if gpu.vendor == "amd" else gpu.uuid,  # AMD SMI has a different one
         index=kernel.index,
         device=kernel.device,
         processes=kernel.processes or gpu.processes,
@@ -119,14 +119,16 @@ def _completed(gpu: GpuState, kernel: GpuState) -> GpuState:
 
 
 def libraries(*, activity: bool = True) -> list[OpenLibrary]:
-    """All that this version knows, the kernel's drivers last. activity: whether to count what the GPUs' units do."""
+    """All libraries of this version, the kernel's drivers last. activity: whether to count the activity of the GPUs'
+    units.
+    """
     nvml = Nvml(activity=activity)
     others: tuple[GpuLibrary, ...] = (AmdSmi(), IntelSysman(), DrmGpus())
     return [OpenLibrary(nvml, sample=nvml.sample), *(OpenLibrary(library) for library in others)]
 
 
 def _question(opened: Sequence[OpenLibrary]) -> bytes:
-    """Waits for a question, with samples meanwhile; empty if nobody asks any more."""
+    """Waits for a question, taking samples in between; empty if none comes."""
     end = time.monotonic() + IDLE_S
     while (left := end - time.monotonic()) > 0:
         if select.select([0], [], [], min(left, SAMPLE_S))[0]:
@@ -137,7 +139,7 @@ def _question(opened: Sequence[OpenLibrary]) -> bytes:
 
 
 def main(*, activity: bool = True) -> int:
-    """Serves until nobody asks. activity: whether to count what the GPUs' units do."""
+    """Serves until it is idle. activity: whether to count the activity of the GPUs' units."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the daemon
     opened = libraries(activity=activity)
     while asked := _question(opened):

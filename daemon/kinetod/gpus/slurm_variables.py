@@ -1,29 +1,79 @@
-"""What the processes on the GPUs say of their Slurm job: the account and partition in their environments.
+"""Finds the batch jobs of each GPU: from their processes' environments, and from a folder that the cluster maintains.
 
-Slurm sets the variables for a job's tasks, and the kernel knows neither. A process may choose both, so they are for
-people to read and decide nothing. Environments are read in a thread with a deadline, since a hostile process can let
-its reader wait; other users' can be read only by root or with CAP_SYS_PTRACE.
+Slurm sets the variables for a job's tasks; the kernel does not know them. A process may change them, so they are for
+display, not for decisions. Environments are read in a thread with a deadline, since a hostile process can block its
+reader; other users' can be read only by root or with CAP_SYS_PTRACE.
 """
 
 import contextlib
+import os
+import stat
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from kinetod.base.safe_text import clean
-from kinetod.gpus.gpu_types import GpuProcess, Snapshot
+from kinetod.gpus.gpu_types import GpuProcess, GpuState, Snapshot
 from kinetod.processes.identity import ProcessKey, start_time_ns
 from kinetod.processes.proc_folder import PROC, ProcessFolder
 from kinetod.supervise.thread_deadline import WithinDeadline
 
-DEADLINE_S = 0.2
 ACCOUNT_VARIABLE, PARTITION_VARIABLE = "SLURM_JOB_ACCOUNT", "SLURM_JOB_PARTITION"
 _MAX_CHARS = 128
+DEADLINE_S = 0.2  # the folder may be on a network
+MAX_FILES = 1024
+MAX_BYTES = 1 << 14
+MAX_JOBS = 64
+_MAX_ID_CHARS = 128
+
+Jobs = Mapping[str, tuple[str, ...]]  # by the name of the GPU's file
+
+
+# Maps GPUs to batch jobs, from a folder that the cluster's prolog and epilog maintain. The form is that of
+# dcgm-exporter (--hpc-job-mapping-dir), so that one folder serves both: a file for each GPU, named by its index,
+# `INDEX.SLICE` for a part of it, or its UUID; containing the ids of the jobs that it is allocated to, one per line.
+# Only the cluster knows this: a job that does not use its GPU has no process there.
+class JobFolder:
+    """Call it for the folder's current content; empty if there is no folder, or it hangs. Thread-safe."""
+
+    def __init__(self, folder: Path, *, deadline_s: float = DEADLINE_S) -> None:
+        self._folder = folder
+        self._deadline_s = deadline_s
+        self._reading = WithinDeadline("jobs of GPUs", self._read)
+
+    def __call__(self) -> Jobs:
+        """The jobs by the names of the GPUs' files."""
+        with contextlib.suppress(OSError, TimeoutError):
+            return self._reading.get(self._deadline_s)
+        return {}
+
+    def _read(self) -> Jobs:
+        with os.scandir(self._folder) as entries:
+            names = [entry.name for entry, _ in zip(entries, range(MAX_FILES), strict=False)]
+        return {name: jobs for name in names if (jobs := _jobs_in(self._folder / name))}
+
+
+def jobs_of(gpu: GpuState, jobs: Jobs) -> list[str]:
+    """The jobs to which the GPU or a part of it is allocated."""
+    names = [name for name in jobs if gpu.uuid == name or str(gpu.index) == name.partition(".")[0]]
+    return sorted({job for name in names for job in jobs[name]})
+
+
+def _jobs_in(path: Path) -> tuple[str, ...]:
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            text = os.read(descriptor, MAX_BYTES) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
+        finally:
+            os.close(descriptor)
+        ids = (clean(line, _MAX_ID_CHARS) for line in text.decode("utf-8", "replace").splitlines() if line.strip())
+        return tuple(dict.fromkeys(ids))[:MAX_JOBS]
+    return ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmNames:
-    """Empty: the process does not say it."""
+    """Names from a process's environment; empty if missing."""
 
     account: str = ""
     partition: str = ""
@@ -33,7 +83,7 @@ Said = Mapping[int, SlurmNames]  # by pid
 
 
 class SlurmVariables:
-    """Called with a snapshot of the GPUs: what each process on them says; those that cannot be read are left out."""
+    """Maps each process on the GPUs of a snapshot to its Slurm variables; omits processes that cannot be read."""
 
     def __init__(self, *, proc: Path = PROC, deadline_s: float = DEADLINE_S) -> None:
         self._proc = proc
@@ -48,7 +98,7 @@ class SlurmVariables:
         if self._wanted:
             with contextlib.suppress(TimeoutError):
                 found = self._reading.get(self._deadline_s)
-        # A late answer is to an earlier question: by now, a pid may be another process.
+        # A late answer belongs to an earlier question: by now, a pid may be another process.
         return {key.pid: names for key, names in found.items() if self._key(key.pid) == key}
 
     def _read(self) -> Mapping[ProcessKey, SlurmNames]:
@@ -66,7 +116,7 @@ class SlurmVariables:
 
 
 def agreed(processes: Collection[GpuProcess], said: Said) -> SlurmNames:
-    """What all of them say; nothing where they differ or one of them cannot be read."""
+    """Names on which all processes agree; empty if they differ or one of them cannot be read."""
     names = {said.get(process.pid, SlurmNames()) for process in processes}
     accounts, partitions = {each.account for each in names}, {each.partition for each in names}
     return SlurmNames(
@@ -76,7 +126,7 @@ def agreed(processes: Collection[GpuProcess], said: Said) -> SlurmNames:
 
 
 def _names_in(environ: bytes) -> SlurmNames:
-    """By the text of /proc/PID/environ; of a variable that is there twice the first, as getenv has it."""
+    """Names in the text of /proc/PID/environ; the first counts if a variable occurs twice, as in getenv."""
     values: dict[bytes, bytes] = {}
     for entry in environ.split(b"\0"):
         name, _, value = entry.partition(b"=")

@@ -1,38 +1,42 @@
 """Calls the hooks for every capture that has ended, in the background.
 
 Theory of operation
-    A capture that has ended is copied, and each hook gets a task of its own with that copy; captures are not held up
-    and never learn what became of it. Of one hook, `hooks.parallel` calls run at a time and MAX_WAITING are kept; any
-    more are dropped, logged and counted. So a dead address fills only its own places.
+    An ended capture is copied, and each hook gets its own task with that copy; captures are not delayed and never see
+    the result. For each hook, `hooks.parallel` calls run at a time and MAX_WAITING are kept; further ones are dropped,
+    logged and counted. So a dead address fills only its own slots.
 
-    All users share these places. Turns go round the users, and a user of whom none runs does not wait for one of whom
-    all run: that is one call more. When all places are taken, the user with most of them gives up the newest that
-    does not run.
+    All users share these slots. Users take turns, and a user without a running call does not wait for one who occupies
+    all of them: that is one additional call. When all slots are taken, the user with the most loses the newest that is
+    not running.
 
-    A webhook, or a push of profiles, that fails is tried again after pauses that double, with jitter, until
-    `hooks.retry_for` is over; the place is free meanwhile. A command runs once.
+    A webhook, or a push of profiles, that fails is retried after pauses that double, with jitter, until
+    `hooks.retry_for` is over; its slot is free in between. A command runs once.
 
-    What waits is not on disk: when the daemon stops, hooks get STOP_S to end, and what is left is logged and counted.
+    Waiting calls are not on disk: when the daemon stops, hooks get STOP_S to end, and the remaining ones are logged and
+    counted.
 """
 
 import asyncio
 import contextlib
 import json
 import logging
+import os
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from urllib.parse import parse_qsl, quote, urlsplit
 
 from kineto_protos.plain import plain
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.store.upload_manifest import FLEET_LABEL
 
 from kinetod.base import metrics
-from kinetod.base.fair_slots import FairSlots, payer
+from kinetod.base.fair_slots import FairSlots, fair_share_key
+from kinetod.base.safe_text import redacted
 from kinetod.config.settings import ALL_ENDS, Config, Settings
-from kinetod.hooks.command_hook import CommandHook
+from kinetod.hooks.command_hook import CommandHook, last_line, run_program
 from kinetod.hooks.hook_types import (
     FLEET_VARIABLE,
     FOLDER_VARIABLE,
@@ -44,16 +48,22 @@ from kinetod.hooks.hook_types import (
     HookOutcome,
     HookResult,
 )
+from kinetod.hooks.http_post import ReceiverAnswer
 from kinetod.hooks.profile_hook import ProfileHook
-from kinetod.hooks.webhook_hook import WebhookHook
+from kinetod.hooks.webhook_sender import Delivery
+from kinetod.supervise import child
 
 log = logging.getLogger(__name__)
 
-MAX_WAITING = 128  # of one hook, those that run included
+MAX_WAITING = 128  # per hook, including running ones
 STOP_S = 3.0
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 60.0
 _PREFIX = "CAPTURE_STATUS_"
+_COMMAND = child.python("kinetod.hooks.webhook_sender")
+_OWN_S = 2.0  # additional time for the process itself
+_SECRET_CHARS = 16  # of a path component: chat services put their token there
+_HIDDEN = "…"
 
 
 class HookRunner:
@@ -67,7 +77,7 @@ class HookRunner:
         hooks: Callable[[Config], Sequence[Hook]] | None = None,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        """folder_of: where a capture's files are, by its id."""
+        """folder_of: the folder of a capture's files, by its id."""
         self._settings = settings
         self._folder_of = folder_of
         self._hooks = hooks or configured
@@ -110,7 +120,7 @@ class HookRunner:
         metrics.hooks_waiting(self.waiting)
 
     def _displace(self, hook: Hook, places: "_Places", owner: str) -> bool:
-        """Whether there is a place now, since another user had many more."""
+        """Makes room by displacing a call of a user with many more; returns whether there is a slot now."""
         place = places.to_give_up(owner)
         if place is None or place.task is None:
             return False
@@ -125,7 +135,7 @@ class HookRunner:
 
     @property
     def waiting(self) -> int:
-        """Calls that have not come to an end."""
+        """The number of calls that have not ended."""
         return sum(places.taken for places in self._places.values())
 
     def _places_of(self, hook: Hook) -> "_Places":
@@ -133,12 +143,12 @@ class HookRunner:
 
     async def _tell(self, hook: Hook, place: "_Place", capture: pb.Capture, status: str) -> None:
         places = self._places_of(hook)
-        payer.set(place.owner)
+        fair_share_key.set(place.owner)
         try:
             ended = await asyncio.to_thread(self._ended, capture, status)
             await self._until_told(hook, places, place, ended)
         except asyncio.CancelledError:
-            if place in places.held:  # else it had to give up its place, which was counted then
+            if place in places.held:  # otherwise it was displaced, which has been counted
                 log.warning("hook %s of capture %s was ended, since the daemon is stopping", hook.name, capture.id)
                 metrics.hook_dropped(hook.kind)
             raise
@@ -199,7 +209,7 @@ class HookRunner:
         return longest * (0.5 + self._jitter() / 2)
 
     async def stop(self) -> None:
-        """Stops all hooks. Calls that run or wait for their turn get STOP_S, those that wait for a retry nothing."""
+        """Stops all hooks. Calls that run or wait for their turn get STOP_S; those waiting for a retry end at once."""
         self._stopping.set()
         tasks = list(self._tasks)
         if not tasks:
@@ -212,7 +222,7 @@ class HookRunner:
 
 @dataclass(eq=False, slots=True)
 class _Place:
-    """One capture that a hook is to be told of. owner: whose it is; empty: nobody's."""
+    """One capture to pass to a hook. owner: its user; empty: nobody."""
 
     owner: str
     capture_id: str
@@ -221,7 +231,7 @@ class _Place:
 
 
 class _Places:
-    """The calls of one hook that have not come to an end, in the order in which they came."""
+    """The calls of one hook that have not ended, oldest first."""
 
     def __init__(self) -> None:
         self.held: list[_Place] = []
@@ -229,11 +239,11 @@ class _Places:
 
     @property
     def taken(self) -> int:
-        """How many there are."""
+        """The number of calls."""
         return len(self.held)
 
     def to_give_up(self, owner: str) -> _Place | None:
-        """The newest that does not run, of the owner with most; None: that one has hardly more than this one."""
+        """The newest waiting call of the owner with most calls; None if that owner has hardly more than this one."""
         counts = Counter(place.owner for place in self.held)
         most, count = counts.most_common(1)[0]
         if count <= counts[owner] + 1:
@@ -242,7 +252,7 @@ class _Places:
 
     @contextlib.asynccontextmanager
     async def turn(self, place: _Place, parallel: int) -> AsyncIterator[None]:
-        """Waits for a turn, of which there are so many at a time, and one more for an owner who has none."""
+        """Waits for a slot; one more than `parallel` is kept for owners who hold none."""
         self._slots.resize(parallel, spare=1)
         async with self._slots.turn():
             place.runs = True
@@ -257,3 +267,48 @@ def configured(config: Config) -> list[Hook]:
     hooks: list[Hook] = [CommandHook(config.hook_command)] if config.hook_command else []
     hooks += [WebhookHook(url, config.hook_secret, config.hook_ca) for url in config.hook_webhooks]
     return [*hooks, ProfileHook(config)] if config.hook_profiles else hooks
+
+
+class WebhookHook:
+    """Sends a POST with the capture's JSON."""
+
+    kind = "webhook"
+
+    def __init__(self, url: str, secret_file: Path | None, ca_file: Path | None) -> None:
+        self._url = url
+        self._secret_file = secret_file
+        self._ca_file = ca_file
+        parts = urlsplit(url)
+        segments = parts.path.split("/")
+        shown = "/".join(_HIDDEN if len(each) >= _SECRET_CHARS else each for each in segments)
+        self.name = f"{parts.scheme}://{parts.netloc}{shown}"  # without the parts that must not be logged
+        values = [value for _, value in parse_qsl(parts.query)]
+        hidden = {parts.query, *values, *(quote(value) for value in values)}
+        hidden |= {each for each in segments if len(each) >= _SECRET_CHARS}
+        self._hidden = frozenset(each for each in hidden if each)
+
+    async def call(self, ended: Ended, timeout_s: float) -> HookOutcome:
+        """See Hook."""
+        delivery = Delivery(
+            url=self._url,
+            message_id=ended.capture_id,
+            secret_file=str(self._secret_file or ""),
+            ca_file=str(self._ca_file or ""),
+            timeout_s=timeout_s,
+        )
+        data = json.dumps(asdict(delivery)).encode() + b"\n" + ended.body
+        try:
+            found = await run_program(_COMMAND, data, os.environ, timeout_s + _OWN_S)
+        except OSError as exc:
+            return HookOutcome(result=HookResult.FAILED, text=f"cannot be called: {exc}", again=True)
+        if found.status is None:
+            return HookOutcome(result=HookResult.TIMEOUT, text=f"did not answer within {timeout_s:g} s", again=True)
+        try:
+            answer = ReceiverAnswer(**json.loads(found.output.splitlines()[-1]))
+        except (ValueError, TypeError, IndexError):
+            text = f"cannot be called: its process ended with status {found.status}{last_line(found.output)}"
+            return HookOutcome(result=HookResult.FAILED, text=text, again=True)
+        if not answer.text:
+            return HookOutcome(result=HookResult.OK)
+        text = redacted(answer.text, self._hidden)  # a receiver may repeat the address
+        return HookOutcome(result=HookResult.FAILED, text=text, again=answer.again, after_s=answer.after_s)

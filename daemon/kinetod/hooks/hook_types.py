@@ -1,8 +1,8 @@
 """The types that the parts of the hooks exchange.
 
-A hook is a program or an address that is told of every capture that has ended. Both are processes for the daemon:
-the program itself, or one that sends a request (`webhook_sender`). So whatever hangs is ended at its deadline, and
-nothing that a hook does is felt by captures.
+A hook is a program or an address that is notified of every ended capture. Both are processes to the daemon: the program
+itself, or one that sends a request (`webhook_sender`). So a hanging one is killed at its deadline, and hooks never
+affect captures.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-# In the environment of a command.
+# Environment variable of a command.
 ID_VARIABLE = "KINETO_CAPTURE_ID"
 STATUS_VARIABLE = "KINETO_CAPTURE_STATUS"
 HOST_VARIABLE = "KINETO_CAPTURE_HOST"
@@ -29,7 +29,7 @@ class HookResult(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """A capture that has ended, as hooks are told of it. body: the capture's JSON."""
+    """An ended capture, as passed to hooks. body: the capture's JSON."""
 
     capture_id: str
     status: str  # DONE, PARTIAL, FAILED or CANCELLED
@@ -39,7 +39,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HookOutcome:
-    """The outcome of one try. text: what went wrong. again: whether a retry may succeed, not before after_s."""
+    """Outcome of one try. text: the problem. again: whether a retry may succeed, not before after_s."""
 
     result: HookResult
     text: str = ""

@@ -7,22 +7,21 @@ from pathlib import Path
 
 from kineto_trace.store.output_formats import SUFFIXES
 
-from kinetod.base.header_file import headers_in, secrets_in
+from kinetod.base.http_headers import headers_in, secrets_in
 from kinetod.base.safe_text import redacted
 from kinetod.config.settings import Config
-from kinetod.hooks.command_hook import last_line
+from kinetod.hooks.command_hook import last_line, run_program
 from kinetod.hooks.hook_types import FOLDER_VARIABLE, Ended, HookOutcome, HookResult
 from kinetod.hooks.http_post import ReceiverAnswer
 from kinetod.hooks.profile_sender import ProfileDelivery
-from kinetod.hooks.program_run import run_program
 from kinetod.supervise import child
 
 _COMMAND = child.python("kinetod.hooks.profile_sender")
-_OWN_S = 2.0  # that the process may take beside its work
+_OWN_S = 2.0  # additional time for the process itself
 
 
 class ProfileHook:
-    """Sends one message for each target that has a trace. It is made anew for each capture, and knows what it sent."""
+    """Sends one message for each target with a trace. Created anew for each capture, so it knows what it has sent."""
 
     kind = "profiles"
 
@@ -58,7 +57,7 @@ class ProfileHook:
             return HookOutcome(result=HookResult.FAILED, text=self._without_secrets(text), again=True)
         if not answer.text:
             return HookOutcome(result=HookResult.OK)
-        text = self._without_secrets(answer.text)  # a receiver may say a header again
+        text = self._without_secrets(answer.text)  # a receiver may repeat a header
         return HookOutcome(result=HookResult.FAILED, text=text, again=answer.again, after_s=answer.after_s)
 
     def _read(self, output: bytes) -> ReceiverAnswer | None:
@@ -72,7 +71,7 @@ class ProfileHook:
                 else:
                     answer = ReceiverAnswer(**told)
             except (ValueError, TypeError):
-                continue  # a line of somebody else, such as a library's warning
+                continue  # a line from elsewhere, such as a library's warning
         return answer
 
     def _without_secrets(self, text: str) -> str:
@@ -80,7 +79,7 @@ class ProfileHook:
 
 
 def _with_trace(body: bytes) -> list[str]:
-    """Returns the names of the folders of those targets that have a trace."""
+    """Returns the names of the folders of targets with a trace."""
     return [
         f"{target['pid']}-{target['start_time_ns']}"
         for target in json.loads(body)["targets"]

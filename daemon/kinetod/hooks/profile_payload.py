@@ -1,8 +1,8 @@
-"""Makes the message about one target that a receiver of profiles takes: `python -m kinetod.hooks.profile_payload`.
+"""Builds the message about one target for a receiver of profiles: `python -m kinetod.hooks.profile_payload`.
 
-What it reads came from a traced process, so it runs in a process of its own that is confined like a decoder
-(sandbox/confinement.py): it can read the target's folder, and reaches no network and no credentials. The message goes
-to standard output behind MADE; behind FAILED comes what is wrong with the target.
+Its input came from a traced process, so it runs in a separate process that is confined like a decoder
+(sandbox/confinement.py): it can read the target's folder, but has no network and no credentials. Standard output gets
+MADE and the message, or FAILED and the problem with the target.
 """
 
 import sys
@@ -14,27 +14,26 @@ from kineto_protos.pprof import profile_pb2
 from kineto_protos.pyroscope import push_pb2
 from kineto_trace.base.visible_text import one_line
 from kineto_trace.errors import TraceError
-from kineto_trace.formats.profiles.otlp_writer import otlp_message
-from kineto_trace.formats.profiles.pprof_writer import RANK, pprof_message
-from kineto_trace.formats.profiles.profile_samples import THREAD_ID, ProfileSubject, profile
-from kineto_trace.formats.profiles.resource_attributes import resource_attributes
+from kineto_trace.formats.otlp_writer import otlp_message
+from kineto_trace.formats.pprof_writer import RANK, pprof_message
+from kineto_trace.formats.profile_samples import THREAD_ID, ProfileSubject, profile, resource_attributes
 from kineto_trace.model.context import Context
 from kineto_trace.store.output_formats import COLUMNS_DIRECTORY
 from kineto_trace.store.parquet_folder import load_columns
 
-from kinetod.config.profile_addresses import ProfileForm
+from kinetod.config.addresses import ProfileForm
 from kinetod.hooks.profile_sender import FAILED, MADE
 from kinetod.sandbox.confined_jobs import die_with_parent
 from kinetod.sandbox.confinement import CannotConfine, Limits, confine
 
-# What Pyroscope calls the profiles of a subject. A label of each thread's number would make a series of each thread;
-# the rank is a label of the series already.
+# Pyroscope's names for the profiles of a subject. A label with each thread's number would create a series per thread;
+# the rank is already a label of the series.
 PYROSCOPE_NAMES = {ProfileSubject.PYTHON: "process_cpu", ProfileSubject.HOST: "host", ProfileSubject.GPU: "gpu"}
 PYROSCOPE_WITHOUT = (THREAD_ID, RANK)
 
 
 def payload(target_dir: Path, form: ProfileForm) -> bytes:
-    """Returns the message; b"" if the trace has nothing to tell. Raises TraceError."""
+    """Returns the message; b"" if the trace has no profile. Raises TraceError."""
     context = Context(load_columns(target_dir / COLUMNS_DIRECTORY))
     if form is ProfileForm.PYROSCOPE:
         return _pyroscope(context)
@@ -61,13 +60,13 @@ def _pyroscope(context: Context) -> bytes:
 
 
 def _label(name: str) -> str:
-    """Returns a name that every version of Pyroscope takes: of letters, digits and underscores."""
+    """Returns a name that every version of Pyroscope accepts: letters, digits and underscores."""
     return "".join(char if char.isascii() and char.isalnum() else "_" for char in name)
 
 
 def main(arguments: list[str], output: BinaryIO) -> int:
-    """Arguments: the target's folder, an empty one, the form, bytes of memory, seconds of processor time, and whether
-    all parts of the sandbox are required.
+    """Arguments: the target's folder, an empty one, the form, bytes of memory, seconds of CPU time, and whether all
+    parts of the sandbox are required.
     """
     folder, own, form, memory, cpu_s, required = arguments
     target_dir = Path(folder).resolve()

@@ -1,16 +1,15 @@
-"""Pushes the profiles of one capture: `python -m kinetod.hooks.profile_sender`, a process of its own, since names may
+"""Pushes the profiles of one capture: `python -m kinetod.hooks.profile_sender`, a separate process, since names may
 take long to resolve and receivers may hang.
 
 Theory of operation
-    It has the network and the headers with credentials, and never looks into a trace: another process
-    (profile_payload.py) makes each message, and this one passes on its bytes. Standard input has one line of JSON
-    (ProfileDelivery); standard output gets one line for each target that was accepted, {"sent": name}, at once, so
-    that a try that is cut short is not repeated from its beginning, and at the end one line for the outcome.
+    It has the network and the headers with credentials, and never reads a trace: another process (profile_payload.py)
+    builds each message, and this one passes on its bytes. Standard input has one line of JSON (ProfileDelivery);
+    standard output immediately gets one line for each accepted target, {"sent": name}, so that an interrupted try is
+    not repeated from its beginning, and at the end one line for the outcome.
 """
 
 import gzip
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -21,18 +20,19 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from kineto_trace.base.own_processes import safe_environment
 from kineto_trace.store.output_formats import COLUMNS_DIRECTORY
 
 from kinetod import __version__
-from kinetod.base.header_file import headers_in, secrets_in
+from kinetod.base.http_headers import headers_in, secrets_in
 from kinetod.base.safe_text import clean, redacted
-from kinetod.config.profile_addresses import ProfileForm, parse_profiles
+from kinetod.config.addresses import ProfileForm, parse_profiles
 from kinetod.hooks.http_post import ReceiverAnswer, post
 from kinetod.sandbox.confined_jobs import die_with_parent
 from kinetod.sandbox.confinement import ENVIRONMENT
 from kinetod.supervise import child
 
-MADE, FAILED = b"+", b"-"  # the first byte from the process that makes a message
+MADE, FAILED = b"+", b"-"  # first byte from the process that builds a message
 MAX_PAYLOAD_BYTES = 64 << 20
 _MAX_ANSWER_BYTES = 64 << 10
 _MAX_TEXT_CHARS = 300
@@ -44,10 +44,10 @@ _USER_AGENT = f"kinetod/{__version__}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileDelivery:
-    """What to send, and where. folder: of the capture. targets: names of those that have a trace. sent: names of those
+    """What to send, and where. folder: of the capture. targets: names of targets with a trace. sent: names of targets
     that need not be sent again.
 
-    headers_file, ca_file: a path, or empty. memory_bytes, sandbox: for making a message, as for decoding.
+    headers_file, ca_file: a path, or empty. memory_bytes, sandbox: for building a message, as for decoding.
     """
 
     address: str
@@ -62,7 +62,7 @@ class ProfileDelivery:
 
 
 class _Refused(Exception):
-    """A target that cannot be sent, for this reason."""
+    """A target cannot be sent, for this reason."""
 
     def __init__(self, answer: ReceiverAnswer) -> None:
         super().__init__(answer.text)
@@ -70,7 +70,7 @@ class _Refused(Exception):
 
 
 def deliver(delivery: ProfileDelivery, stdout: IO[str]) -> ReceiverAnswer:
-    """Sends every target that was not sent. Stops at the first that fails in a way that may pass."""
+    """Sends every target not sent yet. Stops at the first failure that may be temporary."""
     try:
         headers = headers_in(Path(delivery.headers_file).read_bytes()) if delivery.headers_file else {}
     except (OSError, ValueError) as exc:
@@ -99,7 +99,7 @@ def deliver(delivery: ProfileDelivery, stdout: IO[str]) -> ReceiverAnswer:
 
 
 def _message(target: Path, delivery: ProfileDelivery, deadline: float) -> bytes:
-    """Returns the message about a target; b"" if there is nothing to tell. Raises _Refused."""
+    """Returns the message about a target; b"" if it has no profile. Raises _Refused."""
     with tempfile.TemporaryDirectory(prefix="kinetod-profile-") as own:
         return _made(target, own, delivery, deadline)
 
@@ -121,7 +121,7 @@ def _made(target: Path, own: str, delivery: ProfileDelivery, deadline: float) ->
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env={**os.environ, **ENVIRONMENT},
+        env={**safe_environment(), **ENVIRONMENT},
     ) as process:
         late = threading.Timer(seconds, process.kill)
         late.start()
@@ -154,7 +154,7 @@ def _left(deadline: float) -> float:
 
 
 def _send(message: bytes, delivery: ProfileDelivery, headers: dict[str, str], deadline: float) -> None:
-    """Raises _Refused."""
+    """Sends a message. Raises _Refused."""
     address, secrets = parse_profiles(delivery.address), frozenset(secrets_in(headers))
     if address.form is ProfileForm.OTLP_GRPC:
         answer, said = _call(message, delivery, headers, _left(deadline))
@@ -183,7 +183,7 @@ def _call(
     message: bytes, delivery: ProfileDelivery, headers: dict[str, str], timeout_s: float
 ) -> tuple[ReceiverAnswer, bytes]:
     """One call of OTLP over gRPC."""
-    import grpc  # heavy, and the other forms need none of it
+    import grpc  # heavy, and other forms do not need it
 
     address = parse_profiles(delivery.address)
     options = (("grpc.primary_user_agent", _USER_AGENT), ("grpc.enable_retries", 0))
@@ -213,7 +213,7 @@ def _call(
 
 
 def _system_authorities() -> bytes | None:
-    """Returns the authorities that this system trusts; None: those that gRPC brings."""
+    """Returns the authorities that this system trusts; None: use gRPC's own."""
     import ssl
 
     paths = ssl.get_default_verify_paths()
@@ -228,7 +228,7 @@ def _rejected(said: bytes, secrets: Collection[str]) -> str:
     try:
         part = pb.ExportProfilesServiceResponse.FromString(said).partial_success
     except DecodeError:
-        return ""  # it answered 200, with what is no answer of the protocol
+        return ""  # it answered 200 with something outside the protocol
     if not part.rejected_profiles:
         return ""
     why = redacted(part.error_message, secrets)[:_MAX_TEXT_CHARS]
@@ -236,7 +236,7 @@ def _rejected(said: bytes, secrets: Collection[str]) -> str:
 
 
 def main(stdin: IO[bytes], stdout: IO[str]) -> int:
-    """Does what standard input says."""
+    """Carries out the request on standard input."""
     delivery = ProfileDelivery(**json.loads(stdin.readline()))
     stdout.write(json.dumps(asdict(deliver(delivery, stdout))) + "\n")
     return 0

@@ -1,5 +1,5 @@
-"""Sends one webhook: `python -m kinetod.hooks.webhook_sender`, a process of its own, since resolving names may hang
-for long.
+"""Sends one webhook: `python -m kinetod.hooks.webhook_sender`, a separate process, since resolving names may hang for
+long.
 
 Standard input has one line of JSON (Delivery) and then the body; standard output gets one line of JSON (Answer).
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from kinetod import __version__
-from kinetod.base import webhook_signature
+from kinetod.base import http_headers
 from kinetod.hooks.http_post import ReceiverAnswer, post
 from kinetod.sandbox.confined_jobs import die_with_parent
 
@@ -31,19 +31,21 @@ class Delivery:
 def deliver(delivery: Delivery, body: bytes, now: int) -> ReceiverAnswer:
     """One POST. now: Unix seconds."""
     try:
-        secret = webhook_signature.secret_in(Path(delivery.secret_file).read_bytes()) if delivery.secret_file else None
+        secret = (
+            http_headers.webhook_secret_in(Path(delivery.secret_file).read_bytes()) if delivery.secret_file else None
+        )
     except (OSError, ValueError) as exc:
         return ReceiverAnswer(text=f"the secret {delivery.secret_file} cannot be used: {exc}", again=True)
     headers = {
         "Content-Type": "application/json",
         "User-Agent": f"kinetod/{__version__}",
-        **webhook_signature.headers(secret, delivery.message_id, now, body),
+        **http_headers.signed_headers(secret, delivery.message_id, now, body),
     }
     return post(delivery.url, body, headers, ca_file=delivery.ca_file, timeout_s=delivery.timeout_s)[0]
 
 
 def main(stdin: IO[bytes], stdout: IO[str]) -> int:
-    """Does what standard input says."""
+    """Carries out the request on standard input."""
     delivery = Delivery(**json.loads(stdin.readline()))
     stdout.write(json.dumps(asdict(deliver(delivery, stdin.read(), int(time.time())))) + "\n")
     return 0

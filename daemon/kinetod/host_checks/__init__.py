@@ -1,1 +1,1 @@
-"""Checks what on this host prevents tracing, whatever the process."""
+"""Checks this host for things that prevent tracing of any process."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from kinetod import profilers
 from kinetod.host_checks import (
     clock_check,
     disk_check,
@@ -21,10 +22,9 @@ from kinetod.host_checks import (
 )
 from kinetod.host_checks.check_protocol import Check, CheckQuestion, Line, packed
 from kinetod.processes.profiler_signs import DCGM, EXPORTER
-from kinetod.profilers import dcgm
-from kinetod.profilers.profiler_scan import scan
+from kinetod.profilers import scan
 
-# What is most likely to hang comes last.
+# The check most likely to hang comes last.
 CHECKS: dict[str, Check] = {
     "rights": rights_check.check,
     "sandbox": sandbox_check.check,
@@ -38,22 +38,22 @@ PROFILERS = "profilers"
 
 
 def lines(question: CheckQuestion) -> Iterator[Line]:
-    """Each announces the next check, so that one which hangs is known by its name."""
+    """Each line announces the next check, so that a hanging one is known by name."""
     checks = {} if question.only_profilers else CHECKS
     names = [*checks, PROFILERS]
     yield Line(next=names[0])
     for name, following in zip(checks, names[1:], strict=True):
         yield Line(findings=packed(checks[name](question)), next=following)
     found = scan(own=own_processes(question.daemon_pid))
-    asked = dcgm.profiling() if any(each.product in (DCGM, EXPORTER) for each in found.profilers) else None
+    asked = profilers.profiling() if any(each.product in (DCGM, EXPORTER) for each in found.profilers) else None
     yield Line(scan=found, dcgm=asked)
 
 
 def own_processes(daemon_pid: int, proc: Path = Path("/proc")) -> frozenset[int]:
-    """This process, the daemon, and its children: its sampler of counters has CUPTI's libraries, too."""
+    """This process, the daemon, and its children: its counter sampler has CUPTI's libraries, too."""
     own = {os.getpid(), daemon_pid}
     for path in (proc / str(daemon_pid) / "task").glob("*/children"):
-        with contextlib.suppress(OSError):  # a thread that has just ended
+        with contextlib.suppress(OSError):  # a thread has just ended
             own.update(map(int, path.read_text().split()))
     return frozenset(own)
 
@@ -61,7 +61,7 @@ def own_processes(daemon_pid: int, proc: Path = Path("/proc")) -> frozenset[int]
 def main() -> int:
     """Ends when all checks are made."""
     with contextlib.suppress(OSError):
-        os.nice(5)  # whatever runs on this host goes first
+        os.nice(5)  # everything else on this host has priority
     question = msgspec.json.decode(sys.stdin.buffer.read(), type=CheckQuestion)
     for line in lines(question):
         sys.stdout.buffer.write(msgspec.json.encode(line) + b"\n")

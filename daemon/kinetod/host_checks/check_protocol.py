@@ -1,36 +1,35 @@
-"""What is asked of the process that looks at the host, and what it answers.
+"""The protocol with the process that checks the host.
 
 Theory of operation
-    check_runner.py (in the daemon)    asks the process, with a deadline, and takes what it has said by then
+    check_runner.py (in the daemon)    asks the process, with a deadline, and takes its answers so far
     check_process.py (the process)     runs the checks one after the other, a line of JSON for each
     a check                      a function from the question to findings, in the file of its subject
 
-    Mounts, drivers, other users' processes and other programs may hang whoever looks at them; so the daemon does not.
-    What only the daemon knows (GPUs, the attach helper, who asks) is joined in rpc/diagnose_host.py.
+    Mounts, drivers, other users' processes and other programs may block a reader; so the daemon does not read them.
+    Facts that only the daemon has (GPUs, the attach helper, the caller) are added in rpc/diagnose_host.py.
 """
 
 from collections.abc import Callable, Iterable
 
 import msgspec
 
-from kinetod.attach.finding import Finding, Status
-from kinetod.profilers.dcgm import Profiling
-from kinetod.profilers.profiler_scan import Scan
+from kinetod.attach.attach_types import Finding, Status
+from kinetod.profilers import Profiling, Scan
 
 
 class CheckQuestion(msgspec.Struct, frozen=True, kw_only=True):
-    """What the checks need to know about the daemon."""
+    """Facts about the daemon that the checks need."""
 
     daemon_pid: int
     store: str
-    needed_bytes: int  # free on the store's disk for a capture to begin
+    needed_bytes: int  # free space on the store's disk that a capture needs to begin
     helper: bool  # whether the attach helper service is used
-    attaching: bool = True  # whether the daemon brings agents in at all
-    only_profilers: bool = False  # and none of the checks
+    attaching: bool = True  # whether the daemon attaches at all
+    only_profilers: bool = False  # and no other checks
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one check found. next: the check that begins now; empty after the last."""
+    """Result of one check. next: the check that begins now; empty after the last."""
 
     findings: tuple[tuple[str, str, str, str], ...] = ()  # name, status, detail, advice
     scan: Scan | None = None

@@ -1,4 +1,4 @@
-"""Runs the checks of the host in a process of its own: whatever hangs or crashes there, the daemon goes on."""
+"""Runs the checks of the host in a separate process: if one hangs or crashes, the daemon continues."""
 
 import asyncio
 import logging
@@ -8,18 +8,17 @@ from typing import Protocol
 
 import msgspec
 
-from kinetod.attach.finding import Finding, Status
+from kinetod.attach.attach_types import Finding, Status
 from kinetod.base.safe_text import clean
 from kinetod.host_checks.check_protocol import CheckQuestion, Line, unpacked
-from kinetod.profilers.dcgm import Profiling
-from kinetod.profilers.profiler_scan import ProfilingTool, Scan
+from kinetod.profilers import Profiling, ProfilingTool, Scan
 from kinetod.supervise import child
 
 log = logging.getLogger(__name__)
 
 COMMAND = child.python("kinetod.host_checks.check_process")
-DEADLINE_S = 15.0  # 0.4 s is usual
-MAX_AGE_S = 1.0  # however often somebody asks
+DEADLINE_S = 15.0  # usually 0.4 s
+MAX_AGE_S = 1.0  # however often it is called
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +34,13 @@ class Searcher(Protocol):
     """Searches processes that the check process may not read: the attach helper service."""
 
     async def profilers(self, pids: Iterable[int]) -> tuple[set[int], list[ProfilingTool]]:
-        """The processes that it has looked into, and the tools in them."""
+        """Returns the processes that it has searched, and the tools in them."""
 
 
 class HostLooker:
-    """One process at a time; whoever asks meanwhile, or within MAX_AGE_S, gets the same answer.
+    """Runs one process at a time; callers in the meantime, or within MAX_AGE_S, get the same answer.
 
-    helper: asked about other profilers in what the process may not look into; None: they are known by name only.
+    helper: searches for other profilers in processes that may not be read here; None: these are found by name only.
     """
 
     def __init__(
@@ -51,7 +50,7 @@ class HostLooker:
         self._deadline_s = deadline_s
         self._helper = helper
         self._lock = asyncio.Lock()
-        self._last: tuple[float, CheckQuestion, Looked] | None = None  # when, by the loop's clock
+        self._last: tuple[float, CheckQuestion, Looked] | None = None  # with the time by the loop's clock
 
     async def look(self, question: CheckQuestion) -> Looked:
         """Runs the checks that fit into the deadline; one that hangs or crashes becomes a finding itself."""
@@ -65,7 +64,7 @@ class HostLooker:
             return looked
 
     async def _searched(self, looked: Looked, give_up_at: float) -> Looked:
-        """Adds what the helper finds by then."""
+        """Adds the helper's findings up to that time."""
         if self._helper is None or looked.scan is None or not looked.scan.hidden:
             return looked
         try:

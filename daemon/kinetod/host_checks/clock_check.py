@@ -1,4 +1,4 @@
-"""Whether this host's clock is right: traces of several hosts line up by it."""
+"""Checks this host's clock, which aligns traces of several hosts."""
 
 import ctypes
 import errno
@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from kinetod.attach.finding import Finding, Status
+from kinetod.attach.attach_types import Finding, Status
 from kinetod.base.libc import LIBC
 from kinetod.host_checks.check_protocol import CheckQuestion
 
@@ -19,7 +19,7 @@ _ADVICE = "start chrony or systemd-timesyncd; chrony tells the kernel with `rtcs
 
 
 class _Timex(ctypes.Structure):
-    """struct timex of a 64-bit Linux, of which nothing is set: the call only reads."""
+    """struct timex of a 64-bit Linux, all zero: the call only reads."""
 
     _fields_ = (
         ("modes", ctypes.c_uint),
@@ -58,7 +58,7 @@ def read() -> Kernel:
 
 
 def check(_question: CheckQuestion) -> Iterable[Finding]:
-    """Asks the kernel, or systemd if the kernel may not be asked."""
+    """Asks the kernel, or systemd if the kernel refuses."""
     try:
         kernel = read()
     except OSError as exc:
@@ -84,7 +84,7 @@ def findings(kernel: Kernel) -> Iterator[Finding]:
 
 
 def by_systemd(why: str, command: Sequence[str] = TIMEDATECTL) -> Finding:
-    """Asks systemd, which has no figures. why: the reason that the kernel may not be asked. Blocking."""
+    """Asks systemd, which has no figures. why: why the kernel could not be asked. Blocking."""
     name = "clock"
     try:
         done = subprocess.run(command, capture_output=True, timeout=DEADLINE_S, check=False, stdin=subprocess.DEVNULL)

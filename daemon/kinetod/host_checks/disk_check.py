@@ -4,9 +4,9 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from kineto_protos.units import format_size
+from kineto_trace.base.quantities import format_size
 
-from kinetod.attach.finding import Finding, Status
+from kinetod.attach.attach_types import Finding, Status
 from kinetod.host_checks.check_protocol import CheckQuestion
 
 _SPARE = 4  # times what a capture needs to begin; less is worth a note
@@ -14,12 +14,12 @@ _FEW_FILES = 1000  # a capture takes a few dozens
 
 
 def check(question: CheckQuestion) -> Iterable[Finding]:
-    """Blocks while the disk does not answer."""
+    """Checks the disk; blocks while it does not answer."""
     return findings(question)
 
 
 def findings(question: CheckQuestion) -> Iterator[Finding]:
-    """One: whether captures can be stored."""
+    """One finding: whether captures can be stored."""
     name, store = "store", Path(question.store)
     free = "free space on the disk, `kinetoctl captures delete`, or shorten the retention ([store] in config.toml)"
     try:

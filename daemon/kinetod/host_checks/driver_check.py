@@ -9,12 +9,12 @@ from pathlib import Path
 from kineto_agent.sources.cupti.known_versions import RELEASES
 from kineto_agent.system import env
 
-from kinetod.attach.finding import Finding, Status
-from kinetod.attach.inspect import cupti_version
+from kinetod.attach.attach_types import Finding, Status
+from kinetod.attach.inspect import cupti_search
 from kinetod.attach.inspect.process_inspection import PROC
 from kinetod.host_checks.check_protocol import CheckQuestion
 
-# Older drivers echo the module's option, newer and open ones the name inside of the driver.
+# Older drivers print the module's option, newer and open ones the driver's internal name.
 _RESTRICTED = re.compile(r"^(?:NVreg_)?(?:RestrictProfilingToAdminUsers|RmProfilingAdminOnly):\s*(\d+)", re.MULTILINE)
 _PATTERNS = (
     "usr/local/cuda*/extras/CUPTI/lib64/libcupti.so.*",
@@ -35,7 +35,7 @@ def check(_question: CheckQuestion) -> Iterable[Finding]:
 
 
 def findings(proc: Path = PROC, root: Path = Path("/")) -> Iterator[Finding]:
-    """root: where the host's files are."""
+    """root: root of the host's files."""
     yield _restriction(proc)
     yield _cupti(installed(root))
 
@@ -57,7 +57,7 @@ def _restriction(proc: Path) -> Finding:
 
 
 def installed(root: Path = Path("/")) -> dict[str, int | None]:
-    """The libcupti of this host: path and version, where that can be told. Each file once."""
+    """The libcupti libraries of this host: path and version, if known. Each file once."""
     patterns = [*_PATTERNS, *(f"{path.lstrip('/')}/nvidia/*/lib/libcupti.so.*" for path in sys.path if path)]
     if explicit := os.environ.get(env.CUPTI_LIBRARY):
         patterns.insert(0, explicit.lstrip("/"))
@@ -65,7 +65,7 @@ def installed(root: Path = Path("/")) -> dict[str, int | None]:
     for pattern in patterns:
         for path in sorted(map(Path.resolve, root.glob(pattern))):
             if str(path) not in found and path.is_file():
-                found[str(path)] = cupti_version.in_file(path)
+                found[str(path)] = cupti_search.version_in_file(path)
     return found
 
 

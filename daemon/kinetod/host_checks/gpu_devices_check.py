@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from kinetod.attach.finding import Finding, Status
+from kinetod.attach.attach_types import Finding, Status
 from kinetod.host_checks.check_protocol import CheckQuestion
 from kinetod.processes.drm_gpus import INTEGRATED, PROC, SYS, VENDORS, drm_gpus
 
@@ -27,7 +27,7 @@ def check(_question: CheckQuestion) -> Iterable[Finding]:
 
 
 def findings(sys: Path = SYS, dev: Path = Path("/dev"), proc: Path = PROC) -> Iterator[Finding]:
-    """dev: where the host's device files are."""
+    """dev: folder of the host's device files."""
     yield _drivers(sys)
     if (nodes := _nodes(sys, dev, proc)) is not None:
         yield nodes
@@ -55,7 +55,7 @@ def _drivers(sys: Path) -> Finding:
 
 
 def _nodes(sys: Path, dev: Path, proc: Path) -> Finding | None:
-    """None where there is no such GPU."""
+    """Whether programs can open the device files; None if there is no such GPU."""
     gpus = drm_gpus(sys, proc)
     if not gpus:
         return None

@@ -1,4 +1,4 @@
-"""What the daemon may do with processes: its user, capabilities, Yama, seccomp, namespaces, and its Python."""
+"""Checks what the daemon may do with processes: its user, capabilities, Yama, seccomp, namespaces, and its Python."""
 
 import contextlib
 import sys
@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from kinetod.attach.attach_types import NEWEST_TRIED
-from kinetod.attach.finding import Finding, Status
+from kinetod.attach.attach_types import NEWEST_TRIED, Finding, Status
 from kinetod.attach.inspect import process_inspection
 from kinetod.attach.inspect.process_inspection import PROC, OwnFacts
 from kinetod.host_checks.check_protocol import CheckQuestion
@@ -32,7 +31,7 @@ _COSTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rights:
-    """Ourselves. foreign: those of _FIRST that are not the host's; None: that cannot be told."""
+    """This process. foreign: the namespaces of _FIRST that are not the host's; None: unknown."""
 
     own: OwnFacts
     foreign: tuple[str, ...] | None
@@ -41,7 +40,7 @@ class Rights:
 
 
 def read(proc: Path = PROC) -> Rights:
-    """The rights of this process, which are the daemon's."""
+    """Reads the rights of this process, which are the daemon's."""
     foreign: tuple[str, ...] | None = None
     with contextlib.suppress(OSError):
         links = {name: str((proc / "self/ns" / name).readlink()) for name in _FIRST}

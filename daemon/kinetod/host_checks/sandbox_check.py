@@ -1,10 +1,10 @@
-"""Whether decoders of hostile data can be confined on this host."""
+"""Checks whether decoders of hostile data can be confined on this host."""
 
 from collections.abc import Iterable, Iterator
 
-from kinetod.attach.finding import Finding, Status
+from kinetod.attach.attach_types import Finding, Status
 from kinetod.host_checks.check_protocol import CheckQuestion
-from kinetod.sandbox.kernel_support import Support, support
+from kinetod.sandbox.confinement import Support, support
 
 _ADVICE = (
     "Landlock needs Linux 5.13 with `landlock` among lsm= on its command line; a container's or unit's own filter must "

@@ -1,10 +1,10 @@
-"""kinetod's systemd units, where systemd runs."""
+"""Checks kinetod's systemd units, if systemd is running."""
 
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from kinetod.attach.finding import Finding, Status
+from kinetod.attach.attach_types import Finding, Status
 from kinetod.base.safe_text import clean
 from kinetod.host_checks.check_protocol import CheckQuestion
 
@@ -50,7 +50,7 @@ def parse(text: str) -> dict[str, dict[str, str]]:
 
 
 def findings(states: Mapping[str, Mapping[str, str]], question: CheckQuestion) -> Iterator[Finding]:
-    """One finding for each unit that is installed."""
+    """One finding for each installed unit."""
     if states[SERVICE].get("LoadState") == "not-found":
         detail = f"{SERVICE} is not installed; this daemon was started by hand"
         yield Finding("units", Status.OK, detail)
@@ -70,7 +70,7 @@ def _unit(name: str, state: Mapping[str, str], question: CheckQuestion) -> Findi
         return Finding(name, Status.PROBLEM, f"has failed: {state.get('Result') or 'without a reason'}", look)
     if name == WRITER_SOCKET and active == "inactive":
         return Finding(name, Status.OK, "not enabled; only dynolog.log_roots needs it")
-    if name in (HELPER, WRITER):  # runs while it is asked
+    if name in (HELPER, WRITER):  # runs only while in use
         return Finding(name, Status.OK, active)
     if active not in ("active", "activating", "reloading"):
         advice = f"`systemctl enable --now {name}`"

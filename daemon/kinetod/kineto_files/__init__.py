@@ -1,1 +1,1 @@
-"""Where a process's own libkineto writes its traces, and how its file is fetched from there and removed."""
+"""Finds where a process's own libkineto writes its traces, fetches the files and removes them."""

@@ -1,18 +1,19 @@
-"""A folder of our own in the one that a process's libkineto may write to, so that we may remove what it writes there.
+"""Our own folder inside the one that a process's libkineto may write to, so that we may remove its files.
 
 Theory of operation
-    Who owns a folder with the sticky bit may remove any file in it, and nobody else may remove another's. So whoever
-    has no right over other users' files (CAP_FOWNER) makes a folder for each trace. An access control list lets the
-    process's user write into it, and nobody else even look; where the file system has none, everybody may write, but
-    not list it, and the name of the file cannot be guessed.
+    The owner of a folder with the sticky bit may remove any file in it; others may remove only their own. So a process
+    without rights over other users' files (CAP_FOWNER) creates a folder for each trace. An access control list lets the
+    process's user write into it, and nobody else even read it; if the file system has no such lists, everybody may
+    write, but not list it, and the name of the file cannot be guessed.
 
-    The name tells when nobody wants the folder any more, so that one whose maker has died can be removed by the next.
+    The name contains the time until which the folder is needed, so that a later process can remove it if its creator
+    has died.
 
 Rules
-    A folder counts as ours only if it belongs to this process's user, has a name that we give, and is no mount point: a
-    process in a namespace of its own may mount any folder of ours in the place of another. A new one must be as it was
-    made, so that who may rename in the outer folder cannot put an older one in its place.
-    Only files with names that we give are removed, and a folder only when it is empty.
+    A folder counts as ours only if it belongs to this process's user, has a name of our form, and is not a mount point:
+    a process in its own namespace may mount any folder of ours in the place of another. A new one must be unchanged, so
+    that a user who may rename in the outer folder cannot replace it by an older one. Only files with names of our form
+    are removed, and a folder only when it is empty.
 """
 
 import contextlib
@@ -27,7 +28,7 @@ from kinetod.kineto_files.trace_folder import OPEN_FOLDER, TEMPORARY, mount_id
 
 NAME_PATTERN = r"\Akinetod-[0-9a-f]{8,12}-[0-9a-f]{16}\Z"
 FILE_PATTERN = r"\Akinetod-[0-9A-Za-z_-]{1,160}\.json\Z"
-MAX_LISTED = 4096  # entries of the outer folder that are looked at for old ones
+MAX_LISTED = 4096  # entries of the outer folder that are checked for old ones
 MAX_SWEPT = 16  # old ones that are removed at a time
 _NAME, _FILE = re.compile(NAME_PATTERN), re.compile(FILE_PATTERN)
 _LIST_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -39,7 +40,7 @@ _FRESH, _FOR_OWNER, _FOR_USER, _FOR_ALL = 0o700, 0o1700, 0o1730, 0o1733
 
 
 class NotOurs(OSError):
-    """The folder is not one that we have made."""
+    """The folder was not created by us."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"{name} is not a folder of kinetod's")
@@ -47,7 +48,9 @@ class NotOurs(OSError):
 
 
 def make(outer: int, uid: int, until: int) -> tuple[str, int]:
-    """Makes a folder that this user may write to; its name and descriptor. until: Unix time, in s. Raises OSError."""
+    """Creates a folder that this user may write to; returns its name and descriptor. until: Unix time, in s. Raises
+    OSError.
+    """
     name = f"kinetod-{until:08x}-{secrets.token_hex(8)}"
     os.mkdir(name, _FRESH, dir_fd=outer)
     try:
@@ -65,14 +68,14 @@ def make(outer: int, uid: int, until: int) -> tuple[str, int]:
 
 
 def reopen(outer: int, name: str) -> int:
-    """Opens one that was made before. Raises OSError."""
+    """Opens a folder that was created before. Raises OSError."""
     if not _NAME.fullmatch(name):
         raise NotOurs(name)
     return _opened(outer, name, fresh=False)
 
 
 def remove(descriptor: int, name: str) -> None:
-    """Removes a folder of this name that is open; nothing happens if it is gone already. Raises OSError."""
+    """Removes an open folder with this name; does nothing if it is already gone. Raises OSError."""
     with contextlib.suppress(FileNotFoundError):
         outer = os.open("..", OPEN_FOLDER, dir_fd=descriptor)
         try:
@@ -84,7 +87,7 @@ def remove(descriptor: int, name: str) -> None:
 
 
 def sweep(outer: int, now_s: float) -> None:
-    """Removes folders that nobody wants any more. What cannot be removed stays."""
+    """Removes folders that are no longer needed, as far as possible."""
     with contextlib.suppress(OSError):
         listed = _names(outer, MAX_LISTED)
         old = [name for name in listed if _NAME.fullmatch(name) and until_s(name) < now_s]
@@ -105,7 +108,7 @@ def _sweep(outer: int, name: str) -> None:
 
 
 def _opened(outer: int, name: str, *, fresh: bool | None) -> int:
-    """fresh: whether it must be as it was made, or must not be; None: either."""
+    """Opens a folder of ours. fresh: whether it must be unchanged since its creation, or must not be; None: either."""
     descriptor = os.open(name, OPEN_FOLDER, dir_fd=outer)
     try:
         found = os.fstat(descriptor)
@@ -120,7 +123,7 @@ def _opened(outer: int, name: str, *, fresh: bool | None) -> int:
 
 def _admit(descriptor: int, uid: int) -> None:
     """Lets the user write into the folder."""
-    readable = os.open(".", _LIST_FOLDER, dir_fd=descriptor)  # the rights of what is open by its path only stay
+    readable = os.open(".", _LIST_FOLDER, dir_fd=descriptor)  # descriptors opened by path only have no rights
     try:
         mode = _FOR_OWNER
         if uid != os.geteuid():
@@ -150,5 +153,5 @@ def _names(folder: int, most: int) -> list[str]:
 
 
 def until_s(name: str) -> int:
-    """Unix time until which somebody wants the folder, by its name."""
+    """The Unix time until which the folder is needed, from its name."""
     return int(name.split("-")[1], 16)

@@ -1,15 +1,15 @@
-"""The folder into which a process's libkineto writes, as the process sees it, and the files in it that are ours.
+"""The folder into which a process's libkineto writes, as the process sees it, and our files in it.
 
 Theory of operation
     The folder is reached through /proc/PID/root and held open, so that it stays the same one if the process ends. It
-    belongs to the process's user or is writable by everybody, and the process may have made what it likes of its root:
-    no component of the path may be a symbolic link, and a file counts only if it is a regular one with one name that
-    belongs to the process's user and lies in the folder itself, since a process in a namespace of its own may mount any
-    file there. It is looked at before it is opened, since opening a device or a FIFO may do something. Nothing in it is
-    read here; the decode worker does that in its sandbox.
+    belongs to the process's user or is writable by everybody, and the process controls its root: no component of the
+    path may be a symbolic link, and a file counts only if it is a regular one with a single name, belongs to the
+    process's user and is in the folder itself, since a process in its own namespace may mount any file there. It is
+    inspected before it is opened, since opening a device or a FIFO may have effects. Nothing in it is read here; the
+    decode worker does that in its sandbox.
 
-    All of this blocks, possibly for long if the folder lies on a file system of somebody else's; call it in threads, or
-    in a process that can be given up.
+    All of this blocks, possibly for long if the folder is on somebody else's file system; call it in threads, or in a
+    process that can be abandoned.
 """
 
 import contextlib
@@ -23,14 +23,14 @@ from kinetod.kineto_files.interface import FileRefused, FileTooLarge, FolderUnre
 from kinetod.processes.identity import BOOT_TIME_NS, PROC, ProcessKey, start_time_ns
 
 OPEN_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-TEMPORARY = ".tmp"  # libkineto's suffix until the file is whole
+TEMPORARY = ".tmp"  # libkineto's suffix until the file is complete
 _FIND_FILE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN_FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _COPY_BYTES = 1 << 20
 
 
 class TraceFolder:
-    """The open folder of one process. uid: whose the files have to be."""
+    """The open folder of one process. uid: required owner of the files."""
 
     def __init__(self, descriptor: int, uid: int) -> None:
         self._descriptor = descriptor
@@ -49,8 +49,8 @@ class TraceFolder:
     ) -> "TraceFolder":
         """Opens it. folder: absolute, as the process sees it; boot_time_ns: the origin of the key's start time.
 
-        check: called with each folder on the way before anything in it is looked up. Raises FolderUnreachable, and what
-        the check raises.
+        check: called with each folder on the path before anything in it is looked up. Raises FolderUnreachable, and the
+        check's exceptions.
         """
         try:
             descriptor = _opened(proc / str(key.pid) / "root", folder, check)
@@ -64,16 +64,16 @@ class TraceFolder:
 
     @property
     def descriptor(self) -> int:
-        """Of the folder, which this object keeps."""
+        """The descriptor of the folder, owned by this object."""
         return self._descriptor
 
     def look(self, name: str) -> Sight:
-        """Looks for the file. Raises OSError."""
+        """Checks for the file. Raises OSError."""
         writing = self._status(name + TEMPORARY)
         return Sight(None if writing is None else writing.st_size, self._status(name) is not None)
 
     def open_file(self, name: str) -> int:
-        """Opens the whole file for reading; the descriptor is the caller's. Raises FileRefused."""
+        """Opens the complete file for reading; the caller owns the descriptor. Raises FileRefused."""
         try:
             found = os.open(name, _FIND_FILE, dir_fd=self._descriptor)
         except OSError as exc:
@@ -89,14 +89,14 @@ class TraceFolder:
             os.close(found)
 
     def remove(self, name: str) -> None:
-        """Removes the file, also one that is still being written. Raises OSError."""
+        """Removes the file, even while it is being written. Raises OSError."""
         for each in (name, name + TEMPORARY):
             with contextlib.suppress(FileNotFoundError):
                 if stat.S_ISREG(os.stat(each, dir_fd=self._descriptor, follow_symlinks=False).st_mode):
                     os.unlink(each, dir_fd=self._descriptor)
 
     def close(self) -> None:
-        """Closes the folder. Valid twice."""
+        """Closes the folder. Idempotent."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -108,7 +108,7 @@ class TraceFolder:
 
 
 def check_file(descriptor: int, name: str, uid: int) -> None:
-    """Raises FileRefused unless it is a regular file of this user with one name."""
+    """Raises FileRefused unless it is a regular file of this user with a single name."""
     found = os.fstat(descriptor)
     if stat.S_ISLNK(found.st_mode):
         raise FileRefused(f"{name} is a symbolic link")
@@ -123,9 +123,9 @@ def check_file(descriptor: int, name: str, uid: int) -> None:
 def copy_file(
     source: int, destination: Path, *, max_bytes: int, on_bytes: Callable[[int], None] = lambda _count: None
 ) -> int:
-    """Copies a whole file, whose descriptor it closes; returns its size. on_bytes: called with the size so far.
+    """Copies a complete file and closes its descriptor; returns its size. on_bytes: called with the size so far.
 
-    Raises FileTooLarge, OSError, and what on_bytes raises.
+    Raises FileTooLarge, OSError, and exceptions of on_bytes.
     """
     try:
         if os.fstat(source).st_size > max_bytes:
@@ -145,7 +145,7 @@ def copy_file(
 
 
 def mount_id(descriptor: int) -> int:
-    """The mount in which something open lies, by the kernel's number. Raises OSError."""
+    """The kernel's number of the mount that contains an open file. Raises OSError."""
     for line in Path(f"/proc/self/fdinfo/{descriptor}").read_text().splitlines():
         if line.startswith("mnt_id:"):
             return int(line.split()[1])

@@ -1,1 +1,1 @@
-"""Processes whose libkineto polls this daemon as it would poll Dynolog: their datagrams, and who they are."""
+"""Serves processes whose libkineto polls this daemon as it would poll Dynolog: their datagrams and identities."""

@@ -1,4 +1,4 @@
-"""What `kinetoctl doctor` says about libkineto's polls: of the host, and of one process."""
+"""Findings of `kinetoctl doctor` about libkineto's polls, for the host and for one process."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from pathlib import PurePath
 
 from kineto_protos.v1 import profiler_pb2 as pb
 
-from kinetod.attach.finding import Finding, Status
+from kinetod.attach.attach_types import Finding, Status
 
 NAME = "libkineto"
 ABSTRACT = "the abstract socket @dynolog"
@@ -25,8 +25,8 @@ class KinetoStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoorState:
-    """Where polls are answered: served are places, namespaces the inodes of others' network namespaces. problems and
-    namespace_problems: why there is no socket elsewhere. queue_length: how many datagrams the kernel keeps for a
+    """Where polls are answered: served are places, namespaces the inodes of other network namespaces. problems and
+    namespace_problems: why there is no socket elsewhere. queue_length: how many datagrams the kernel queues for a
     socket; 0: unknown.
     """
 
@@ -40,7 +40,9 @@ class DoorState:
 
 
 def of_host(door: DoorState | None) -> Iterator[Finding]:
-    """One finding for the places that are served, and one for each that is not. door: None if dynolog.ipc is off."""
+    """Yields one finding for the places that are served, and one for each that is not. door: None if dynolog.ipc is
+    off.
+    """
     if door is None:
         return
     for place, problem in door.problems.items():
@@ -72,7 +74,7 @@ def _namespaces(count: int) -> str:
 def of_process(
     process: pb.Process, start: KinetoStart | None, door: DoorState | None, now_ns: int
 ) -> Iterator[Finding]:
-    """Whether it polls, or why not; nothing of a process that was started without KINETO_USE_DAEMON."""
+    """Yields whether it polls, or why not; nothing for a process started without KINETO_USE_DAEMON."""
     if process.HasField("kineto"):
         ago_s = max(0, now_ns - process.kineto.last_poll_ns) / 1e9
         doing = ", and its profiler is armed or records" if process.kineto.tracing else ""
@@ -85,7 +87,7 @@ def of_process(
 
 
 def _why_not(start: KinetoStart, door: DoorState | None) -> tuple[str, str]:
-    """The likely cause, and advice."""
+    """Returns the likely cause, and advice."""
     if door is None:
         return "dynolog.ipc is off", _SWITCH_ON
     place = str(PurePath(start.folder)) if start.folder else ABSTRACT

@@ -1,7 +1,7 @@
-"""Which process has a Unix socket of a name: whom to stop, so that libkineto's polls can be answered here.
+"""Finds the process that has a Unix socket of a given name: the one to stop so that this daemon can answer polls.
 
-/proc/net/unix leads from the name to the socket's inode, and the descriptors of a process lead from there to it. A
-daemon without rights over other users' processes cannot read those; a process that is called dynolog then is a guess.
+/proc/net/unix leads from the name to the socket's inode, and processes' descriptors lead from the inode to the process.
+A daemon without rights over other users' processes cannot read those; it then guesses a process called dynolog.
 """
 
 import contextlib
@@ -15,12 +15,12 @@ from kinetod.processes.proc_folder import lines
 
 DYNOLOG = "dynolog"
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
-_INODE, _PATH = 6, 7  # of the columns of /proc/net/unix
+_INODE, _PATH = 6, 7  # columns of /proc/net/unix
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """The process that has the socket. guessed: only its name says so."""
+    """The process that has the socket. guessed: only its name suggests that."""
 
     pid: int
     name: str
@@ -31,7 +31,7 @@ class Holder:
 
 
 def holder(name: str, proc: Path = PROC, *, seen_by: str = "self") -> Holder | None:
-    """The process that has the socket; None if that cannot be found out. Blocking.
+    """The process that has the socket; None if it cannot be found. Blocking.
 
     name: a path, or an abstract name with @ for each zero, as in /proc/net/unix. seen_by: a pid in its network
     namespace.

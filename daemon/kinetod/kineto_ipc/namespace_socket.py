@@ -1,10 +1,10 @@
-"""`python -m kinetod.kineto_ipc.namespace_socket`: makes the socket for polls in another network namespace, and ends.
+"""`python -m kinetod.kineto_ipc.namespace_socket`: creates the poll socket in another network namespace, and ends.
 
 Theory of operation
-    A socket belongs to the network namespace in which it was made, wherever its descriptor goes. Nobody but this short
-    process enters one: it checks that the process that it was told is still the one that lives there, enters, binds the
-    name, and passes the descriptor to its parent through the socket that is its standard input. One packet says how it
-    went: BOUND with a descriptor, or a text.
+    A socket belongs to the network namespace in which it was created, wherever its descriptor goes. Only this
+    short-lived process enters one: it checks that the given process still lives there, enters, binds the name, and
+    passes the descriptor to its parent through the socket on its standard input. One packet reports the result: BOUND
+    with a descriptor, or a text.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ _CLONE_NEWNET = 0x40000000
 
 
 def bound_in(pid: int, start: int, namespace: int, proc: Path = PROC) -> socket.socket:
-    """Enters the namespace for good. start: as start_time_ns of a machine booted at 0. Raises OSError, NameTaken."""
+    """Enters the namespace for good. start: start_time_ns of a machine booted at 0. Raises OSError, NameTaken."""
     place = os.open(proc / str(pid) / "ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
         if start_time_ns(pid, proc, boot_time_ns=0) != start or os.fstat(place).st_ino != namespace:

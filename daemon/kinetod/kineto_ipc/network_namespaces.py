@@ -2,12 +2,12 @@
 
 Theory of operation
     The abstract name of the daemon's socket means another socket in each network namespace. Namespaces of interest are
-    those of processes that were started with KINETO_USE_DAEMON and without a folder for the sockets. They are looked
-    for again and again, since containers come and go; a socket keeps its namespace alive, so it is closed when the last
-    such process has gone.
+    those of processes that were started with KINETO_USE_DAEMON and without a folder for the sockets. The daemon
+    searches for them repeatedly, since containers come and go; a socket keeps its namespace alive, so it is closed when
+    the last such process has gone.
 
-    What a process maps can block whoever reads its environment. So there is one thread for that, with a deadline for
-    those who wait; what it finds later is the next answer.
+    A process can block the reader of its environment through its mappings. So one thread reads them, with a deadline
+    for its callers; a late result becomes the next answer.
 """
 
 import asyncio
@@ -22,7 +22,6 @@ from typing import Protocol
 
 from kinetod.attach.inspect.process_inspection import read_file
 from kinetod.base.safe_text import clean
-from kinetod.kineto_ipc.libkineto_variables import SOCKET_DIR, USE_DAEMON
 from kinetod.kineto_ipc.namespace_socket import BOUND
 from kinetod.processes.identity import PROC, ProcessKey, start_time_ns
 from kinetod.supervise.child import python
@@ -30,16 +29,22 @@ from kinetod.supervise.thread_deadline import WithinDeadline
 
 MAX_NAMESPACES = 256
 MAX_PER_USER = 128
-MAX_INHABITANTS = 4  # of a namespace that are named
+MAX_INHABITANTS = 4  # of a namespace that are listed
 LOOK_S = 5.0
-_ENTER_S = 10.0  # a Python starts within 0.2 s on a quiet machine
+_ENTER_S = 10.0  # Python starts within 0.2 s on a quiet machine
 _ENVIRON_BYTES = 1 << 20
 _MAX_REPLY_BYTES = 1000
+# The environment variables that libkineto reads, in its own spelling (Config.cpp, init.cpp).
+USE_DAEMON = "KINETO_USE_DAEMON"  # set, whatever its value: poll a daemon
+SOCKET_DIR = "KINETO_IPC_SOCKET_DIR"  # folder of the sockets; otherwise they are abstract
+CONFIG_FILE = "KINETO_CONFIG"  # instead of /etc/libkineto.conf
+TRACE_DIR = "KINETO_ONDEMAND_TRACE_DIR"  # folder where it may write traces, from torch 2.14 on
+VARIABLES = (USE_DAEMON, SOCKET_DIR, CONFIG_FILE, TRACE_DIR)
 
 
 @dataclass(frozen=True, slots=True)
 class NamespacesSeen:
-    """inhabited: the namespaces of interest; opened: a new socket in each of these; problems: why others have none."""
+    """inhabited: the namespaces of interest; opened: new sockets by namespace; problems: why others have none."""
 
     inhabited: frozenset[int] = frozenset()
     opened: Mapping[int, socket.socket] = field(default_factory=dict)
@@ -47,10 +52,10 @@ class NamespacesSeen:
 
 
 class NamespaceOpener(Protocol):
-    """Makes sockets in other network namespaces: this daemon, or the attach helper service."""
+    """Creates sockets in other network namespaces: this daemon, or the attach helper service."""
 
     async def poll_sockets(self, served: Collection[int]) -> NamespacesSeen | None:
-        """Looks for namespaces, and opens those that are not served; None if that cannot be done now."""
+        """Searches for namespaces, and opens those that are not served; None if that is impossible now."""
 
 
 def own_namespace() -> int:
@@ -87,7 +92,7 @@ def _looks_for_socket(folder: Path) -> bool:
 
 
 def open_in(namespace: int, keys: Iterable[ProcessKey]) -> socket.socket:
-    """A socket in the namespace of these processes, made by a process of its own. Blocking. Raises OSError."""
+    """A socket in the namespace of these processes, created by a separate process. Blocking. Raises OSError."""
     why = "all its processes have ended"
     for key in keys:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -96,7 +101,7 @@ def open_in(namespace: int, keys: Iterable[ProcessKey]) -> socket.socket:
             try:
                 subprocess.run(
                     python("kinetod.kineto_ipc.namespace_socket", *arguments),
-                    check=False,  # its answer tells how it went
+                    check=False,  # its answer reports the result
                     stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
@@ -116,14 +121,14 @@ def open_in(namespace: int, keys: Iterable[ProcessKey]) -> socket.socket:
 
 
 class OwnRights:
-    """NamespaceOpener, by the daemon itself: needs CAP_SYS_ADMIN and the right to read other users' environments."""
+    """NamespaceOpener of the daemon itself: needs CAP_SYS_ADMIN and the right to read other users' environments."""
 
     def __init__(self) -> None:
         own = own_namespace()
         self._look = WithinDeadline("network namespaces", lambda: inhabited(own))
 
     async def poll_sockets(self, served: Collection[int]) -> NamespacesSeen | None:
-        """As NamespaceOpener has it."""
+        """See NamespaceOpener."""
         try:
             found = await asyncio.to_thread(self._look.get, LOOK_S)
         except TimeoutError:

@@ -1,17 +1,17 @@
 r"""The sockets on which libkineto's datagrams arrive: an abstract name, or a file in a folder.
 
 Theory of operation
-    The abstract name is `\0dynolog\0`: the zero at its end is a part of it. It belongs to a network namespace, and the
-    kernel refuses a second socket of that name. Clients there have abstract names as well, and an answer to such a name
-    can reach its sender only.
+    The abstract name is `\0dynolog\0`, including the zero at its end. It belongs to a network namespace, and the kernel
+    refuses a second socket of that name. Its clients have abstract names as well, so an answer can reach only its
+    sender.
 
     With KINETO_IPC_SOCKET_DIR the daemon's socket is `<folder>/dynolog`, and the client's a file beside it. The client
-    discards answers that do not come from below the folder as it spells it, so the socket is bound by that path. What a
-    client calls its address is a path in its own mount namespace, which could mean somebody else's socket in ours, or
-    lead there through a symbolic link: so only a socket of the sender's user, directly in the folder, with the name of
-    a client, is sent to, by a descriptor that was opened without following links.
+    discards answers that do not come from below the folder as it spells it, so the socket is bound by that path. A
+    client's address is a path in its own mount namespace, which could be somebody else's socket in ours, or lead to one
+    through a symbolic link: so answers go only to a socket of the sender's user, directly in the folder, with a
+    client's name, through a descriptor opened without following links.
 
-    Nobody but root and this daemon's user can replace what lies on the way to such a folder: `checked_folder` refuses
+    Only root and this daemon's user may be able to replace parts of the path to such a folder: `checked_folder` refuses
     others. The folder itself must be writable by the clients' users, and then have the sticky bit.
 """
 
@@ -27,16 +27,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from kineto_protos import unix_peer
+
 from kinetod.base.unix_sockets import remove_stale_socket
-from kinetod.kineto_ipc.datagrams import MAX_DATAGRAM_BYTES
-from kinetod.kineto_ipc.poller_registry import Sender
+from kinetod.kineto_ipc.poller_registry import MAX_DATAGRAM_BYTES, Sender
 from kinetod.processes.identity import PROC
 
 NAME = b"\0dynolog\0"
 ABSTRACT_IN_PROC = "@dynolog@"  # NAME as /proc/net/unix writes it
 FILE_NAME = "dynolog"
 _CLIENT = re.compile(r"dynoconfigclient[\w-]{1,64}", re.ASCII)
-_MAX_FOLDER_BYTES = 107 - len("/dynoconfigclient") - 36  # a client's path ends in a UUID, and has to fit sun_path
+_MAX_FOLDER_BYTES = 107 - len("/dynoconfigclient") - 36  # a client's path ends in a UUID, and must fit into sun_path
 _UCRED = struct.Struct("iII")
 _TIMESPEC = struct.Struct("@ll")
 _SO_TIMESTAMPNS = 35  # asm-generic/socket.h; of a message, too
@@ -49,13 +50,13 @@ class NameTaken(OSError):
 
 
 class FolderRefused(OSError):
-    """The folder is not safe, or not there. The text says why and what to do."""
+    """The folder is unsafe or missing. The message says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Datagram:
-    """One datagram as it arrived. sender.pid: 0 if the kernel cannot name it in this PID namespace. whole: whether it
-    is not longer than the longest that is taken. sent_ns: when the kernel took it, in Unix time; 0 if it does not say.
+    """One datagram as received. sender.pid: 0 if the kernel cannot name it in this PID namespace. whole: whether it
+    fits into the longest accepted size. sent_ns: when the kernel accepted it, in Unix time; 0 if unknown.
     """
 
     content: bytes
@@ -64,7 +65,7 @@ class Datagram:
     sent_ns: int = 0
 
     def age_ns(self) -> int:
-        """How long ago it was sent."""
+        """Time since it was sent."""
         return time.time_ns() - self.sent_ns if self.sent_ns else 0
 
 
@@ -75,20 +76,20 @@ class PollSocket(Protocol):
         """Its descriptor."""
 
     def receive(self) -> Datagram | None:
-        """The next datagram; None: there is none. Raises OSError."""
+        """Returns the next datagram; None: there is none. Raises OSError."""
 
     def can_answer(self, sender: Sender) -> bool:
         """Whether the sender has an address that an answer may go to."""
 
     def send(self, answer: bytes, sender: Sender) -> bool:
-        """Whether the answer was sent. Never waits."""
+        """Sends an answer without waiting; returns whether it was sent."""
 
     def close(self) -> None:
         """Removes the name and closes the socket."""
 
 
 class AbstractSocket:
-    """The abstract name, in the network namespace in which `sock` was made."""
+    """The abstract name, in the network namespace where `sock` was created."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -106,20 +107,20 @@ class AbstractSocket:
         return isinstance(sender.address, bytes) and sender.address.startswith(b"\0")
 
     def send(self, answer: bytes, sender: Sender) -> bool:
-        """Whether the answer was sent. Never waits."""
+        """Sends an answer without waiting; returns whether it was sent."""
         with contextlib.suppress(OSError):
             self._sock.sendto(answer, socket.MSG_DONTWAIT, sender.address)
             return True
         return False
 
     def close(self) -> None:
-        """Closes the socket; its name is free then."""
+        """Closes the socket, which frees its name."""
         self._sock.close()
 
 
 class FolderSocket:
-    """The socket in a folder. Making it raises NameTaken, FolderRefused, OSError; StartError for what is not a
-    datagram socket.
+    """A socket in a folder. The constructor raises NameTaken, FolderRefused, OSError, and StartError for a path that is
+    not a datagram socket.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -167,7 +168,7 @@ class FolderSocket:
         )
 
     def send(self, answer: bytes, sender: Sender) -> bool:
-        """Whether the answer was sent, to a socket of the sender's user. Never waits."""
+        """Sends an answer to a socket of the sender's user, without waiting; returns whether it was sent."""
         with contextlib.suppress(OSError):
             name = str(sender.address)[len(self._prefix) :]
             file = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._folder)
@@ -181,14 +182,14 @@ class FolderSocket:
         return False
 
     def is_there(self) -> bool:
-        """Whether the file still is this socket's: somebody may have removed it."""
+        """Whether the file still belongs to this socket: it may have been removed."""
         with contextlib.suppress(OSError):
             found = os.stat(FILE_NAME, dir_fd=self._folder, follow_symlinks=False)
             return (found.st_dev, found.st_ino) == self._file
         return False
 
     def close(self) -> None:
-        """Removes the file, if it still is this socket's, and closes the socket."""
+        """Removes the file, if it still belongs to this socket, and closes the socket."""
         with contextlib.suppress(OSError):
             if self.is_there():
                 os.unlink(FILE_NAME, dir_fd=self._folder)
@@ -205,16 +206,17 @@ def _has_owner(path: Path) -> bool:
 
 
 def unbound_socket() -> socket.socket:
-    """A socket of the kind that clients send to; each datagram brings its sender's credentials and its time."""
+    """A socket of the kind that clients send to; each datagram carries its sender's credentials and its time."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-    with contextlib.suppress(OSError):  # gVisor has no times
+    unix_peer.refuse_descriptors(sock)
+    with contextlib.suppress(OSError):  # gVisor does not support times
         sock.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
     return sock
 
 
 def queue_length(proc: Path = PROC) -> int:
-    """How many datagrams the kernel keeps for a socket that is made now in this network namespace; 0: unknown."""
+    """How many datagrams the kernel queues for a new socket in this network namespace; 0: unknown."""
     with contextlib.suppress(OSError, ValueError):
         return int((proc / "sys/net/unix/max_dgram_qlen").read_text())
     return 0
@@ -234,10 +236,7 @@ def bound_socket(name: bytes = NAME) -> socket.socket:
 
 
 def checked_folder(folder: Path) -> None:
-    """Raises FolderRefused if anybody but root and this user could replace the folder, or the socket in it.
-
-    Likewise if it is not there, or its path is too long.
-    """
+    """Raises FolderRefused if anybody but root and this user could replace the folder, or the socket in it."""
     if (length := len(os.fsencode(folder))) > _MAX_FOLDER_BYTES:
         raise FolderRefused(
             errno.ENAMETOOLONG,
@@ -265,7 +264,7 @@ def _check_step(path: Path) -> None:
             f"{path} belongs to uid {found.st_uid}, who could replace the socket; give it to root or the daemon's user",
         )
     if stat.S_ISLNK(found.st_mode):
-        return  # its owner is trusted, and nobody else can replace it: what it leads to is checked as well
+        return  # its owner is trusted, and nobody else can replace it: its target is checked as well
     if not stat.S_ISDIR(found.st_mode):
         raise FolderRefused(errno.ENOTDIR, f"{path} is not a folder; remove it from dynolog.socket_dirs")
     if found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX:

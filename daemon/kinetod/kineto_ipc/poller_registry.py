@@ -1,22 +1,22 @@
 """The processes that poll, and the configurations that wait for them.
 
 Theory of operation
-    A process is who the kernel says with each of its datagrams (SCM_CREDENTIALS): its pid leads to the entry, and a
-    pidfd, opened at its first datagram, tells when the process ends, so that no other process that gets the number
-    later can pass for it. What /proc says of its user must fit what the kernel said. Where the kernel has no pidfds
-    (gVisor), the start time is read again at each poll.
+    The kernel identifies the sender of each datagram (SCM_CREDENTIALS): its pid leads to the entry, and a pidfd, opened
+    at its first datagram, shows when the process ends, so that another process that reuses the number cannot pass for
+    it. Its user in /proc must match the kernel's credentials. Where the kernel has no pidfds (gVisor), the start time
+    is read again at each poll.
 
     A process that executes another program keeps pid and start time. Its libkineto is loaded anew then and has another
     address, and so has a process in which two copies of libkineto poll. The credentials of /proc, among them a digest
-    that is new with each program, tell the two apart, as far as the daemon may read them.
+    that is new with each program, distinguish the two, if the daemon may read them.
 
-    A configuration is given to each copy of libkineto once. A copy reads one answer at each poll, the oldest one that
-    lies in its socket. So one that has earlier answers there, which came too late for it, reads the configuration at a
-    later poll; to be given it again, it would record twice. Until the configuration shows somewhere its polls get no
-    answer: with each of them it reads one that lies there.
+    A configuration is given to each copy of libkineto once. A copy reads one answer at each poll, the oldest in its
+    socket. So a copy with earlier answers there, which came too late for it, reads the configuration at a later poll;
+    if it were sent again, it would record twice. Until the configuration takes effect, its polls get no answer: each
+    poll reads one that is already there.
 
-    A configuration counts as sent as soon as it is the answer to a poll: whoever withdraws it while it is being sent
-    learns that libkineto may have it. If it cannot be sent, that is taken back.
+    A configuration counts as sent as soon as it is chosen as an answer: a caller that withdraws it while it is being
+    sent learns that libkineto may have it. If sending fails, this is undone.
 
     Two threads use it: the one that answers polls, and the event loop. One lock guards all state; nothing is read from
     /proc and nothing is sent while it is held. Events go to the event loop, in their order.
@@ -26,26 +26,177 @@ import asyncio
 import contextlib
 import os
 import select
+import struct
 import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum, StrEnum
 from pathlib import Path
+from typing import Protocol
 
 from kinetod.base import metrics
 from kinetod.base.errors import Precondition, Reason
-from kinetod.kineto_ipc.datagrams import Drop, Poll, Registration
-from kinetod.kineto_ipc.polling_process import OfferEvent, PollingProcess
 from kinetod.processes import credentials
 from kinetod.processes.credentials import Credentials
 from kinetod.processes.identity import PROC, ProcessKey, start_time_ns
 
-FORGET_S = 60.0  # since the last datagram, as Dynolog does
+FORGET_S = 60.0  # since the last datagram, as in Dynolog
 MAX_PROCESSES = 8192
 MAX_PROCESSES_PER_USER = 2048
-MAX_ADDRESSES = 8  # of a process; it has one for each copy of libkineto
-MAX_ROOT_PROCESSES = MAX_PROCESSES // 2  # those of all containers that run as root
-Address = bytes | str  # as recvmsg gives it: bytes of an abstract name, text of a path
+MAX_ADDRESSES = 8  # per process; there is one for each copy of libkineto
+MAX_ROOT_PROCESSES = MAX_PROCESSES // 2  # for all containers that run as root
+Address = bytes | str  # as returned by recvmsg: bytes of an abstract name, text of a path
+MAX_DATAGRAM_BYTES = 4096
+MAX_PIDS = 64  # libkineto sends at most 11: itself and 10 ancestors
+EVENTS, ACTIVITIES = 1, 2  # bits of Poll.wants
+_HEADER = struct.Struct("<Q32s")
+_POLL = struct.Struct("<iiq")
+_REGISTRATION = struct.Struct("<iiq")
+_COUNT = struct.Struct("<i")
+_POLL_TYPE, _REGISTRATION_TYPE = b"req", b"ctxt"
+
+
+# A process whose libkineto polls, and the fate of a configuration that is offered to it.
+#
+# libkineto asks every 5 s whether there is a configuration for it. So nothing can be pushed to a process: a
+# configuration is offered, and waits for the next poll that says that the process can take one. Later polls show its
+# fate: while a trace is armed or recorded, they say that the process can take none. Each copy of libkineto in the
+# process gets it once: an answer that it does not read at this poll is read at a later one.
+class OfferEvent(Enum):
+    """Events of an offer, in the order in which they can happen."""
+
+    SENT = "sent"  # a poll was answered with it, for the first time or for another copy of libkineto
+    TAKEN = "taken"  # a later poll says that the profiler is armed or records
+    OVER = "over"  # TAKEN, and a still later poll says that the profiler is free again
+    GONE = "gone"  # the process has ended, has executed another program, or has not polled for a minute
+
+
+class OfferedConfiguration(Protocol):
+    """A configuration that waits for a process, or is in effect."""
+
+    times_sent: int
+
+    def withdraw(self) -> None:
+        """Ends the offer; no event follows. Idempotent; allowed at any time."""
+
+
+class PollingProcess(Protocol):
+    """One process, as described by its datagrams' credentials, which the kernel vouches for, and by its own claims."""
+
+    key: ProcessKey
+    uid: int
+    gid: int
+    pids: tuple[int, ...]  # claimed, in its own PID namespace: its own, then its ancestors'
+    job_id: int  # claimed
+    last_poll_ns: int  # Unix time
+    tracing: bool  # its last poll reports a profiler that is armed or records, whoever asked for it
+
+    def offer(self, configuration: bytes, on_event: Callable[[OfferEvent], None]) -> OfferedConfiguration:
+        """Offers a configuration from the next poll on until it is TAKEN, withdrawn or GONE.
+
+        on_event is called on the event loop. Raises Busy (kinetod.base.errors.Precondition with Reason.BUSY) while
+        another offer is open.
+        """
+
+
+class PollingProcesses(Protocol):
+    """All processes that poll."""
+
+    def get(self, key: ProcessKey) -> PollingProcess | None:
+        """The process with this key, if it polls."""
+
+    def all(self) -> list[PollingProcess]:
+        """All of them, by pid."""
+
+
+# libkineto's datagrams, as bytes and as values: polls, registrations, and the answers to both.
+#
+# A datagram is a header (the body's length as u64, a type in 32 bytes padded with zeros) and a body, little-endian
+# without a version field. The layouts are those of dynolog/src/ipcfabric/Utils.h and FabricManager.h, as torch 2.13
+# sends them.
+# Types are compared by their beginning, as in Dynolog. A datagram whose length does not exactly match its header and
+# counts is ignored.
+class Drop(StrEnum):
+    """Why a datagram is not answered: label values of the metric."""
+
+    MALFORMED = "malformed"  # not one of libkineto's datagrams
+    UNNAMED = "unnamed"  # its sender has no address to answer to
+    UNIDENTIFIED = "unidentified"  # the kernel names no process of this PID namespace as the sender, or it has ended
+    TOO_OFTEN = "too_often"  # its process, or all processes of its user, send too many
+    TOO_MANY = "too_many"  # too many processes poll
+    LATE = "late"  # read so late that its sender no longer waits: an answer would stay there until the next poll
+    PENDING = "pending"  # its sender was sent a configuration already, and may not have read it yet
+    UNREAD = "unread"  # the sender does not read its answers, or has closed its socket
+
+
+class BadDatagram(Exception):
+    """The datagram is not one of libkineto's. The message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Poll:
+    """ "Is there a configuration for me?" wants: bits of EVENTS and ACTIVITIES. pids: claimed, its own first."""
+
+    wants: int
+    job_id: int
+    pids: tuple[int, ...]
+
+    @property
+    def free(self) -> bool:
+        """Whether its activity profiler can take a configuration; otherwise it is armed or records."""
+        return bool(self.wants & ACTIVITIES)
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """An older libkineto announces itself; all values are claims."""
+
+    gpu: int
+    pid: int
+    job_id: int
+
+
+def decode(datagram: bytes) -> Poll | Registration:
+    """Decodes a datagram of a libkineto. Raises BadDatagram."""
+    if not _HEADER.size <= len(datagram) <= MAX_DATAGRAM_BYTES:
+        raise BadDatagram(f"{len(datagram)} bytes; expected {_HEADER.size} to {MAX_DATAGRAM_BYTES}")
+    size, kind = _HEADER.unpack_from(datagram)
+    body = datagram[_HEADER.size :]
+    if size != len(body):
+        raise BadDatagram(f"its header speaks of {size} bytes, but {len(body)} follow")
+    if kind.startswith(_POLL_TYPE):
+        return _poll(body)
+    if kind.startswith(_REGISTRATION_TYPE):
+        return _registration(body)
+    raise BadDatagram("its type is neither req nor ctxt")
+
+
+def _poll(body: bytes) -> Poll:
+    if len(body) < _POLL.size:
+        raise BadDatagram(f"a poll of {len(body)} bytes")
+    wants, count, job_id = _POLL.unpack_from(body)
+    if not 0 <= count <= MAX_PIDS:
+        raise BadDatagram(f"a poll of {count} pids")
+    if len(body) != _POLL.size + 4 * count:
+        raise BadDatagram(f"a poll of {count} pids in {len(body)} bytes")
+    return Poll(wants, job_id, struct.unpack_from(f"<{count}i", body, _POLL.size))
+
+
+def _registration(body: bytes) -> Registration:
+    if len(body) != _REGISTRATION.size:
+        raise BadDatagram(f"a registration of {len(body)} bytes")
+    return Registration(*_REGISTRATION.unpack(body))
+
+
+def poll_answer(configuration: bytes = b"") -> bytes:
+    """The answer to a poll; empty: there is no configuration."""
+    return _HEADER.pack(len(configuration), _POLL_TYPE) + configuration
+
+
+def registration_answer(count: int) -> bytes:
+    """The answer to a registration: the number of processes registered for the same job and GPU; -1: it failed."""
+    return _HEADER.pack(_COUNT.size, _REGISTRATION_TYPE) + _COUNT.pack(count)
 
 
 class Dropped(Exception):
@@ -58,7 +209,7 @@ class Dropped(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """Who sent a datagram: the kernel's word (ids are the real ones), and the address that it came from."""
+    """The sender of a datagram: the kernel's credentials (real ids), and its address."""
 
     pid: int
     uid: int
@@ -67,7 +218,7 @@ class Sender:
 
 
 class Offer:
-    """OfferedConfiguration. Everything but `withdraw` is the registry's."""
+    """Implements OfferedConfiguration. Only the registry uses anything but `withdraw`."""
 
     def __init__(
         self,
@@ -80,20 +231,20 @@ class Offer:
         self.times_sent = 0
         self.taken_by: Address | None = None
         self.sent_to: set[Address] = set()
-        self.open = True  # more can happen to it
+        self.open = True  # further events can happen
         self._silent = False
         self._lock = lock
         self._loop = loop
         self._on_event = on_event
 
     def withdraw(self) -> None:
-        """Ends the offer; no event comes after that. Call it on the event loop."""
+        """Ends the offer; no event follows. Call it on the event loop."""
         self._silent = True
         with self._lock:
             self.open = False
 
     def tell(self, event: OfferEvent) -> None:
-        """Hands an event to the event loop. From any thread."""
+        """Passes an event to the event loop. Call it from any thread."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: the daemon is stopping
             self._loop.call_soon_threadsafe(self._deliver, event)
 
@@ -104,7 +255,7 @@ class Offer:
 
 @dataclass(eq=False, kw_only=True)
 class Poller:
-    """PollingProcess."""
+    """Implements PollingProcess."""
 
     key: ProcessKey
     uid: int
@@ -112,7 +263,7 @@ class Poller:
     program: Credentials
     pidfd: int | None
     real_uid: int
-    addresses: set[Address]  # several where several copies of libkineto poll
+    addresses: set[Address]  # several if several copies of libkineto poll
     registry: "PollerRegistry"
     seen_s: float  # monotonic time of its last datagram
     pids: tuple[int, ...] = ()
@@ -123,13 +274,13 @@ class Poller:
     offered: Offer | None = field(default=None)
 
     def offer(self, configuration: bytes, on_event: Callable[[OfferEvent], None]) -> Offer:
-        """As PollingProcess.offer has it."""
+        """See PollingProcess.offer."""
         return self.registry.offer(self, configuration, on_event)
 
 
 @dataclass(frozen=True, slots=True)
 class PollAnswer:
-    """What a poll is answered with. configuration: empty if there is none."""
+    """Answer to a poll. configuration: empty if there is none."""
 
     poller: Poller
     offered: Offer | None
@@ -142,7 +293,7 @@ class PollAnswer:
 
 
 class PollerRegistry:
-    """PollingProcesses. loop: where events are delivered."""
+    """Implements PollingProcesses. loop: where events are delivered."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, proc: Path = PROC) -> None:
         self._loop = loop
@@ -162,13 +313,13 @@ class PollerRegistry:
         return poller if poller is not None and poller.key == key and poller.last_poll_ns else None
 
     def all(self) -> list[PollingProcess]:
-        """All that poll, by pid."""
+        """All processes that poll, by pid."""
         with self._lock:
             pollers = sorted(self._pollers.items())
         return [each for _, each in pollers if each.last_poll_ns]
 
     def count(self) -> int:
-        """How many poll."""
+        """The number of processes that poll."""
         with self._lock:
             return sum(1 for each in self._pollers.values() if each.last_poll_ns)
 
@@ -193,9 +344,9 @@ class PollerRegistry:
     # for the thread that answers
 
     def knows(self, sender: Sender) -> bool:
-        """Whether the sender can be told from all others without reading /proc, as far as the kernel has pidfds.
+        """Whether the sender can be identified without reading /proc, if the kernel has pidfds.
 
-        That holds for what was received before `forget_ended` was called last.
+        This holds for datagrams received before the last call of `forget_ended`.
         """
         known = self._pollers.get(sender.pid)
         return (
@@ -206,7 +357,7 @@ class PollerRegistry:
         )
 
     def polled(self, poll: Poll, sender: Sender, *, now_s: float, now_ns: int, answered: bool = True) -> PollAnswer:
-        """Takes note of a poll; says what to answer, if it is to be answered. Raises Dropped."""
+        """Records a poll and returns the answer, if it is to be answered. Raises Dropped."""
         poller = self._poller(sender, now_s)
         with self._lock:
             poller.pids, poller.job_id = poll.pids, poll.job_id
@@ -224,7 +375,7 @@ class PollerRegistry:
                     offered.times_sent += 1
                     offered.sent_to.add(sender.address)
                     return PollAnswer(poller, offered, sender.address)
-                if offered.times_sent:  # otherwise it traces for somebody else
+                if offered.times_sent:  # otherwise it traces for another client
                     offered.taken_by = sender.address
                     metrics.polled_configuration("taken")
                     offered.tell(OfferEvent.TAKEN)
@@ -243,14 +394,14 @@ class PollerRegistry:
                 offered.tell(OfferEvent.SENT)
 
     def not_sent(self, answer: PollAnswer) -> None:
-        """Notes that it could not be sent."""
+        """Notes that the answer could not be sent."""
         if (offered := answer.offered) is not None:
             with self._lock:
                 offered.times_sent -= 1
                 offered.sent_to.discard(answer.address)
 
     def registered(self, registration: Registration, sender: Sender, *, now_s: float) -> int:
-        """Takes note of a registration; returns how many there are for its job and GPU. Raises Dropped."""
+        """Records a registration; returns how many there are for its job and GPU. Raises Dropped."""
         poller = self._poller(sender, now_s)
         with self._lock:
             poller.seen_s = now_s
@@ -258,17 +409,17 @@ class PollerRegistry:
             return sum(1 for each in self._pollers.values() if each.registered == poller.registered)
 
     def fileno(self) -> int:
-        """A descriptor that is readable when a process has ended."""
+        """A descriptor that becomes readable when a process has ended."""
         return self._ends.fileno()
 
     def forget_ended(self) -> None:
         """Forgets the processes that have ended."""
-        while ended := self._ends.poll(0):  # a call tells of 1023 at most
+        while ended := self._ends.poll(0):  # a call returns at most 1023
             for pidfd, _ in ended:
                 self._forget(self._by_pidfd[pidfd])
 
     def forget_silent(self, now_s: float) -> None:
-        """Forgets those that have sent nothing for FORGET_S."""
+        """Forgets processes that have sent nothing for FORGET_S."""
         for each in [each for each in self._pollers.values() if now_s - each.seen_s >= FORGET_S]:
             self._forget(each)
 
@@ -279,8 +430,8 @@ class PollerRegistry:
         self._ends.close()
 
     def _poller(self, sender: Sender, now_s: float) -> Poller:
-        """The entry of a sender, a new one if need be. Raises Dropped."""
-        known = self._pollers.get(sender.pid)  # this thread alone changes what is in there
+        """The entry of a sender, created if necessary. Raises Dropped."""
+        known = self._pollers.get(sender.pid)  # only this thread changes it
         if known is None:
             return self._arrived(sender, now_s)
         if self.knows(sender):
@@ -295,7 +446,7 @@ class PollerRegistry:
         return self._arrived(sender, now_s)
 
     def _lives(self, known: Poller) -> bool:
-        """Whether its pid still is this process's."""
+        """Whether the pid still belongs to this process."""
         if known.pidfd is not None:
             end = select.poll()
             end.register(known.pidfd, select.POLLIN)
@@ -305,7 +456,7 @@ class PollerRegistry:
         return False
 
     def _look(self, sender: Sender) -> Credentials:
-        """Raises Dropped if the process has ended, or is not whose the kernel said that the sender was."""
+        """Raises Dropped if the process has ended, or its user differs from the kernel's credentials of the sender."""
         try:
             found = credentials.read(sender.pid, proc=self._proc)
         except ProcessLookupError as exc:
@@ -320,7 +471,7 @@ class PollerRegistry:
             raise Dropped(Drop.TOO_MANY)
         pidfd: int | None = None
         try:
-            with contextlib.suppress(OSError):  # there are none in gVisor
+            with contextlib.suppress(OSError):  # gVisor has none
                 pidfd = os.pidfd_open(sender.pid)
             key = ProcessKey(sender.pid, start_time_ns(sender.pid, self._proc))
             found = self._look(sender)

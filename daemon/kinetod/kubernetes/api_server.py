@@ -2,11 +2,11 @@
 
 Theory of operation
     There are few calls per minute: HTTP/1.1 over persistent connections, each call in a thread of its own with a
-    deadline. Users take turns at the threads, so one who needs very many pods reviewed keeps nobody else waiting. A
-    socket's timeout covers only its next byte; so at the deadline, and when we are closed, the connection is shut down
-    under the thread that reads it, which frees the thread. The account is a folder with `token` and `ca.crt`, which the
-    kubelet renews: the token is read for each call, the authority for each connection. Answers come from the API
-    server, whose certificate is checked, but are bounded nevertheless.
+    deadline. Users take turns at the threads, so a user with very many pods to review does not delay others. A socket's
+    timeout covers only its next byte; so at the deadline, and on `close`, the connection is shut down, which frees the
+    thread that reads it. The account is a folder with `token` and `ca.crt`, which the kubelet renews: the token is read
+    for each call, the authority for each connection. Answers come from the API server, whose certificate is checked,
+    but are limited in size nevertheless.
 """
 
 import asyncio
@@ -31,17 +31,17 @@ HOST_VARIABLE, PORT_VARIABLE = "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PO
 DEADLINE_S = 3.0
 MAX_ANSWER_BYTES = 32 << 20
 THREADS = 8
-SPARE_THREADS = 2  # for users for whom nothing is asked at the moment
+SPARE_THREADS = 2  # for users without a request in progress
 _REFUSED = (401, 403)
 T = TypeVar("T")
 
 
 class ApiError(Exception):
-    """The API server did not answer or refused the request. The text says why and what to do."""
+    """The API server did not answer or refused the request. The message says why and what to do."""
 
 
 class Exchange:
-    """One call, which others can abort."""
+    """One call, which other threads can abort."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -51,7 +51,7 @@ class Exchange:
     @contextlib.contextmanager
     def over(self, sock: socket.socket) -> Iterator[None]:
         """Sets the connection of the call. Raises TimeoutError if the call has been aborted."""
-        with socket.socket(fileno=os.dup(sock.fileno())) as own:  # of which nobody else can close the number
+        with socket.socket(fileno=os.dup(sock.fileno())) as own:  # nobody else can close this number
             try:
                 self._use(own)
                 yield
@@ -65,7 +65,7 @@ class Exchange:
                 raise TimeoutError("it was given up")
 
     def give_up(self) -> None:
-        """Aborts the call; whoever reads or writes returns at once."""
+        """Aborts the call; a blocked reader or writer returns at once."""
         with self._lock:
             self._over = True
             if self._sock is not None:
@@ -74,7 +74,7 @@ class Exchange:
 
 
 class ApiServer:
-    """Asks the API server at `address`. Thread-safe; `close` at the end."""
+    """Client of the API server at `address`. Thread-safe; call `close` at the end."""
 
     def __init__(self, address: tuple[str, int], account: Path = ACCOUNT, *, deadline_s: float = DEADLINE_S) -> None:
         self._address = address
@@ -163,7 +163,7 @@ class ApiServer:
         body: bytes | None,
         headers: dict[str, str],
     ) -> tuple[int, bytes]:
-        """Reads the answer; the connection is kept if all went well."""
+        """Reads the answer; keeps the connection if it succeeds."""
         with contextlib.ExitStack() as stack:
             stack.callback(connection.close)
             with exchange.over(connection.sock):
@@ -172,7 +172,7 @@ class ApiServer:
                 said = response.read(MAX_ANSWER_BYTES + 1)
             if len(said) > MAX_ANSWER_BYTES:
                 raise http.client.HTTPException(f"an answer of more than {MAX_ANSWER_BYTES} bytes")
-            if not self._closed and connection.sock is not None:  # else the server has asked for its end
+            if not self._closed and connection.sock is not None:  # otherwise the server has asked to close it
                 stack.pop_all()
                 self._idle.append(connection)
         return response.status, said

@@ -1,27 +1,34 @@
-"""Who presents a token and what they may do, according to the API server's TokenReview and SubjectAccessReview.
+"""Finds a token's user and their permissions through the API server's TokenReview and SubjectAccessReview.
 
 Answers of the API server, yes or no, are kept for KEEP_S. Only a hash of each token is kept.
 """
 
+import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 
+from kinetod.base.fair_slots import fair_share_key
+from kinetod.base.safe_text import clean
 from kinetod.kubernetes.api_server import ApiServer
 
-KEEP_S = 5.0
 MAX_KEPT = 10_000
 _TOKENS = "/apis/authentication.k8s.io/v1/tokenreviews"
 _ACCESS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+KEEP_S = 5.0
+LEAST_S = 0.5  # between two queries, even if a requested pod does not exist
+_METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+_MAX_CHARS = 253
 
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """A user as the API server knows them; extra as its JSON."""
+    """A user as known to the API server; extra in its JSON form."""
 
     name: str
     uid: str = ""
@@ -56,7 +63,7 @@ class _AccessReview(msgspec.Struct, frozen=True):
 
 
 class Reviews:
-    """Asks the API server and remembers the answers briefly."""
+    """Queries the API server and caches the answers briefly."""
 
     def __init__(self, api: ApiServer, clock: Callable[[], float] = time.monotonic) -> None:
         self._api = api
@@ -115,3 +122,59 @@ class Reviews:
 
 def _key(token: str, audiences: Sequence[str]) -> Hashable:
     return (hashlib.sha256(token.encode()).digest(), tuple(audiences))
+
+
+# The pods of this node according to the API server: namespace and name by UID. Only metadata is requested, and from the
+# API server's cache: a UID never gets another name.
+class _Metadata(msgspec.Struct, frozen=True):
+    uid: str
+    namespace: str
+    name: str
+
+
+class _Pod(msgspec.Struct, frozen=True):
+    metadata: _Metadata
+
+
+class _Pods(msgspec.Struct, frozen=True):
+    items: tuple[_Pod, ...] = ()
+
+
+Pods = Mapping[str, tuple[str, str]]
+
+
+class NodePods:
+    """Queries the pods of one node."""
+
+    def __init__(self, api: ApiServer, node: str, clock: Callable[[], float] = time.monotonic) -> None:
+        selector = quote(f"spec.nodeName={node}", safe="")
+        self._path = f"/api/v1/pods?fieldSelector={selector}&resourceVersion=0"
+        self._api = api
+        self._clock = clock
+        self._asking = asyncio.Lock()
+        self._asked = float("-inf")
+        self._pods: Pods = {}
+
+    async def current(self, wanted: Iterable[str] = ()) -> Pods:
+        """(namespace, name) by UID, at most KEEP_S old; asks again if a wanted one is unknown. Raises ApiError."""
+        async with self._asking:
+            age = self._clock() - self._asked
+            if age >= KEEP_S or (age >= LEAST_S and not self._pods.keys() >= set(wanted)):
+                found = await self._ask()
+                self._pods = {
+                    each.metadata.uid: (
+                        clean(each.metadata.namespace, _MAX_CHARS),
+                        clean(each.metadata.name, _MAX_CHARS),
+                    )
+                    for each in found.items
+                }
+                self._asked = self._clock()
+            return self._pods
+
+    async def _ask(self) -> _Pods:
+        """Sends one query for all waiting callers, so it uses nobody's turn."""
+        whose = fair_share_key.set("")
+        try:
+            return await self._api.get(self._path, _Pods, accept=_METADATA_ONLY)
+        finally:
+            fair_share_key.reset(whose)

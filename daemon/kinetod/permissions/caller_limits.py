@@ -1,5 +1,5 @@
-"""How much a caller may ask for: requests a second, things that last, captures at a time, stored bytes. Pure but for
-the clock.
+"""Limits of each caller: requests per second, concurrent calls and streams, captures, stored bytes. Pure except for the
+clock.
 
 Beyond every limit for all callers together, an eighth is reserved for callers who hold none yet, and another eighth for
 administrators: so a caller who takes everything available still keeps nobody out.
@@ -12,15 +12,15 @@ import time
 from collections.abc import Callable, Iterator
 from enum import Enum
 
-from kineto_protos.units import format_size
+from kineto_trace.base.quantities import format_size
 
 from kinetod.base.errors import Exhausted, Reason
 from kinetod.permissions.role_policy import Caller, Role
 
-BURST_S = 4.0  # so many seconds' worth of requests may come at once
+BURST_S = 4.0  # this many seconds' worth of requests may come at once
 MAX_CALLERS = 10_000
-RESERVE = 8  # one in so many, see above
-# What a call counts as. These look at many processes, start one, or write to the disk and wait for it.
+RESERVE = 8  # one of this many, see above
+# Cost of a call. These calls inspect many processes, start one, or write to the disk and wait for it.
 COSTS = {
     "ListProcesses": 2,
     "WatchHost": 2,
@@ -41,17 +41,17 @@ class Debts:
     def __init__(self, clock: Callable[[], float], most: int) -> None:
         self._clock = clock
         self._most = most
-        self._known: dict[str, tuple[float, float]] = {}  # how much, and when
+        self._known: dict[str, tuple[float, float]] = {}  # amount and time
 
     def add(self, key: str, amount: float, per_second: float, *, limit: float = math.inf) -> float:
-        """The debt with this amount, which is added only if that stays within the limit."""
+        """The debt including this amount, which is added only if the sum stays within the limit."""
         now = self._clock()
         before, at = self._known.pop(key, (0.0, now))
         before = max(0.0, before - (now - at) * per_second)
         after = before + amount
         self._known[key] = (before if after > limit else after, now)
         if len(self._known) > self._most:
-            del self._known[next(iter(self._known))]  # the one that has taken nothing for the longest time
+            del self._known[next(iter(self._known))]  # the key unused for the longest time
         return after
 
     def __len__(self) -> int:
@@ -84,14 +84,14 @@ class RequestRate:
 
 
 class Full(Enum):
-    """Which limit keeps a caller from getting one more."""
+    """The limit that prevents a caller from getting one more."""
 
     OWN = "of one caller"
     ALL = "of all callers"
 
 
 def full(held: int, used: int, *, own: int, in_all: int, admin: bool) -> Full | None:
-    """Which limit keeps somebody who holds `held` of the `used` ones from one more; None if none does."""
+    """The limit that prevents a holder of `held` of the `used` ones from getting one more; None if there is none."""
     reserve = in_all // RESERVE
     if admin:
         return None if used < in_all + 2 * reserve else Full.ALL
@@ -101,7 +101,7 @@ def full(held: int, used: int, *, own: int, in_all: int, admin: bool) -> Full | 
 
 
 class Shares:
-    """Counts who holds how many calls, watches or streams. The limits are evaluated each time."""
+    """Counts the calls, watches or streams of each holder. The limits are evaluated each time."""
 
     def __init__(
         self, reason: Reason, what: str, setting: str, *, own: Callable[[], int], in_all: Callable[[], int]

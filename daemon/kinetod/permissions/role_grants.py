@@ -2,8 +2,8 @@
 
 A certificate is identified by one of its names: `URI:spiffe://cluster/ada` or `DNS:login1.cluster` of the subject's
 alternative names, in this order. The first one found in `access.certificates` counts. `CN:ada`, of the subject itself,
-counts only in a certificate without any alternative name (RFC 6125): many authorities vouch for alternative names
-alone, and the subject is written by whoever requests the certificate.
+counts only in a certificate without any alternative name (RFC 6125): many authorities vouch only for alternative names,
+and the requester of a certificate chooses the subject.
 """
 
 import re
@@ -11,13 +11,13 @@ import ssl
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from kineto_protos.page_users import USER_NAME
+from kineto_protos.call_values import USER_NAME
 
 from kinetod.permissions.role_policy import Role
 
 _PROPERTIES = {"URI": "peer_uri", "DNS": "peer_dns", "CN": "x509_common_name"}  # in gRPC's auth context
 _PEM = "x509_pem_cert"
-_ALTERNATIVES_OID = b"\x06\x03\x55\x1d\x11"  # subjectAltName, 2.5.29.17, as DER has it; of its kinds gRPC knows four
+_ALTERNATIVES_OID = b"\x06\x03\x55\x1d\x11"  # subjectAltName, 2.5.29.17, in DER; gRPC knows four of its kinds
 NAME_KINDS = tuple(_PROPERTIES)
 GIVEN = tuple(role for role in Role if role is not Role.PODS)  # that one comes with a Kubernetes token
 _USER = re.compile(USER_NAME)
@@ -25,7 +25,7 @@ _USER = re.compile(USER_NAME)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """The roles and user that a certificate stands for; user is empty if it maps to none of this host."""
+    """The roles and user of a certificate; user is empty if it maps to none of this host."""
 
     roles: frozenset[Role]
     user: str = ""
@@ -61,8 +61,8 @@ def parse_role(text: str) -> Role:
 def wrong_names(certificates: Iterable[str]) -> Iterable[str]:
     """The configured names that no certificate can have."""
     for name in certificates:
-        kind, separator, rest = name.partition(":")
-        if kind not in NAME_KINDS or not separator or not rest:
+        kind, _, rest = name.partition(":")
+        if kind not in NAME_KINDS or not rest:
             yield name
 
 

@@ -3,8 +3,8 @@
 Theory of operation
     A caller has roles. Every call is one action, on the host, on processes or on a capture. The object of the action
     has a relation to the caller: it is the caller's own, belongs to one of the caller's jobs or pods, or is anything at
-    all. GRANTS says which relation each role needs for each action; whatever it does not list is denied, and a call
-    missing from CALLS is denied to everybody.
+    all. GRANTS says which relation each role needs for each action; everything else is denied, and a call missing from
+    CALLS is denied to everybody.
 
     - own       processes and captures of the caller's uid
     - jobs      processes of other uids, but root's, in batch jobs that belong to the caller
@@ -41,11 +41,11 @@ class Via(StrEnum):
     LOOPBACK = "loopback"  # the uid of the other end's socket, by the kernel's table of connections
     TLS = "tls"  # a client certificate
     KUBERNETES = "kubernetes"  # a token that the API server knows
-    DYNOLOG = "dynolog"  # the door of Dynolog's clients: on this host as above, from other hosts nothing
+    DYNOLOG = "dynolog"  # Dynolog's clients: identified as above on this host, not at all on others
 
 
 class Action(StrEnum):
-    """What calls do."""
+    """Actions of calls."""
 
     SEE_HOST = "see the host"
     SEE_PROCESS = "see a process"
@@ -100,7 +100,7 @@ GRANTS: Mapping[Action, Mapping[Role, Relation]] = {
         Role.PODS: Relation.POD,
         Role.ADMIN: Relation.ANY,
     },
-    # Of every process on the GPU, since its counters tell of all; and it withholds them from others.
+    # On all processes of the GPU, since its counters cover them all and are then unavailable to others.
     Action.SAMPLE_COUNTERS: {
         Role.OWN: Relation.OWN,
         Role.JOBS: Relation.JOB,
@@ -121,12 +121,14 @@ GRANTS: Mapping[Action, Mapping[Role, Relation]] = {
         Role.ADMIN: Relation.ANY,
     },
 }
+# Actions decided for each process, also by its job and pod.
+PROCESS_ACTIONS = frozenset(action for action, granted in GRANTS.items() if Relation.JOB in granted.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """Who calls. uid is None for a certificate that stands for no user of this host; of a user of Kubernetes it is the
-    number that the store has given them.
+    """The caller. uid is None for a certificate that maps to no user of this host; for a user of Kubernetes it is their
+    number in the store.
     """
 
     uid: int | None
@@ -138,9 +140,7 @@ class Caller:
     address: str = ""  # of the other end, where it has one
     jobs: frozenset[str] = frozenset()  # that belong to this user
     pods: frozenset[str] = frozenset()  # by UID, that Kubernetes lets this user exec into
-    refusal: KinetodError | None = (
-        None  # what this request is answered with: it is known who asks, and that they may not
-    )
+    refusal: KinetodError | None = None  # the error for this request: the caller is identified, but refused
     proxy: "Caller | None" = None  # the web front end that calls for this user
 
     @property
@@ -158,8 +158,8 @@ class Caller:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Thing:
-    """A process or a capture. uid is None if nobody is known to own it; job and pod are the kernel's cgroups' word."""
+class Resource:
+    """A process or a capture. uid is None if its owner is unknown; job and pod come from its control groups."""
 
     uid: int | None
     plain: bool = True  # the kernel lets its user trace it
@@ -172,9 +172,9 @@ def sees_all(caller: Caller, action: Action) -> bool:
     return any(GRANTS[action].get(role) is Relation.ANY for role in caller.roles)
 
 
-def may(caller: Caller, action: Action, thing: Thing) -> bool:
-    """Decides whether the caller may do this to the thing."""
-    relations = _relations(caller, action, thing)
+def may(caller: Caller, action: Action, resource: Resource) -> bool:
+    """Decides whether the caller may do this to the resource."""
+    relations = _relations(caller, action, resource)
     return any(GRANTS[action].get(role) in relations for role in caller.roles)
 
 
@@ -183,15 +183,15 @@ def may_at_all(caller: Caller, action: Action) -> bool:
     return any(role in GRANTS[action] for role in caller.roles)
 
 
-def _relations(caller: Caller, action: Action, thing: Thing) -> set[Relation]:
+def _relations(caller: Caller, action: Action, resource: Resource) -> set[Relation]:
     relations = {Relation.ANY}
-    if thing.uid is None or (action in (Action.TRACE, Action.SAMPLE_COUNTERS) and not thing.plain):
+    if resource.uid is None or (action in (Action.TRACE, Action.SAMPLE_COUNTERS) and not resource.plain):
         return relations
-    if thing.uid == caller.uid:
+    if resource.uid == caller.uid:
         relations.add(Relation.OWN)
-    if thing.job and thing.job in caller.jobs and thing.uid != 0:
+    if resource.job and resource.job in caller.jobs and resource.uid != 0:
         relations.add(Relation.JOB)
-    if thing.pod and thing.pod in caller.pods:
+    if resource.pod and resource.pod in caller.pods:
         relations.add(Relation.POD)
     return relations
 

@@ -1,1 +1,1 @@
-"""Accelerators that come as plug-ins: what one declares, who may install one, loading it, sending it to agents."""
+"""Accelerators as plug-ins: their declaration, who may install them, loading them, and sending them to agents."""

@@ -1,6 +1,6 @@
-"""What a plug-in declares: the value behind an entry point of the group "kineto.sources". No I/O.
+"""The declaration of a plug-in: the value of an entry point of the group "kineto.sources". No I/O.
 
-kinetod reads it, never a traced process: docs/plugins.md explains how to write one.
+Only kinetod reads it, never a traced process: docs/plugins.md explains how to write one.
 """
 
 import ast
@@ -18,14 +18,14 @@ from kineto_agent.protocol.plugin_bundle import (
 from kineto_agent.protocol.schema import Schema, to_json
 from kineto_agent.protocol.wire import PLUGIN_INTERFACE
 
-from kinetod.config.plugin_names import PLUGIN_NAME
+from kinetod.config.value_kinds import PLUGIN_NAME
 
 __all__ = ["Accelerator", "Signs", "check", "may_import", "to_plain"]
 
 GROUP = "kineto.sources"  # of entry points
-# Profilers of the program that a plug-in can have to give way to.
+# Profilers of the program that a plug-in may have to yield to.
 PROFILERS = ("torch", "jax")
-# Names of sources that every agent has; a plug-in cannot be called so.
+# Names of built-in sources, which plug-ins cannot use.
 BUILT_IN = frozenset(("cupti", "graphs", "jax", "memory", "pjrt", "pti", "rocm", "rocprofiler", "steps", "xpu"))
 AGENT_PYTHON = (3, 9)  # the oldest Python that an agent runs on
 MAX_PATTERNS, MAX_PATTERN = 16, 200  # of each member of Signs; characters of one
@@ -47,11 +47,11 @@ class Accelerator(NamedTuple):
                        process; further Python files, which it imports with `from . import NAME`; and lib….so, which it
                        opens with `api.load_library`
     schema             activity types and records
-    conflicts          profilers of the program that go first, of PROFILERS: recording stops when one of them starts
+    conflicts          members of PROFILERS that take precedence: recording stops when one of them starts
     needs_from_start   a variable that the process must have been started with, as "NAME" or "NAME=pattern"; ""
     detach             what stop() leaves behind. "full": nothing. "idle": the vendor's library stays attached, which
-                       costs the program next to nothing. "never": it goes on recording; such types are recorded only
-                       where they are named
+                       costs the program next to nothing. "never": it continues recording; such types are recorded only
+                       on request
     interface_version  of this declaration
     """
 
@@ -66,9 +66,9 @@ class Accelerator(NamedTuple):
 
 
 def check(value: Any) -> Accelerator:
-    """The value of an entry point, if it is a plug-in that agents can use. Raises ValueError, which says what is wrong.
+    """Returns an entry point's value if agents can use the plug-in. Raises ValueError, which says what is wrong.
 
-    The interface version is looked at first: a plug-in of a later one may be of another shape.
+    The interface version is checked first: a plug-in of a later version may have another form.
     """
     version = getattr(value, "interface_version", None)
     if version != PLUGIN_INTERFACE:
@@ -85,7 +85,7 @@ def check(value: Any) -> Accelerator:
 
 
 def to_plain(accelerator: Accelerator) -> Mapping[str, Any]:
-    """All but its files, as JSON has it."""
+    """Everything but its files, as JSON values."""
     return {
         "name": accelerator.name,
         "signs": [list(patterns) for patterns in accelerator.signs],
@@ -162,7 +162,7 @@ def _file_problems(files: Any) -> Iterator[str]:
 
 
 def _python_problems(content: bytes, files: Mapping[str, bytes]) -> Iterator[str]:
-    """What makes a file fail in every process, as far as can be told without running it."""
+    """Yields the reasons why a file fails in every process, as far as they show without running it."""
     try:
         tree = ast.parse(content.decode(), feature_version=AGENT_PYTHON)
     except (SyntaxError, ValueError, RecursionError) as exc:
@@ -180,7 +180,7 @@ def _python_problems(content: bytes, files: Mapping[str, bytes]) -> Iterator[str
 
 
 def may_import(name: str) -> bool:
-    """Whether a plug-in's Python file may import this module, as sources/plugins/namespace.py decides it."""
+    """Whether a plug-in's Python file may import this module; the same rule as in sources/plugins/guarded_source.py."""
     if name.partition(".")[0] == "kineto_agent":
         return name in PLUGIN_API
     return name.partition(".")[0] in sys.stdlib_module_names

@@ -1,4 +1,6 @@
-"""Who could change a plug-in's files: they run in processes of every user, so only root and the daemon's user may."""
+"""Checks who could change plug-ins' files: they run in processes of every user, so only root and the daemon's user
+may.
+"""
 
 import errno
 import os
@@ -8,7 +10,7 @@ from pathlib import Path
 
 MAX_FILES = 2000  # of one package
 ROOT = frozenset((0,))
-_MOST_LINKS = 40  # on one way, as for the kernel
+_MOST_LINKS = 40  # on one path, like the kernel's limit
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -18,9 +20,9 @@ def trusted_uids() -> frozenset[int]:
 
 
 def problem_of(paths: Iterable[Path], uids: frozenset[int]) -> str:
-    """Why one of these files or folders, or of what is in them, could be changed by others; "" if none could.
+    """Why others could change one of these files or folders, or their contents; "" if they cannot.
 
-    The way there counts too: whoever can rename a folder or a link can put another one in its place.
+    The path counts too: a user who can rename a folder or a link on it can replace it.
     """
     checked: set[tuple[Path, bool]] = set()
     for path in paths:
@@ -36,7 +38,7 @@ def problem_of(paths: Iterable[Path], uids: frozenset[int]) -> str:
 
 
 def _with_contents(path: Path) -> Iterator[Path]:
-    """Yields also what lies in folders that links lead to. Each folder is yielded before it is read. Raises OSError."""
+    """Also yields contents of folders that links lead to. Each folder is yielded before it is read. Raises OSError."""
     yield path
     folders, seen = [path], set()
     while folders:
@@ -61,7 +63,7 @@ def _problem_of_way(path: Path, uids: frozenset[int], checked: set[tuple[Path, b
 
 
 def _way(path: Path) -> Iterator[Path]:
-    """Every folder and link that the kernel passes on its way there, and last what it finds. Raises OSError."""
+    """Yields every folder and link on the kernel's path to it, and finally the target. Raises OSError."""
     at, links = Path("/"), 0
     left = [*reversed(Path(os.path.abspath(path)).parts[1:])]  # noqa: PTH100 - links are followed here
     yield at
@@ -78,11 +80,12 @@ def _way(path: Path) -> Iterator[Path]:
 
 
 def _problem(path: Path, is_found: bool, uids: frozenset[int]) -> str:
-    """is_found: it is what is loaded, or has that in it, and does not only lie on the way."""
+    """is_found: it is loaded itself, or contains what is loaded, and is not merely on the path."""
     status = path.lstat()
     if status.st_uid not in uids:
         return f"{path} belongs to uid {status.st_uid}; run `chown root {path}`"
-    # As /tmp: nobody removes or renames what others have there. But anybody can add what the import would find first.
+    # Like /tmp: nobody can remove or rename others' entries. But anybody can add something that the import would find
+    # first.
     is_guarded = not is_found and stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
     if status.st_mode & _OTHERS_WRITE and not stat.S_ISLNK(status.st_mode) and not is_guarded:
         return f"{path} can be changed by others (mode {stat.S_IMODE(status.st_mode):04o}); run `chmod go-w {path}`"

@@ -14,9 +14,8 @@ import tomllib
 from kinetod.attach.channel.payload import pieces
 from kinetod.base.safe_text import clean
 from kinetod.plugins.accelerator import GROUP, Accelerator, check, to_plain
-from kinetod.plugins.entry_points import NoSuchPlugin, find
+from kinetod.plugins.entry_points import MAX_FILES_BYTES, LoadAnswer, LoadQuestion, NoSuchPlugin, PythonFile, find
 from kinetod.plugins.file_trust import ROOT, problem_of, trusted_uids
-from kinetod.plugins.load_protocol import MAX_FILES_BYTES, LoadAnswer, LoadQuestion, PythonFile
 from kinetod.sandbox.confined_jobs import die_with_parent
 
 _MAX_REASON = 1000
@@ -24,7 +23,7 @@ _ANNOTATIONS = re.compile(r"^from __future__ import .*\bannotations\b", re.MULTI
 
 
 class PluginNotUsed(Exception):
-    """A plug-in is not used. The text says why and what to do."""
+    """A plug-in is not used. The message says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,1 @@
-"""Reads from the kernel who a process is, whose it is, its limits, container and job, and what it uses."""
+"""Reads from the kernel a process's identity, owner, limits, container, job and resource use."""

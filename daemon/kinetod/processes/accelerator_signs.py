@@ -1,15 +1,15 @@
-"""Which plug-ins' accelerators a Python process shows signs of, as far as these are seen from outside. Blocking.
+"""Finds plug-ins whose accelerator a Python process seems to use, by signs visible from outside. Blocking.
 
 Theory of operation
-    An agent decides inside its process whether a plug-in is for it (kineto_agent.sources.plugins.signs). Lists and
-    `kinetoctl doctor` want to know it of processes without an agent, and see less: the files that are mapped, the
-    variables that the program was started with, and the files that it has open. Imported modules are not seen, nor
-    what a variable is by now, so that only its name counts here. A device file exists for every process; only one that
-    is open tells processes apart, and it is looked for only where a plug-in declares nothing that tells more.
+    An agent decides inside its process whether a plug-in applies (kineto_agent.sources.plugins.signs). Lists and
+    `kinetoctl doctor` need this for processes without an agent, and see less: mapped files, the variables that the
+    program was started with, and open files. Imported modules and current values of variables are not visible, so only
+    a variable's name counts here. A device file exists for every process; only an open one distinguishes processes, and
+    it is checked only if a plug-in declares nothing more specific.
 
-    The map of a process with torch takes longer to read than all else that a list says of it. So what was found in it
-    is remembered with the size of the address space, which a library that is loaded changes; one that leaves it as it
-    was, because as much was freed meanwhile, is seen when the map is read again all the same, after REREAD_S.
+    The map of a process with torch takes longer to read than everything else in a list. So the result is cached with
+    the size of the address space, which changes when a library is loaded; if the size stays equal because as much
+    memory was freed, the library is seen when the map is read again anyway, after REREAD_S.
 """
 
 import os
@@ -31,7 +31,7 @@ _MAX_KNOWN = 4096  # processes
 
 
 class OutsideSigns(NamedTuple):
-    """What is seen from outside of a plug-in's signs. Each member that is not empty must have a match."""
+    """The part of a plug-in's signs that is visible from outside. Each non-empty field must have a match."""
 
     plugin: str
     libraries: tuple[str, ...] = ()  # patterns of the names of mapped files
@@ -39,21 +39,21 @@ class OutsideSigns(NamedTuple):
     open_files: tuple[str, ...] = ()  # patterns of paths
 
     def __bool__(self) -> bool:
-        """Whether anything of it is seen from outside."""
+        """Whether any sign is visible from outside."""
         return any(self[1:])
 
 
 def outside(plugin: str, signs: Signs) -> OutsideSigns:
-    """The part of a plug-in's signs that is seen from outside; false if there is none."""
+    """The part of a plug-in's signs that is visible from outside; false if there is none."""
     variables = tuple(dict.fromkeys(pattern.partition("=")[0] for pattern in signs.environment))
     tells = bool(signs.libraries or variables)
     return OutsideSigns(plugin, signs.libraries, variables, () if tells else signs.device_files)
 
 
 class _Answers(NamedTuple):
-    """What was found in the map of a program: whether any of these patterns matches a file."""
+    """Cached result for a program's map: whether any of these patterns matches a file."""
 
-    size: bytes  # of the address space, as /proc has it
+    size: bytes  # of the address space, as in /proc
     at_s: float  # monotonic
     matches: dict[tuple[str, ...], bool]
 
@@ -62,9 +62,9 @@ _known: dict[tuple[int, str], _Answers] = {}  # by pid and program
 
 
 def shown(folder: ProcessFolder, program: str, wanted: Iterable[OutsideSigns]) -> tuple[str, ...]:
-    """The plug-ins whose signs the process shows, in the given order; none of what may not be read.
+    """The plug-ins whose signs the process shows, in the given order; unreadable signs do not count.
 
-    program: as `credentials.program` names it; empty: unknown.
+    program: as named by `credentials.program`; empty: unknown.
     """
     process = _Process(folder, program)
     return tuple(
@@ -78,7 +78,7 @@ def shown(folder: ProcessFolder, program: str, wanted: Iterable[OutsideSigns]) -
 
 
 class _Process:
-    """What a process shows. Each is read once, when a plug-in asks for it."""
+    """The signs of one process. Each is read once, when a plug-in needs it."""
 
     def __init__(self, folder: ProcessFolder, program: str) -> None:
         self._folder = folder
@@ -103,7 +103,7 @@ class _Process:
 
     @cached_property
     def _matches(self) -> dict[tuple[str, ...], bool]:
-        """What is known of this program's map; that of a program without a name is not kept."""
+        """The cached matches of this program's map; not kept for a program without a name."""
         if not self._program:
             return {}
         try:
@@ -119,7 +119,7 @@ class _Process:
         return known.matches
 
     def has_any(self, variables: tuple[str, ...]) -> bool:
-        """Whether the program was started with one of these variables, or there are none."""
+        """Whether the program was started with one of these variables, or the tuple is empty."""
         try:
             return not variables or any(b"\0%b=" % os.fsencode(name) in self._environ for name in variables)
         except OSError:

@@ -2,9 +2,9 @@
 
 Theory of operation
     /proc/PID/cgroup names a group in each hierarchy, by its path below the root of our own control group namespace;
-    /proc/self/mountinfo says where a hierarchy, or a part of it, is mounted for us. A group outside of what is
-    mounted here (we are in a container with a namespace of its own) has no folder: nothing is known of it then.
-    A limit holds for a group and all below it, so the whole chain up to the root counts.
+    /proc/self/mountinfo says where a hierarchy, or a part of it, is mounted for us. A group outside of what is mounted
+    here (we are in a container with a namespace of its own) has no folder, so nothing is known about it. A limit
+    applies to a group and all below it, so the whole chain up to the root counts.
 """
 
 import contextlib
@@ -49,7 +49,7 @@ class Group:
 class _Mount:
     version: int
     controllers: frozenset[str]  # of version 1
-    root: PurePosixPath  # what of the hierarchy is mounted
+    root: PurePosixPath  # the part of the hierarchy that is mounted
     folder: Path
 
 
@@ -107,10 +107,7 @@ def _chain(mount: _Mount, path: PurePosixPath) -> Iterator[Group]:
 
 
 def frozen_by(pid: int, proc: Path = PROC) -> str:
-    """The file by which a control group freezes a process; empty: it is not frozen, as far as can be seen.
-
-    Version 2 has no controller for this: it freezes whatever version 1 does.
-    """
+    """The file by which a control group freezes a process; empty: it is not visibly frozen."""
     return next(filter(None, map(_freezes, _chains(pid, "freezer", proc))), "")
 
 

@@ -1,4 +1,4 @@
-"""Which container and Kubernetes pod a process is in, by the kernel's control groups.
+"""Finds the container and Kubernetes pod of a process from the kernel's control groups.
 
 Theory of operation
     Container runtimes name a control group after the container's id of 64 digits, below that of the pod, which
@@ -9,15 +9,15 @@ Theory of operation
     /…-pod8f2c….slice:cri-containerd:ID                       containerd without the systemd driver its kubelet uses
     /docker/ID, /system.slice/docker-ID.scope, /machine.slice/libpod-ID.scope     without Kubernetes
 
-    It is the same for cgroup v1 and v2. A pod's container counts, not one that was started inside of it.
+    This applies to cgroup v1 and v2. A pod's container counts, not one started inside it.
 
-    What the pod and its container are called is not in there. Some pods have their names in variables; the word that
-    counts is the kubelet's, which is asked by whoever is given as `owners` to metrics_gpus.GpuCollector.
+    The names of the pod and its container are not in the path. Some pods have them in variables; the authority is the
+    kubelet, which the `owners` passed to metrics_gpus.GpuCollector query.
 
-    `container_in` and the names are for display and joins; they decide nothing: a user to whom a control group was
-    delegated may make folders of any name in it, and chooses the variables. `pod_in` is for decisions: it takes the
-    outermost pod, below the kubelet's own group at the root of the hierarchy, where only the kubelet makes folders. In
-    a control group namespace of its own the daemon sees paths from its own group, that of its pod: `/../../…`.
+    `container_in` and the names are for display and joins, not for decisions: a user with a delegated control group may
+    make folders of any name in it, and chooses the variables. `pod_in` is for decisions: it takes the outermost pod,
+    below the kubelet's own group at the root of the hierarchy, where only the kubelet makes folders. In its own control
+    group namespace the daemon sees paths relative to the group of its pod: `/../../…`.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ _UID = r"[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32}"  # the 
 _POD = re.compile(rf"(?:.*[-:])?pod({_UID})(?:\.slice)?")
 _CONTAINER = re.compile(r"(?:(cri-containerd|crio|docker|libpod)[-:])?([0-9a-f]{64})(?:\.scope)?")
 _PARENTS = {"docker": DOCKER, "libpod_parent": PODMAN}
-# What people call the variables that the downward API fills. HOSTNAME is set by the runtime.
+# Common names of the variables that the downward API fills. HOSTNAME is set by the runtime.
 POD_VARIABLES = ("POD_NAME", "K8S_POD_NAME", "MY_POD_NAME", "HOSTNAME")
 NAMESPACE_VARIABLES = ("POD_NAMESPACE", "K8S_NAMESPACE", "K8S_POD_NAMESPACE", "MY_POD_NAMESPACE")
 CONTAINER_VARIABLES = ("CONTAINER_NAME", "K8S_CONTAINER_NAME", "MY_CONTAINER_NAME")
@@ -50,9 +50,9 @@ _MAX_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Container:
-    """Where a process is. runtime: CONTAINERD, CRIO, DOCKER, PODMAN; empty: the path does not tell."""
+    """A process's container. runtime: CONTAINERD, CRIO, DOCKER, PODMAN; empty: unknown from the path."""
 
-    id: str = ""  # 64 hexadecimal digits; empty where the container's own group cannot be seen
+    id: str = ""  # 64 hexadecimal digits; empty if the container's own group is not visible
     runtime: str = ""
     pod_uid: str = ""  # with dashes, as the API server writes it; empty: no pod
 
@@ -67,7 +67,7 @@ class Names:
 
 
 def container_in(cgroups: str) -> Container | None:
-    """The container of the text of /proc/PID/cgroup; None: the process is in none."""
+    """The container named in the text of /proc/PID/cgroup; None: the process is in none."""
     found = None
     for line in cgroups.split("\n"):
         one = _in_path(line.split(":", 2)[-1])
@@ -85,7 +85,8 @@ def _in_path(path: str) -> Container | None:
     for part in path.split("/"):
         slice_name, _, inner = part.partition(":") if ":" in part else (part, "", "")
         if match := _POD.fullmatch(slice_name):
-            pod_uid, container_id, runtime = match[1].replace("_", "-"), "", ""  # what was before is the node itself
+            # anything before this is the node itself
+            pod_uid, container_id, runtime = match[1].replace("_", "-"), "", ""
         if not container_id and (match := _CONTAINER.fullmatch(inner or part)):
             container_id, runtime = match[2], _RUNTIMES.get(match[1] or "", _PARENTS.get(parent, ""))
         parent = part
@@ -95,7 +96,7 @@ def _in_path(path: str) -> Container | None:
 
 
 def pod_in(cgroups: str) -> str:
-    """The UID of the pod of the text of /proc/PID/cgroup, with dashes; empty: in none that the kubelet has made."""
+    """The UID of the pod in the text of /proc/PID/cgroup, with dashes; empty: in no pod created by the kubelet."""
     found = {_decided(line.split(":", 2)[-1].split("/")) for line in cgroups.split("\n")} - {""}
     return found.pop() if len(found) == 1 else ""
 
@@ -111,17 +112,17 @@ def _decided(parts: list[str]) -> str:
 
 
 def is_pod_uid(text: str) -> bool:
-    """Whether it is one as the API server writes it, or a static pod's."""
+    """Whether the text is a pod UID as the API server writes it, or a static pod's."""
     return "_" not in text and re.fullmatch(_UID, text) is not None
 
 
 def is_container_id(text: str) -> bool:
-    """Whether it is one, or its first digits as runtimes shorten it."""
+    """Whether the text is a container id, or its first digits as runtimes shorten it."""
     return re.fullmatch(r"[0-9a-f]{12,64}", text) is not None
 
 
 def container_of(pid: int, proc: Path = PROC) -> Container | None:
-    """The container of a process. Blocking, but the kernel answers by itself."""
+    """The container of a process. Blocking, but never waits for another process."""
     return container_in(read_cgroups(pid, proc))
 
 

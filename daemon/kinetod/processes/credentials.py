@@ -1,13 +1,13 @@
-"""Whose a process is, with which rights it runs and which program: one value, to be compared with what is found later.
+"""A process's owner, rights and program as one value, to be compared with a later reading.
 
 Theory of operation
     A pid and a start time name a process, not a program: both outlive execve, by which a process of one user becomes
-    one of another (set-user-id programs, sudo). So whoever decides about a process decides about its Credentials, and
-    whoever acts on it compares them again, while a thread of it stands still or after which nothing can change unseen.
+    one of another (set-user-id programs, sudo). So a decision about a process is a decision about its Credentials, and
+    an action compares them again, while a thread of it is stopped or at a point after which no change goes unnoticed.
 
     `program` is a digest of the auxiliary vector, which the kernel lays out anew at random for each execve: another
     value is another program, also of the same file and the same user. `executable` names the file. Both, and the user
-    namespace, are shown only to who may trace the process; None and "" are what is not known, and not compared.
+    namespace, are visible only to those who may trace the process; None and "" mean unknown and are not compared.
 """
 
 import contextlib
@@ -23,8 +23,8 @@ from typing import Any
 from kinetod.base.libc import LIBC
 
 PROC = Path("/proc")
-_AUXV_BYTES = 4096  # some 320 are usual
-_STATUS_BYTES = 1 << 16  # 1.5 KiB are usual; the groups of a user may be many
+_AUXV_BYTES = 4096  # usually about 320
+_STATUS_BYTES = 1 << 16  # usually 1.5 KiB; a user may have many groups
 _STATUS = re.compile(rb"\nUid:\t([\d\t]+)\nGid:\t([\d\t]+)\n(?:.*\n)*?CapPrm:\t([0-9a-f]+)\n")
 _AT_FDCWD, _AT_STATX_DONT_SYNC, _STATX_INO = -100, 0x4000, 0x100
 _STATX_BYTES, _STATX_INO_OFFSET, _STATX_DEV_OFFSET = 256, 32, 136  # struct statx: stx_ino, stx_dev_major and _minor
@@ -34,12 +34,12 @@ REPLACED = "the process replaced itself with another program (exec)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """Ids are real, effective, saved and of the file system."""
+    """Ids are real, effective, saved and file system."""
 
     uids: tuple[int, ...]
     gids: tuple[int, ...]
-    capabilities: int  # the permitted ones
-    dumpable: bool | None  # None: cannot be told (root's processes)
+    capabilities: int  # permitted capabilities
+    dumpable: bool | None  # None: unknown (root's processes)
     user_namespace: int | None = None  # inode
     executable: tuple[int, int] | None = None  # device and inode
     program: str = ""
@@ -56,7 +56,7 @@ class Credentials:
 
     @property
     def changes_rights(self) -> bool:
-        """Whether it is a program that can act for another user or group than it does now."""
+        """Whether the program can act for another user or group than it does now."""
         return len(set(self.uids)) > 1 or len(set(self.gids)) > 1
 
     def to_dict(self) -> dict[str, Any]:
@@ -65,7 +65,7 @@ class Credentials:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Credentials":
-        """Reads what `to_dict` gave. Raises ValueError."""
+        """Reads the result of `to_dict`. Raises ValueError."""
         try:
             executable, namespace = values.get("executable"), values.get("user_namespace")
             dumpable = values["dumpable"]
@@ -82,7 +82,7 @@ class Credentials:
             raise ValueError(f"not credentials: {exc!r}") from exc
 
     def difference(self, found: "Credentials") -> str:
-        """The first difference, for people; empty if there is none in what both know."""
+        """The first difference, for people; empty if nothing known to both differs."""
         return "; ".join(_differences(self, found))
 
 
@@ -115,7 +115,7 @@ def _listed(ids: tuple[int, ...]) -> str:
 def read(pid: int, tid: int = 0, proc: Path = PROC) -> Credentials:
     """Reads the credentials of a process or of one of its threads. Raises ProcessLookupError if it is gone.
 
-    Plain calls: a thread may stand still meanwhile. The file of the program is not waited for, wherever it lies.
+    Uses plain calls, since a thread may be stopped. Never waits for the program's file, wherever it is.
     """
     folder = f"{proc}/{pid}/task/{tid}" if tid else f"{proc}/{pid}"
     try:
@@ -141,7 +141,7 @@ def _read(folder: str) -> Credentials:
 
 
 def _dumpable(folder: str, uid: int) -> bool | None:
-    """The kernel gives the files of a process that is not to root, but not the folder itself."""
+    """The kernel assigns the files of a non-dumpable process to root, but not the folder itself."""
     return None if uid == 0 else os.stat(f"{folder}/environ").st_uid == uid  # noqa: PTH116
 
 
@@ -152,7 +152,7 @@ def _namespace(folder: str) -> int | None:
 
 
 def _executable(path: str) -> tuple[int, int] | None:
-    """The identity of the executable, as far as the kernel knows it without asking a file server."""
+    """The identity of the executable, if the kernel knows it without asking a file server."""
     if _statx is None:
         with contextlib.suppress(OSError):
             found = os.stat(path)  # noqa: PTH116
@@ -169,7 +169,7 @@ def _executable(path: str) -> tuple[int, int] | None:
 
 
 def program(folder: str) -> str:
-    """Which program runs there; empty if that may not be seen. folder: /proc/PID."""
+    """Identifies the program running there; empty if that is hidden. folder: /proc/PID."""
     with contextlib.suppress(OSError):
         if vector := _content(f"{folder}/auxv", _AUXV_BYTES):
             return hashlib.sha256(vector).hexdigest()[:32]

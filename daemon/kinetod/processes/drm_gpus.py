@@ -1,9 +1,9 @@
-"""AMD's and Intel's GPUs as the kernel's drivers show them: which there are, and their numbers. No vendor's library.
+"""Lists AMD's and Intel's GPUs from the kernel's drivers, and numbers them. Needs no vendor library.
 
 Theory of operation
     Each GPU has a render node, /dev/dri/renderD<N>, and a folder in /sys/class/drm with the same name, which links to
-    the PCI device and its driver. The numbers that people and programs use (`--gpu`, `ps`, metrics) are places among
-    all GPUs of the host, so that none is given twice: NVIDIA's come first, then AMD's, then Intel's, each in the order
+    the PCI device and its driver. The numbers that people and programs use (`--gpu`, `ps`, metrics) are positions among
+    all GPUs of the host, so that none is used twice: NVIDIA's come first, then AMD's, then Intel's, each in the order
     of their PCI addresses. An integrated GPU (Intel's is always at bus 0, device 2) counts only on a host that has no
     other GPU: desktops draw on it.
 
@@ -19,14 +19,14 @@ SYS = Path("/sys")
 PROC = Path("/proc")
 VENDORS = {"amdgpu": "amd", "i915": "intel", "xe": "intel"}  # by driver
 RENDER_NODE = "/dev/dri/renderD"
-KEEP_S = 10.0  # which GPUs a host has hardly changes
+KEEP_S = 10.0  # a host's GPUs hardly change
 _DRI = "/dev/dri/"
-INTEGRATED = ":00:02.0"  # where an address of an integrated GPU ends
+INTEGRATED = ":00:02.0"  # end of an integrated GPU's address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrmGpu:
-    """One GPU. number: its place among all GPUs of the host."""
+    """One GPU. number: its position among all GPUs of the host."""
 
     vendor: str  # "amd", "intel"
     driver: str  # "amdgpu", "i915", "xe"
@@ -37,7 +37,7 @@ class DrmGpu:
 
 
 def drm_gpus(sys: Path = SYS, proc: Path = PROC) -> tuple[DrmGpu, ...]:
-    """Every GPU now, by vendor and PCI address."""
+    """Every GPU at this moment, by vendor and PCI address."""
     found: list[tuple[str, str, str, str, Path]] = []
     for node in (sys / "class/drm").glob("renderD*"):
         try:

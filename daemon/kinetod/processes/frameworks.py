@@ -1,7 +1,6 @@
-"""Which framework a Python process trains with, by the libraries that it maps. Blocking.
+"""Finds the framework that a Python process trains with, from its mapped libraries. Blocking.
 
-A library that has been loaded stays, so what was found in a program holds until that program ends; where nothing was
-found, the next look reads the map again.
+A loaded library stays, so a result holds until the program ends; without a result, the next call reads the map again.
 """
 
 import contextlib
@@ -10,7 +9,7 @@ from typing import Literal
 from kinetod.processes.proc_folder import ProcessFolder
 
 Framework = Literal["", "torch", "jax", "tensorflow", "cupy"]
-# The first that is found counts: who works with torch may have loaded the others for its data.
+# The first match counts: a program that uses torch may have loaded the others for its data.
 LIBRARIES: dict[Framework, tuple[bytes, ...]] = {
     "torch": (b"/libtorch_cpu.so", b"/libtorch_python.so", b"/libtorch.so"),
     "jax": (b"/libjax_common.so", b"/xla_extension.so", b"/_jax."),
@@ -22,9 +21,9 @@ _known: dict[str, Framework] = {}  # program -> framework
 
 
 def framework(folder: ProcessFolder, program: str) -> Framework:
-    """A key of LIBRARIES; empty if the process has none of them or may not be looked at.
+    """A key of LIBRARIES; empty if the process has none of them or may not be inspected.
 
-    program: as `credentials.program` names it; empty: unknown.
+    program: as named by `credentials.program`; empty: unknown.
     """
     if program in _known:
         return _known[program]

@@ -1,6 +1,6 @@
-"""Who is at the other end of a socket: kernel credentials, start time, a handle that tells when it dies.
+"""Identifies the process at the other end of a socket: kernel credentials, start time, a handle that shows its death.
 
-What an agent says of itself is never used here. A pid alone is no identity (numbers are reused): together
+An agent's own statements about itself are never used here. A pid alone is no identity (numbers are reused): together
 with the start time it is, and a pidfd keeps pointing at the same process whatever happens to the number.
 """
 
@@ -22,7 +22,7 @@ from kinetod.processes.proc_folder import lines
 PROC = Path("/proc")
 _SO_PEERPIDFD = 77  # Linux 6.5
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
-_STAT_START_TIME = 19  # /proc/PID/stat, counted behind the name: field 22 in proc(5)
+_STAT_START_TIME = 19  # index in /proc/PID/stat after the name: field 22 in proc(5)
 _STAT_FLAGS = 6  # field 9
 _PF_EXITING = 0x4
 _STAT_EXIT_CODE = 49  # field 52; zombies only
@@ -34,7 +34,7 @@ _PIDFD_INFO_EXIT_CODE_OFFSET = 60
 
 
 class Unidentified(Exception):
-    """The peer cannot be told apart from others; it gets no service."""
+    """The peer cannot be distinguished from others; it gets no service."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -48,9 +48,9 @@ class ProcessKey:
         return f"{self.pid}-{self.start_time_ns}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Identity:
-    """A peer as the kernel knows it. pidfd is None where the kernel has none (gVisor)."""
+    """A peer as the kernel knows it. pidfd is None where the kernel has none (gVisor), and once it is closed."""
 
     key: ProcessKey
     uid: int
@@ -63,18 +63,21 @@ class Identity:
         return self.key.pid
 
     def alive(self, proc: Path = PROC) -> bool:
-        """Whether the process still exists, is no zombie and not on its way out (then it has closed its files)."""
+        """Whether the process still exists, is no zombie and not on its way out (then it has closed its files).
+
+        Its main thread may have ended before the others.
+        """
         with contextlib.suppress(OSError, ValueError, IndexError):
-            stat = _stat_fields(self.pid, proc)
-            exiting = stat[0] in ("Z", "X") or int(stat[_STAT_FLAGS]) & _PF_EXITING
-            return not exiting and start_time_ns(self.pid, proc) == self.key.start_time_ns
+            tasks = proc / str(self.pid) / "task"
+            runs = _runs(self.pid, proc) or any(_runs(int(task.name), tasks) for task in tasks.iterdir())
+            return runs and start_time_ns(self.pid, proc) == self.key.start_time_ns
         return False
 
     def close(self) -> None:
-        """Frees the pidfd."""
-        if self.pidfd is not None:
-            with contextlib.suppress(OSError):
-                os.close(self.pidfd)
+        """Frees the pidfd. Does nothing the second time: its number may be another descriptor's by then."""
+        pidfd, self.pidfd = self.pidfd, None
+        if pidfd is not None:
+            os.close(pidfd)
 
 
 def _boot_time_ns(proc: Path = PROC) -> int:
@@ -89,14 +92,22 @@ BOOT_TIME_NS = _boot_time_ns()  # read once: the kernel's value moves when the c
 
 
 def _stat_fields(pid: int, proc: Path = PROC) -> list[str]:
-    """/proc/PID/stat behind the process name, which may hold anything."""
+    """The fields of /proc/PID/stat after the process name, which may contain anything."""
     return (proc / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
 
 
-def start_time_ns(pid: int, proc: Path = PROC, *, boot_time_ns: int = BOOT_TIME_NS) -> int:
-    """Unix nanoseconds, the same value for a process during the daemon's life. Raises OSError if it is gone.
+def _runs(tid: int, folder: Path) -> bool:
+    """Whether a thread is neither dead nor on its way out."""
+    with contextlib.suppress(OSError):
+        stat = _stat_fields(tid, folder)
+        return stat[0] not in ("Z", "X") and not int(stat[_STAT_FLAGS]) & _PF_EXITING
+    return False
 
-    A helper process is given the daemon's `boot_time_ns`, so that both get the same value.
+
+def start_time_ns(pid: int, proc: Path = PROC, *, boot_time_ns: int = BOOT_TIME_NS) -> int:
+    """Start of a process in Unix ns, the same value throughout the daemon's life. Raises OSError if it is gone.
+
+    A helper process uses the daemon's `boot_time_ns`, so that both compute the same value.
     """
     try:
         ticks = int(_stat_fields(pid, proc)[_STAT_START_TIME])
@@ -111,7 +122,7 @@ def started_ns(ticks: int, *, boot_time_ns: int = BOOT_TIME_NS) -> int:
 
 
 def identify(sock: socket.socket, proc: Path = PROC) -> Identity:
-    """The process that connected. Raises Unidentified."""
+    """Identifies the process that connected. Raises Unidentified."""
     pid, uid, gid = unix_peer.credentials(sock)
     if pid <= 0:
         raise Unidentified("the peer is not visible in this PID namespace; run the daemon with the host's (hostPID)")
@@ -126,7 +137,7 @@ def identify(sock: socket.socket, proc: Path = PROC) -> Identity:
 
 
 def identity_of(key: ProcessKey, proc: Path = PROC) -> Identity:
-    """The process itself, where the peer of a socket is one of ours that speaks for it. Raises Unidentified."""
+    """Identifies a process for which one of our own processes is the peer of a socket. Raises Unidentified."""
     pidfd: int | None = None
     try:
         with contextlib.suppress(OSError):
@@ -173,11 +184,11 @@ def _opened_pidfd(sock: socket.socket, pid: int) -> int | None:
 
 
 def how_it_ended(identity: Identity, proc: Path = PROC) -> str:
-    """How a process ended, for people: "it was killed by SIGKILL"; empty if that is not known (yet)."""
+    """How a process ended, for people: "it was killed by SIGKILL"; empty if not known (yet)."""
     status = _exit_status_of_pidfd(identity.pidfd)
     if status is None:
         status = _exit_status_of_zombie(identity, proc)
-    if status is None:  # whoever started it may have waited for it in between: the pidfd tells from then on
+    if status is None:  # its parent may have waited for it in between: from then on the pidfd knows
         status = _exit_status_of_pidfd(identity.pidfd)
     if status is None:
         return ""
@@ -208,7 +219,7 @@ def _exit_status_of_zombie(identity: Identity, proc: Path) -> int | None:
         stat = _stat_fields(identity.pid, proc)
         same = start_time_ns(identity.pid, proc) == identity.key.start_time_ns
         status = int(stat[_STAT_EXIT_CODE])
-        # To who may not trace the process the kernel says 0, whatever it is.
+        # If we may not trace the process, the kernel always says 0.
         if same and stat[0] == "Z" and (status or os.geteuid() in (0, identity.uid)):
             return status
     return None

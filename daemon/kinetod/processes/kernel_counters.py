@@ -1,16 +1,16 @@
-"""What the kernel counts for a process and its threads: CPU time, waiting for a CPU, switches, page faults, I/O.
+"""The kernel's counters of a process and its threads: CPU time, waiting for a CPU, switches, page faults, I/O.
 
 Theory of operation
     Everything is read from /proc and from the files of control groups, from outside: the process notices nothing.
     Frequent readings are cheap: one small file (schedstat) per thread, and three for the process. Switches and page
-    faults of each thread need two larger files per thread, so they are read seldom.
+    faults of each thread need two larger files per thread, so they are read rarely.
 
-    A thread is named by the number that the process itself sees, as everywhere in a trace. Another user's `io` file
-    cannot be read without the right to trace the process; what cannot be read is UNKNOWN, never 0. The daemon has that
-    right, the caller may not: what reads and writes a process that has become another user's (by a set-user-ID program)
-    is not told, nor that of a child of another user.
+    A thread is identified by the number that the process itself sees, as everywhere in a trace. Another user's `io`
+    file cannot be read without the right to trace the process; unreadable values are UNKNOWN, never 0. The daemon has
+    that right, the caller may not: I/O of a process that has become another user's (by a set-user-ID program), or of
+    another user's child, is withheld.
 
-    A process decides how many threads and children it has: of very many, only the first ones are read.
+    A process decides how many threads and children it has: beyond a limit, only the first ones are read.
 """
 
 import contextlib
@@ -27,10 +27,10 @@ from kinetod.processes.identity import PROC
 from kinetod.processes.proc_folder import ProcessFolder, lines
 
 UNKNOWN = -1
-MAX_THREADS = 4096  # a reading of so many takes a tenth of a second
+MAX_THREADS = 4096  # a reading of this many takes a tenth of a second
 MAX_CHILDREN = 1024
 _TICK_NS = 10**9 // os.sysconf("SC_CLK_TCK")
-# Of /proc/PID/stat, counted behind the name: fields 3, 4, 10 and 12 in proc(5).
+# Indexes in /proc/PID/stat after the name: fields 3, 4, 10 and 12 in proc(5).
 _STATE, _PARENT, _MINOR_FAULTS, _MAJOR_FAULTS = 0, 1, 7, 9
 _ZOMBIE = b"Z"
 _BUSY_FIELDS = (1, 2, 3, 6, 7, 8)  # of the line "cpu" in /proc/stat: user, nice, system, irq, softirq, steal
@@ -38,7 +38,7 @@ _US_NS = 1000
 
 
 class ThreadTimes(NamedTuple):
-    """Of one thread since its start. wait_ns: time in which it could have run and waited for a CPU."""
+    """Counters of one thread since its start. wait_ns: time in which it was runnable and waited for a CPU."""
 
     cpu_ns: int
     wait_ns: int
@@ -46,23 +46,23 @@ class ThreadTimes(NamedTuple):
 
 
 class ThreadEvents(NamedTuple):
-    """Of one thread since its start."""
+    """Counters of one thread since its start."""
 
-    voluntary_switches: int  # it gave the CPU up to wait for something
+    voluntary_switches: int  # it yielded the CPU to wait for something
     involuntary_switches: int  # the CPU was taken from it
     minor_faults: int
     major_faults: int  # page faults that waited for storage
 
 
 class ProcessCounters(NamedTuple):
-    """Of the process since its start, of its control groups and of the whole host. UNKNOWN: cannot be read."""
+    """Counters of the process since its start, of its control groups and of the whole host. UNKNOWN: unreadable."""
 
     cpu_ns: int  # of all its threads, ended ones included
     minor_faults: int
     major_faults: int
-    read_bytes: int  # that storage had to deliver
+    read_bytes: int  # read from storage
     written_bytes: int  # to storage
-    read_chars: int  # by read calls, from whatever: files in memory, pipes, sockets
+    read_chars: int  # by read calls, from any source: files in memory, pipes, sockets
     written_chars: int  # by write calls
     quota_periods: int  # of the control groups with a CPU quota
     throttled_periods: int  # periods in which the quota was used up
@@ -71,7 +71,7 @@ class ProcessCounters(NamedTuple):
 
 
 class ChildCounters(NamedTuple):
-    """Of one child process since its start. UNKNOWN: cannot be read."""
+    """Counters of one child process since its start. UNKNOWN: unreadable."""
 
     cpu_ns: int
     wait_ns: int  # of its threads, as in ThreadTimes
@@ -84,7 +84,7 @@ class CpuLimits:
     """How much CPU a process may use. quota_cores: of the tightest control group; None: no group limits it."""
 
     host_cores: int
-    usable_cores: int  # its main thread may run on (affinity); UNKNOWN: cannot be read
+    usable_cores: int  # CPUs that its main thread may run on (affinity); UNKNOWN: unreadable
     quota_cores: float | None = None
     quota_group: str = ""
 
@@ -95,10 +95,14 @@ class CounterReader:
     def __init__(self, pid: int, proc: Path = PROC) -> None:
         self._pid, self._proc = pid, proc
         self._folder = ProcessFolder(pid, proc)
-        self._owner = _owner(self._folder)
-        self._quotas = [group for group in groups(pid, "cpu", proc) if quota_cores(group) is not None]
-        self._numbers: dict[str, int] = {}  # of each thread, as the process sees it, by the daemon's
-        self.names: dict[int, str] = {}  # the kernel's, by the number that the process sees
+        try:
+            self._owner = _owner(self._folder)
+            self._quotas = [group for group in groups(pid, "cpu", proc) if quota_cores(group) is not None]
+        except BaseException:
+            self._folder.close()
+            raise
+        self._numbers: dict[str, int] = {}  # thread number as the process sees it, by the daemon's number
+        self.names: dict[int, str] = {}  # the kernel's thread names, by the number that the process sees
         self.child_names: dict[int, str] = {}
         self.left_out = False  # whether it has had more threads or children than are read
 
@@ -107,10 +111,10 @@ class CounterReader:
         self._folder.close()
 
     def threads(self) -> dict[int, ThreadTimes]:
-        """The threads that live now."""
+        """Counters of the current threads."""
         found: dict[int, ThreadTimes] = {}
         entries = self._tasks()
-        for ended in self._numbers.keys() - set(entries):  # another thread may get its number
+        for ended in self._numbers.keys() - set(entries):  # another thread may reuse its number
             del self._numbers[ended]
         for entry in entries:
             with contextlib.suppress(FileNotFoundError, ProcessLookupError, ValueError):  # it has just ended
@@ -119,7 +123,7 @@ class CounterReader:
         return found
 
     def thread_events(self) -> dict[int, ThreadEvents]:
-        """The threads that live now."""
+        """Events of the current threads."""
         found: dict[int, ThreadEvents] = {}
         for entry in self._tasks():
             with contextlib.suppress(FileNotFoundError, ProcessLookupError, ValueError, IndexError, KeyError):
@@ -134,7 +138,7 @@ class CounterReader:
         return found
 
     def process(self) -> ProcessCounters:
-        """The process as a whole. Its files belong to nobody once it has ended, so that it counts as gone then."""
+        """Counters of the whole process. Its files belong to nobody once it has ended, so it then counts as gone."""
         stat = _behind_name(self._folder.read("stat"))
         if stat[_STATE] == _ZOMBIE:
             raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
@@ -155,7 +159,7 @@ class CounterReader:
         )
 
     def children(self) -> dict[int, ChildCounters]:
-        """The child processes that live now, by their pid for the daemon."""
+        """Counters of the current child processes, by pid as the daemon sees it."""
         found: dict[int, ChildCounters] = {}
         for pid in self._child_pids():
             with contextlib.suppress(OSError, ValueError, IndexError), ProcessFolder(pid, self._proc) as child:
@@ -165,7 +169,7 @@ class CounterReader:
         return found
 
     def _tasks(self) -> list[str]:
-        """The threads that are read: those that began first, since the kernel lists them in that order."""
+        """The threads to read: the oldest, since the kernel lists them in that order."""
         entries = self._folder.entries("task")
         self.left_out |= len(entries) > MAX_THREADS
         return entries[:MAX_THREADS]
@@ -173,7 +177,7 @@ class CounterReader:
     def _child_pids(self) -> list[int]:
         found: list[int] = []
         for entry in self._tasks():
-            with contextlib.suppress(OSError):  # it has just ended, or this kernel does not list children
+            with contextlib.suppress(OSError):  # the thread has just ended, or this kernel does not list children
                 found += map(int, self._folder.read(f"task/{entry}/children").split())
             if len(found) > MAX_CHILDREN:
                 self.left_out = True
@@ -181,7 +185,7 @@ class CounterReader:
         return found[:MAX_CHILDREN]
 
     def _child(self, pid: int, folder: ProcessFolder) -> ChildCounters | None:
-        """Its counters; None if it is another process that has got the number of a child."""
+        """Counters of a child; None if another process has reused its number."""
         stat = folder.read("stat")
         values = _behind_name(stat)
         if int(values[_PARENT]) != self._pid:
@@ -230,7 +234,7 @@ def quota_cores(group: Group) -> float | None:
 
 
 def _owner(folder: ProcessFolder) -> int:
-    """The user to whom the kernel gives what is secret of a process."""
+    """The user who owns the process's private files."""
     try:
         return folder.owner("io")
     except FileNotFoundError:  # a kernel without these counters
@@ -238,7 +242,7 @@ def _owner(folder: ProcessFolder) -> int:
 
 
 def _io(folder: ProcessFolder, owner: int) -> Mapping[str, int]:
-    """The file `io`; empty if it may not be read, or belongs to another user than `owner`."""
+    """The fields of `io`; empty if it may not be read, or belongs to another user than `owner`."""
     if _owner(folder) != owner:
         return {}
     try:
@@ -252,14 +256,14 @@ def _cores(group: Group) -> float:
 
 
 def _throttling(group: Group) -> tuple[int, int, int]:
-    """Periods, throttled periods and the throttled time in ns."""
+    """Periods, throttled periods and throttled time in ns."""
     counts = group.numbers("cpu.stat")
     name, unit = ("throttled_usec", _US_NS) if group.version == V2 else ("throttled_time", 1)
     return counts.get("nr_periods", 0), counts.get("nr_throttled", 0), counts.get(name, 0) * unit
 
 
 def _process_cpu_ns(pid: int) -> int:
-    """The CPU clock of a process, which anybody may read."""
+    """CPU time of a process, which anybody may read."""
     try:
         return time.clock_gettime_ns((~pid << 3) | 2)  # CPUCLOCK_SCHED; what clock_getcpuclockid(3) makes
     except OSError:

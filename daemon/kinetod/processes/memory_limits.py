@@ -1,14 +1,16 @@
-"""How much memory a process may still take before the kernel kills for it, refuses, or slows it down.
+"""How much memory a process may still use before the kernel kills it, refuses memory, or throttles it.
 
 Theory of operation
-    Of each control group above the process: its limit, less what it uses, and more what the kernel takes back
-    before it kills: cached pages of files that are clean and of which nobody has asked again (inactive), half of
-    those in use (active), and reclaimable slabs. memory.high counts as a limit: beyond it all processes of the group
-    are throttled. The pages of a memfd are charged to the group of whoever touches them first and are never taken
-    back without swap; whether there is swap does not count here.
-    Besides the groups: the host's available memory, and where overcommit is strict what may still be committed.
+    For each control group above the process: its limit, minus its usage, plus what the kernel reclaims before it kills:
+    clean cached file pages that are inactive, half of the active ones, and reclaimable slabs. memory.high counts as a
+    limit: beyond it all processes of the group are throttled. The pages of a memfd are charged to the group that
+    touches them first and are never reclaimed without swap; swap is ignored here. In addition: the host's available
+    memory and, with strict overcommit, what may still be committed.
 
     The address space has limits of its own: RLIMIT_AS counts mappings, touched or not.
+
+    Whether a process has locked its future mappings (mlockall) is not visible, so one that has locked anything counts
+    as such: what it maps is resident at once, and RLIMIT_MEMLOCK counts all of it, reserved or touched.
 """
 
 import contextlib
@@ -16,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from kineto_protos.units import format_size
+from kineto_trace.base.quantities import format_size
 
 from kinetod.processes.cgroups import V2, Group, groups
 from kinetod.processes.identity import PROC
@@ -29,51 +31,76 @@ _V1_FILES = (
 )
 _V2_FILES = (("memory.max", "memory.current"), ("memory.high", "memory.current"))
 _STRICT_OVERCOMMIT = "2"
+_IPC_LOCK = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What is left below one limit. limit: its name, for people."""
+    """Room left below one limit. limit: its name, for people."""
 
-    left_bytes: int
+    left: int
     limit: str
     advice: str
+    unit: str = ""  # empty: bytes
+
+    def amount(self, number: int) -> str:
+        """Formats a quantity of the limited resource, for people."""
+        return f"{number} {self.unit}" if self.unit else format_size(number)
 
     def __str__(self) -> str:
-        return f"{format_size(max(self.left_bytes, 0))} are left below {self.limit}"
+        return f"{self.amount(max(self.left, 0))} are left below {self.limit}"
 
 
 def memory_room(pid: int, proc: Path = PROC) -> Room | None:
-    """The narrowest limit of memory; None: none can be seen. Reads some small files."""
+    """The tightest memory limit; None: no limit is visible. Reads a few small files."""
     rooms = [*(room for group in groups(pid, "memory", proc) for room in _of_group(group)), *_of_host(proc)]
-    return min(rooms, key=lambda room: room.left_bytes, default=None)
+    return min(rooms, key=lambda room: room.left, default=None)
 
 
 class MemoryWatch:
-    """Looks at the memory that is left again and again, cheaply: cached pages count only once the rest is short."""
+    """Checks the remaining memory repeatedly and cheaply: cached pages count only once the rest is short."""
 
     def __init__(self, pid: int, proc: Path = PROC) -> None:
         self._pid, self._proc = pid, proc
         self._groups = groups(pid, "memory", proc)
 
     def less_than(self, size: int) -> Room | None:
-        """The room below the narrowest limit, if it is smaller than this."""
+        """The room below the tightest limit, if it is less than `size` bytes."""
         limits = ((group, limit, used) for group in self._groups for _, limit, used in _usages(group))
         near = any(limit - (group.number(used) or 0) < size for group, limit, used in limits)
-        if not near and all(room.left_bytes >= size for room in _of_host(self._proc)):
+        if not near and all(room.left >= size for room in _of_host(self._proc)):
             return None
         room = memory_room(self._pid, self._proc)
-        return room if room is not None and room.left_bytes < size else None
+        return room if room is not None and room.left < size else None
 
 
 def address_room(pid: int, proc: Path = PROC) -> Room | None:
-    """Below RLIMIT_AS; None: it is not set."""
+    """Room below RLIMIT_AS; None: it is not set."""
     return _resource_room(pid, proc, "Max address space", "VmSize", "RLIMIT_AS", "--as")
 
 
 def data_room(pid: int, proc: Path = PROC) -> Room | None:
-    """Below RLIMIT_DATA, which counts private writable mappings; None: it is not set."""
+    """Room below RLIMIT_DATA, which counts private writable mappings; None: it is not set."""
     return _resource_room(pid, proc, "Max data size", "VmData", "RLIMIT_DATA", "--data")
+
+
+def locked_room(pid: int, proc: Path = PROC) -> Room | None:
+    """Room below RLIMIT_MEMLOCK, if the process has locked memory and lacks CAP_IPC_LOCK; otherwise None."""
+    if not locks_memory(pid, proc) or capabilities(_values(proc / str(pid) / "status").get("CapEff", "")) & _IPC_LOCK:
+        return None
+    return _resource_room(pid, proc, "Max locked memory", "VmLck", "RLIMIT_MEMLOCK", "--memlock")
+
+
+def locks_memory(pid: int, proc: Path = PROC) -> bool:
+    """Whether the process may have locked its mappings."""
+    return _kib(proc / str(pid) / "status").get("VmLck", 0) > 0
+
+
+def capabilities(mask: str) -> int:
+    """The mask that /proc writes; 0 if it is not a number, as on kernels that only resemble Linux."""
+    with contextlib.suppress(ValueError):
+        return int(mask, 16)
+    return 0
 
 
 def _resource_room(pid: int, proc: Path, title: str, used: str, name: str, option: str) -> Room | None:
@@ -85,7 +112,7 @@ def _resource_room(pid: int, proc: Path, title: str, used: str, name: str, optio
 
 
 def file_room(pid: int, proc: Path = PROC) -> Room | None:
-    """Below RLIMIT_FSIZE, which counts for memfds too; None: it is not set."""
+    """Room below RLIMIT_FSIZE, which counts for memfds too; None: it is not set."""
     limit = soft_limits(proc / str(pid) / "limits").get("Max file size")
     if limit is None:
         return None
@@ -106,7 +133,7 @@ def _of_group(group: Group) -> Iterator[Room]:
 
 
 def _usages(group: Group) -> Iterator[tuple[str, int, str]]:
-    """Each limit that is set: its file, its value, and the file that says how much is used."""
+    """Each limit that is set: its file, its value, and the file with the usage."""
     for name, used in _V2_FILES if group.version == V2 else _V1_FILES:
         limit = group.number(name)
         if limit is not None and limit < _NO_LIMIT:
@@ -134,24 +161,25 @@ def _of_host(proc: Path) -> Iterator[Room]:
             yield Room(left, limit, "raise vm.overcommit_ratio, or trace when the host has more memory free")
 
 
-def soft_limits(path: Path) -> dict[str, int]:
-    """The soft limits by their titles; unlimited ones are left out."""
+def soft_limits(path: Path, *, hard: bool = False) -> dict[str, int]:
+    """The soft (or hard) limits by their titles; unlimited ones are left out."""
     found = {}
     with contextlib.suppress(OSError):
         for line in path.read_text(errors="replace").splitlines()[1:]:
             title, words = line[:26].strip(), line[26:].split()
-            if words and words[0].isdecimal():
-                found[title] = int(words[0])
+            if len(words) > hard and words[hard].isdecimal():
+                found[title] = int(words[hard])
     return found
 
 
 def _kib(path: Path) -> dict[str, int]:
     """The values in kB of a file like /proc/meminfo, in bytes."""
-    found = {}
+    words = {name: value.split() for name, value in _values(path).items()}
+    return {k: int(v[0]) * _KIB for k, v in words.items() if len(v) == 2 and v[1] == "kB" and v[0].isdecimal()}
+
+
+def _values(path: Path) -> dict[str, str]:
     with contextlib.suppress(OSError):
-        for line in path.read_text(errors="replace").splitlines():
-            name, _, value = line.partition(":")
-            words = value.split()
-            if len(words) == 2 and words[1] == "kB" and words[0].isdecimal():
-                found[name] = int(words[0]) * _KIB
-    return found
+        parts = (line.partition(":") for line in path.read_text(errors="replace").split("\n"))
+        return {name: value.strip() for name, _, value in parts}
+    return {}

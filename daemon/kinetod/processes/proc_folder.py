@@ -1,4 +1,4 @@
-"""A process's folder in /proc, opened once: what is read through it is of that process, whoever gets its number later.
+"""A process's folder in /proc, opened once: it always reads that process, even if its number is reused.
 
 One descriptor and plain calls instead of paths: every list of processes reads ten files of each.
 """
@@ -13,10 +13,10 @@ _CHUNK_BYTES = 64 << 10
 
 
 def lines(content: bytes) -> list[str]:
-    r"""The lines of a file of /proc that has names of others in it: of processes, files, control groups.
+    r"""Splits a file of /proc that contains foreign names (of processes, files, control groups) into lines.
 
-    The kernel keeps only \n out of them. For str.splitlines, and for files that are opened as text, \r, \f and others
-    end lines too: whoever chooses such a name would write lines of its own, and be of any user, job or pod.
+    The kernel escapes only \n in them. str.splitlines, and files opened as text, also end lines at \r, \f and others: a
+    process could choose a name that adds lines of its own, and pretend to be of any user, job or pod.
     """
     return content.decode("utf-8", "replace").split("\n")
 
@@ -42,11 +42,11 @@ class ProcessFolder:
         os.close(self._fd)
 
     def open(self, name: str) -> int:
-        """A descriptor to read from, which the caller owns."""
+        """Opens a file for reading; the caller owns the descriptor."""
         return os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._fd)
 
     def read(self, name: str) -> bytes:
-        """A whole file."""
+        """Reads a whole file."""
         fd = self.open(name)
         try:
             parts = []
@@ -57,17 +57,17 @@ class ProcessFolder:
             os.close(fd)
 
     def read_once(self, name: str) -> bytes:
-        """A whole file, as it was when it was first asked for in this way."""
+        """Reads a whole file once; later calls return the same content."""
         if name not in self._kept:
             self._kept[name] = self.read(name)
         return self._kept[name]
 
     def link(self, name: str) -> str:
-        """Where a link leads."""
+        """The target of a link."""
         return os.readlink(name, dir_fd=self._fd)
 
     def owner(self, name: str) -> int:
-        """The user whom a file belongs to."""
+        """The user who owns a file."""
         return os.stat(name, dir_fd=self._fd).st_uid
 
     def entries(self, name: str) -> list[str]:
@@ -79,7 +79,7 @@ class ProcessFolder:
             os.close(fd)
 
     def links(self, name: str) -> list[str]:
-        """Where the links of a folder lead; those that are gone meanwhile are left out."""
+        """The targets of the links in a folder, without links that have disappeared."""
         fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._fd)
         try:
             found = []

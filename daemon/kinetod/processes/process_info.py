@@ -1,4 +1,4 @@
-"""What the kernel says of processes: owner, command, GPUs, launcher. Blocking; call it in a thread."""
+"""The kernel's facts about processes: owner, command, GPUs, launcher. Blocking; call it in a thread."""
 
 import contextlib
 import functools
@@ -6,7 +6,7 @@ import os
 import pwd
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,14 +15,12 @@ import psutil
 from kinetod.base.safe_text import clean
 from kinetod.processes import credentials, telemetry_variables
 from kinetod.processes.accelerator_signs import OutsideSigns, shown
-from kinetod.processes.ancestry import Family
-from kinetod.processes.batch_jobs import job_in, step_in
-from kinetod.processes.containers import Container, Names, container_in, pod_in
+from kinetod.processes.containers import Container, Names, container_in, pod_in, read_cgroups
 from kinetod.processes.credentials import Credentials
 from kinetod.processes.drm_gpus import RENDER_NODE, numbers_by_node
 from kinetod.processes.frameworks import Framework, framework
 from kinetod.processes.identity import PROC, ProcessKey, started_ns
-from kinetod.processes.proc_folder import ProcessFolder
+from kinetod.processes.proc_folder import ProcessFolder, lines
 
 _GPU_DEVICE = re.compile(r"/dev/nvidia(\d+)")
 _PYTHON = re.compile(r"(python|pypy)[\d.]*[a-z]*")
@@ -33,7 +31,7 @@ RANK_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 WORLD_SIZE_VARIABLES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 JOB_ID_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "TORCHELASTIC_RUN_ID")
 JOB_STEP_VARIABLES = ("SLURM_STEP_ID", "SLURM_STEPID")
-NODE_VARIABLE = "SLURMD_NODENAME"  # in all that slurmd has started
+NODE_VARIABLE = "SLURMD_NODENAME"  # set in every process that slurmd has started
 _STEPS = {"4294967291": "batch", "4294967292": "extern", "4294967290": "interactive"}  # Slurm's numbers for these
 _WANTED = frozenset(
     name.encode()
@@ -44,11 +42,14 @@ _WANTED = frozenset(
 )
 KEEP_NAMES_S = 60.0
 _STAT_STATE, _STAT_PARENT, _STAT_START_TIME = 0, 1, 19  # /proc/PID/stat behind the name: fields 3, 4 and 22 in proc(5)
+MAX_GENERATIONS = 100  # anybody can make thousands
+_V1 = re.compile(r"/slurm(?:_[\w.-]+)?/uid_(\d+)/job_(\d+)(?:/step_([\w.+-]+))?(?:/.*)?")
+_V2 = re.compile(r"/system\.slice/(?:[\w.-]+_)?slurmstepd\.scope/job_(\d+)(?:/step_([\w.+-]+))?(?:/.*)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessFacts:
-    """One process. What may not be read is empty or None."""
+    """One process. Unreadable fields are empty or None."""
 
     key: ProcessKey
     uid: int
@@ -60,24 +61,24 @@ class ProcessFacts:
     job_id: str
     is_python: bool
     framework: Framework = ""  # of a Python process
-    plugins: tuple[str, ...] = ()  # likewise: whose signs it shows, as far as they are seen from outside
+    plugins: tuple[str, ...] = ()  # likewise: plug-ins whose signs are visible from outside
     parent_pid: int = 0
     ancestors: tuple[int, ...] = ()  # the parent first; not read by read_facts
-    is_ours: bool = False  # kinetoctl, kinetod and its helpers, of whatever daemon
-    hidden: bool = False  # the kernel does not show us what PrivateFacts has
-    plain: bool = True  # its user may trace it as far as the kernel is concerned: no set-uid program, not undumpable
+    is_ours: bool = False  # kinetoctl, kinetod and its helpers, of any daemon
+    hidden: bool = False  # the kernel hides the fields of PrivateFacts from us
+    plain: bool = True  # the kernel lets its user trace it: no set-uid program, not undumpable
     capable: bool = False  # not plain only because of capabilities, which count if it is in our user namespace
     job: str = ""  # the batch job that the kernel's control groups put it into
-    job_step: str = ""  # by them, or as its environment says
+    job_step: str = ""  # from the control groups, or from its environment
     pod: str = ""  # the UID of the Kubernetes pod, likewise
-    container: Container | None = None  # likewise, as far as the path tells
-    names: Names | None = None  # what Kubernetes calls them
-    credentials: Credentials | None = None  # what a decision about it rests on, compared later
+    container: Container | None = None  # likewise, if the path shows it
+    names: Names | None = None  # their names in Kubernetes
+    credentials: Credentials | None = None  # the basis of a decision about it, compared later
     trace_parent: str = ""  # W3C trace context in which it was started
-    resource: Mapping[str, str] = field(default_factory=dict)  # OpenTelemetry's attributes, as its environment has them
+    resource: Mapping[str, str] = field(default_factory=dict)  # OpenTelemetry's attributes, from its environment
 
     def with_private(self, private: "PrivateFacts") -> "ProcessFacts":
-        """The same with what somebody else could read, unless that was of another program by then."""
+        """Adds facts read by somebody else, unless the process runs another program by then."""
         if private.uid not in (None, self.uid):
             return self
         known = self.credentials and replace(self.credentials, program=private.program)
@@ -109,12 +110,12 @@ class PrivateFacts:
     job_id: str = ""
     job_step: str = ""
     is_python: bool = False  # by its executable
-    framework: Framework = ""  # as ProcessFacts has it
+    framework: Framework = ""  # see ProcessFacts
     plugins: tuple[str, ...] = ()  # likewise
-    own_user_namespace: bool = False  # as in a container that its user has started
-    uid: int | None = None  # whose it was then; None: not known
-    program: str = ""  # as Credentials has it
-    trace_parent: str = ""  # as ProcessFacts has them
+    own_user_namespace: bool = False  # as in a container started by its user
+    uid: int | None = None  # its user at that time; None: unknown
+    program: str = ""  # see Credentials
+    trace_parent: str = ""  # see ProcessFacts
     resource: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -132,14 +133,16 @@ def read_facts(pid: int, proc: Path = PROC, signs: Sequence[OutsideSigns] = ()) 
 
 def _read_facts(pid: int, folder: ProcessFolder, proc: Path, signs: Sequence[OutsideSigns]) -> ProcessFacts | None:
     stat = folder.read("stat")
-    name, _, rest = stat[stat.index(b"(") + 1 :].rpartition(b")")  # the name may hold anything
+    name, _, rest = stat[stat.index(b"(") + 1 :].rpartition(b")")  # the name may contain anything
     fields = rest.split()
     if fields[_STAT_STATE] in (b"Z", b"X", b"x"):
         return None
-    arguments = _command(folder)  # none: a thread of the kernel
+    arguments = _command(folder)  # empty: a kernel thread
     command = arguments or [os.fsdecode(name)]
     named_python = _PYTHON.fullmatch(_base_name(command[0])) is not None
     private, rights = _read_with_rights(pid, folder, proc, signs, named_python=named_python)
+    if _command(folder) != arguments:  # it may be another user's now, hidden from those who may see its former self
+        command = ["(changing)"]
     cgroups = _cgroups(folder)
     job = job_in(cgroups)
     dumpable = not rights.changes_rights and rights.dumpable is not False
@@ -174,7 +177,7 @@ def _read_facts(pid: int, folder: ProcessFolder, proc: Path, signs: Sequence[Out
 def _read_with_rights(
     pid: int, folder: ProcessFolder, proc: Path, signs: Sequence[OutsideSigns], *, named_python: bool = False
 ) -> tuple[PrivateFacts, Credentials]:
-    """Both of one program, or nothing private. Raises OSError.
+    """Reads both for the same program; without private facts if it changed. Raises OSError.
 
     named_python: whether its command line says that it is Python.
     """
@@ -223,7 +226,7 @@ def _read_private(folder: ProcessFolder) -> PrivateFacts:
 
 
 def user_name(uid: int) -> str:
-    """The name of a user, or the number where there is none. Asked once a minute: the databases may be on the network.
+    """The name of a user, or the number if there is none. Looked up once a minute: the databases may be on the network.
 
     Blocks as they do.
     """
@@ -238,7 +241,7 @@ def _name_in_this_minute(uid: int, _minute: int) -> str:
 
 
 def _command(folder: ProcessFolder) -> list[str]:
-    """A process that has changed its title may have left out the zeros between and behind the arguments."""
+    """A process that has changed its title may lack the zeros between and after the arguments."""
     text = os.fsdecode(folder.read("cmdline"))
     if not text:
         return []
@@ -261,7 +264,7 @@ def _in_own_user_namespace(folder: ProcessFolder) -> bool:
 
 
 def _hidden(folder: ProcessFolder) -> bool:
-    """Whether the kernel refuses what only those who may trace the process can read."""
+    """Whether the kernel refuses files that only tracers of the process may read."""
     try:
         os.close(folder.open("environ"))
     except PermissionError:
@@ -291,7 +294,7 @@ def _is_ours(command: list[str]) -> bool:
 
 
 def _clipped(command: list[str]) -> tuple[str, ...]:
-    """The first arguments, as far as they fit."""
+    """The first arguments that fit into the limit."""
     clipped: list[str] = []
     room = _MAX_COMMAND_CHARS
     for argument in command:
@@ -303,7 +306,7 @@ def _clipped(command: list[str]) -> tuple[str, ...]:
 
 
 def foreign_pids(proc: Path = PROC) -> set[int]:
-    """Every process of this PID namespace but this daemon and its workers."""
+    """Every process of this PID namespace except this daemon and its workers."""
     own = psutil.Process()
     everything = {int(entry.name) for entry in proc.iterdir() if entry.name.isdecimal()}
     return everything - {own.pid} - {child.pid for child in own.children()}
@@ -312,7 +315,7 @@ def foreign_pids(proc: Path = PROC) -> set[int]:
 def open_gpus(folder: ProcessFolder) -> tuple[int, ...]:
     """The numbers of the GPUs that the process has open; empty if that may not be read.
 
-    NVIDIA's are the minors of /dev/nvidiaN; those of AMD's and Intel's render nodes are as drm_gpus says.
+    NVIDIA's are the minors of /dev/nvidiaN; those of AMD's and Intel's render nodes come from drm_gpus.
     """
     numbers = set()
     with contextlib.suppress(OSError):
@@ -325,7 +328,7 @@ def open_gpus(folder: ProcessFolder) -> tuple[int, ...]:
 
 
 def _environ(folder: ProcessFolder) -> dict[str, str]:
-    """The variables that count; of one that is there twice the first, as getenv has it."""
+    """The relevant variables; the first counts if one occurs twice, as in getenv."""
     found: dict[str, str] = {}
     with contextlib.suppress(OSError):
         for entry in folder.read_once("environ").split(b"\0"):
@@ -352,3 +355,123 @@ def _runs_python(folder: ProcessFolder) -> bool:
 
 def _base_name(path: str) -> str:
     return path.rpartition("/")[2]
+
+
+# Process ancestry from /proc. Blocking, but never waits for another process.
+@dataclass(frozen=True, slots=True)
+class _Kin:
+    parent: int
+    start_time_ns: int
+
+
+class Family:
+    """Processes and their ancestors at one moment: each is read at most once, and not at all if it was added.
+
+    A parent that started later than its child is another process, which reused the pid.
+    """
+
+    def __init__(self, proc: Path = PROC) -> None:
+        self._proc = proc
+        self._known: dict[int, _Kin | None] = {}
+
+    def add(self, key: ProcessKey, parent_pid: int) -> None:
+        """Adds a process that was already read."""
+        self._known[key.pid] = _Kin(parent_pid, key.start_time_ns)
+
+    def ancestors(self, pid: int) -> tuple[int, ...]:
+        """The parent first; the nearest MAX_GENERATIONS."""
+        found = {pid: None}  # in their order
+        process = self._kin(pid)
+        while process is not None and process.parent > 0 and len(found) <= MAX_GENERATIONS:
+            parent = self._kin(process.parent)
+            if parent is None or parent.start_time_ns > process.start_time_ns or process.parent in found:
+                break
+            found[process.parent] = None
+            process = parent
+        return tuple(found)[1:]
+
+    def _kin(self, pid: int) -> _Kin | None:
+        if pid not in self._known:
+            self._known[pid] = self._read(pid)
+        return self._known[pid]
+
+    def _read(self, pid: int) -> _Kin | None:
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            fields = (self._proc / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
+            return _Kin(int(fields[_STAT_PARENT]), started_ns(int(fields[_STAT_START_TIME])))
+        return None
+
+
+def with_descendants(pids: Collection[int], proc: Path = PROC) -> set[int]:
+    """These processes and all their descendants, in any session."""
+    family, roots = Family(proc), set(pids)
+    everything = [int(entry.name) for entry in proc.iterdir() if entry.name.isdecimal()]
+    return {pid for pid in everything if pid in roots or not roots.isdisjoint(family.ancestors(pid))}
+
+
+# Batch jobs of this host, from the kernel's control groups, which users cannot choose, unlike variables. Slurm's
+# slurmstepd puts the processes of a job below `/slurm/uid_UID/job_ID/` (cgroup v1) or
+# `/system.slice/…slurmstepd.scope/job_ID/` (v2), and those of a step into `step_ID/` there. Only these places at the
+# root of the hierarchy count: anybody may make folders of the same names in a part that was delegated to them. v2 does
+# not name the job's user; the job belongs to the user of its oldest process that is not root's. In its own control
+# group namespace the daemon sees no jobs.
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A process's job. uid is None if the control group does not name the user."""
+
+    id: str
+    uid: int | None
+
+
+def job_in(cgroups: str) -> Job | None:
+    """The job in the text of /proc/PID/cgroup."""
+    found = None
+    for line in cgroups.split("\n"):
+        path = line.split(":", 2)[-1]
+        if match := _V1.fullmatch(path):
+            return Job(match[2], int(match[1]))
+        if match := _V2.fullmatch(path):
+            found = Job(match[1], None)
+    return found
+
+
+def step_in(cgroups: str) -> str:
+    """The job step in the text of /proc/PID/cgroup, like "0" or "batch"; empty: unknown, or no job."""
+    paths = [line.split(":", 2)[-1] for line in cgroups.split("\n")]
+    found = [match[3] for path in paths if (match := _V1.fullmatch(path))]
+    found += [match[2] for path in paths if (match := _V2.fullmatch(path))]
+    return next(filter(None, found), "")
+
+
+def job_of(pid: int, proc: Path = PROC) -> Job | None:
+    """The job of a process. Blocking."""
+    return job_in(read_cgroups(pid, proc))
+
+
+def owned_by(uid: int, members: Iterable[tuple[Job, int, int]]) -> frozenset[str]:
+    """The jobs of a user. members: job, uid and start time of processes in jobs."""
+    owners: dict[str, tuple[int, int]] = {}
+    for job, member_uid, start in members:
+        if job.uid is not None:
+            owners[job.id] = (-1, job.uid)
+        elif member_uid != 0:
+            owners[job.id] = min(owners.get(job.id, (start, member_uid)), (start, member_uid))
+    return frozenset(job for job, (_start, owner) in owners.items() if owner == uid)
+
+
+def jobs_of(uid: int, proc: Path = PROC) -> frozenset[str]:
+    """The jobs of a user on this host. Blocking."""
+    return owned_by(uid, _members(proc))
+
+
+def _members(proc: Path) -> Iterable[tuple[Job, int, int]]:
+    for entry in proc.iterdir():
+        if not entry.name.isdecimal():
+            continue
+        if (job := job_of(int(entry.name), proc)) is None:
+            continue
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            stat = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
+            status = lines((entry / "status").read_bytes())
+            uids = [int(line.split()[2]) for line in status if line.startswith("Uid:")]
+            yield job, uids[0], int(stat[19])

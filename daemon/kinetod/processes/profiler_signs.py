@@ -1,7 +1,7 @@
-"""What other profilers are known by, and what each of them holds. Pure.
+"""Signs that identify other profilers, and the resources that each holds. Pure.
 
-CUPTI has one subscriber in a process, so that a process which a tool traces gives nobody else its CUDA calls and GPU
-activities. Hardware counters belong to a whole GPU: before Hopper, one tool can have them. Our traces need none.
+CUPTI has one subscriber per process, so nobody else can record the CUDA calls and GPU activities of a process that a
+tool traces. Hardware counters belong to a whole GPU: before Hopper, only one tool can use them. Our traces need none.
 """
 
 import re
@@ -11,17 +11,17 @@ from enum import StrEnum
 
 
 class Holds(StrEnum):
-    """The resources that a tool withholds from others."""
+    """Resources that a tool withholds from others."""
 
     PROCESS = "process"  # CUPTI in the processes that it traces
     COUNTERS = "counters"  # the hardware counters of GPUs
     BOTH = "both"
-    PERHAPS = "perhaps"  # its library is loaded, which programs do that profile nothing
+    PERHAPS = "perhaps"  # its library is loaded, as in programs that profile nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sign:
-    """A tool. programs: names of its own processes; libraries: file names that it maps into those it traces."""
+    """A tool. programs: names of its own processes; libraries: file names mapped into processes that it traces."""
 
     product: str
     holds: Holds
@@ -29,7 +29,7 @@ class Sign:
     libraries: str = "(?!)"  # a regular expression for the beginning of the name; this one matches nothing
 
 
-# Whoever reads counters has these, tools as well as programs that a tool measures.
+# Every reader of counters maps these, tools as well as programs that a tool measures.
 COUNTERS_USER = Sign(
     product="CUPTI's hardware counters", holds=Holds.COUNTERS, libraries=r"libnvperf_(host|target)\.so"
 )
@@ -65,9 +65,9 @@ SIGNS: Sequence[Sign] = (
     COUNTERS_USER,
 )
 CUPTI_USER = Sign(product="a program with CUPTI of its own", holds=Holds.PERHAPS, libraries=r"libcupti\.so")
-# Those that load CUPTI come what may, and our own.
+# Libraries that always load CUPTI, and our own.
 _HARMLESS = re.compile(r"libtorch|libtensorflow|xla_cuda|libjax|libkineto_collector|_pywrap_tensorflow")
-_COMM_CHARS = 15  # the kernel cuts names of programs
+_COMM_CHARS = 15  # the kernel truncates names of programs
 _LIBRARIES = [(sign, re.compile(sign.libraries)) for sign in SIGNS]
 _ALL = re.compile("|".join(f"(?:{each.libraries})" for each in (*SIGNS, CUPTI_USER)))
 BY_PRODUCT = {sign.product: sign for sign in (*SIGNS, CUPTI_USER)}
@@ -83,7 +83,7 @@ def of_program(names: Iterable[str]) -> Sign | None:
 
 
 def of_libraries(names: Sequence[str]) -> list[tuple[Sign, str]]:
-    """The tools that have libraries in a process, and each one's first library. names: of the files that it maps."""
+    """Profilers whose libraries a process has mapped, each with its first match. names: the mapped files."""
     suspects = [name for name in names if _ALL.match(name)]
     found = []
     for sign, pattern in _LIBRARIES:

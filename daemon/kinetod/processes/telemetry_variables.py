@@ -1,10 +1,10 @@
-"""What a process's environment says of its other telemetry: OpenTelemetry's resource, and its W3C trace context.
+"""Reads a process's other telemetry from its environment: OpenTelemetry's resource, and the W3C trace context.
 
 Theory of operation
     A span that is current in a running program is a context variable of one thread or task, which cannot be read from
-    outside without stopping the interpreter; what the process was started with is fixed and harmless to read. Both
-    variables of the resource are OpenTelemetry's (the specification of its SDKs); TRACEPARENT is how a launcher hands
-    its span to a program. The process chose all of it, so sizes are bounded, and it is never more than a description.
+    outside without stopping the interpreter; the environment at its start is fixed and harmless to read. Both variables
+    of the resource are OpenTelemetry's (the specification of its SDKs); TRACEPARENT is how a launcher passes its span
+    to a program. The process controls all of it, so sizes are bounded, and it serves as a description only.
 """
 
 import re
@@ -27,17 +27,17 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
 
 
 def trace_parent(environ: Mapping[str, str]) -> str:
-    """The trace context in which the process was started; "" for none or one that is not valid."""
+    """The trace context in which the process was started; "" for none or an invalid one."""
     return checked_trace_parent(environ.get(TRACE_PARENT_VARIABLE, "").strip())
 
 
 def checked_trace_parent(text: str) -> str:
-    """The text if it is a valid trace context of a normal length; else ""."""
+    """The text if it is a valid trace context of a normal length; otherwise ""."""
     return text if len(text) <= MAX_TRACE_PARENT_CHARS and TraceContext.parse(text) else ""
 
 
 def resource(environ: Mapping[str, str]) -> dict[str, str]:
-    """The attributes that the process's own telemetry has, as far as its environment says."""
+    """The attributes of the process's own telemetry, from its environment."""
     parts = [part.partition("=") for part in environ.get(RESOURCE_VARIABLE, "").split(",")]
     named = {name.strip(): unquote(value.strip()) for name, separator, value in parts if separator}
     if service := environ.get(SERVICE_VARIABLE, "").strip():

@@ -7,17 +7,19 @@ from typing import Any, NoReturn, Protocol, TypeVar
 
 import grpc
 from google.protobuf import any_pb2
+from google.protobuf.empty_pb2 import Empty
+from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from kinetod.access.call_gate import Gate
+from kinetod.access.call_gate import Authorizer
 from kinetod.access.call_limits import FLOODS
 from kinetod.access.callers import Auth
 from kinetod.access.delegation import KEYS
 from kinetod.access.token_users import TOKEN_KEY
 from kinetod.base import errors, metrics
+from kinetod.base.errors import invalid
 from kinetod.permissions.role_policy import Caller
-from kinetod.rpc.malformed_requests import readable
 
 log = logging.getLogger(__name__)
 
@@ -35,9 +37,48 @@ STATUS_CODES: dict[type[errors.KinetodError], grpc.StatusCode] = {
     errors.Stopping: grpc.StatusCode.UNAVAILABLE,
 }
 Servicer = TypeVar("Servicer", bound="Guarded")
-Request = TypeVar("Request")
+
 Response = TypeVar("Response")
 Context = Any  # grpc.aio.ServicerContext; its stub is generic over the messages of each method
+Request = TypeVar("Request")
+
+
+# Handles requests that are not a message of their method.
+#
+# gRPC itself would answer UNKNOWN, log a traceback for each, and not identify the caller. Here such a request becomes
+# an `Empty`, which passes the gate like any other (if the service has one) and is then refused by `readable`.
+class Tolerant(grpc.aio.ServerInterceptor):
+    """Lets unreadable requests through, so that our own code can refuse them."""
+
+    async def intercept_service(
+        self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: grpc.HandlerCallDetails
+    ) -> Any:
+        """Returns the handler of a method, with a deserializer that never raises."""
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return handler
+        return handler._replace(request_deserializer=tolerant(handler.request_deserializer))
+
+
+def tolerant(read: Callable[[bytes], Message]) -> Callable[[bytes], Message]:
+    """The reader, changed to return Empty for what is not a message."""
+
+    def reader(data: bytes) -> Message:
+        try:
+            return read(data)
+        except DecodeError:
+            return Empty()
+
+    return reader
+
+
+def readable(request: Request) -> Request:
+    """Returns the request. Raises InvalidRequest if it was not a message."""
+    if isinstance(request, Empty):
+        raise invalid(
+            "request", "it is not a message of this method; do client and daemon use the same version of the interface?"
+        )
+    return request
 
 
 def to_status(error: errors.KinetodError) -> grpc.Status:
@@ -70,7 +111,7 @@ async def _abort(context: Context, exc: Exception, method: str) -> NoReturn:
 
 
 def auth_of(context: Context) -> Auth:
-    """What the caller has presented: the certificate's properties, the token, and for whom it calls."""
+    """The caller's credentials: the certificate's properties, the token, and whom it calls for."""
     shown: dict[str, Iterable[bytes]] = dict(context.auth_context())
     metadata = context.invocation_metadata() or ()
     for key in (TOKEN_KEY, *KEYS):
@@ -81,7 +122,7 @@ def auth_of(context: Context) -> Auth:
 class Guarded(Protocol):
     """A service whose calls pass a gate."""
 
-    gate: Gate
+    gate: Authorizer
 
 
 def unary(

@@ -1,14 +1,16 @@
 """The Profiler service: each method translates one call to the daemon's parts."""
 
+import contextvars
 import functools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager
+from typing import TypeVar
 
 from kineto_protos.v1 import profiler_pb2 as pb
-from kineto_protos.v1.profiler_pb2_grpc import ProfilerServicer
+from kineto_trace.base.telemetry_ids import TRACE_PARENT
 
-from kinetod.access.call_gate import Gate
+from kinetod.access.call_gate import Authorizer
 from kinetod.agents.agent_hub import AgentHub
 from kinetod.base.errors import Reason
 from kinetod.base.fair_slots import FairSlots
@@ -16,17 +18,40 @@ from kinetod.captures.manager import CaptureManager
 from kinetod.config.settings import Settings
 from kinetod.permissions.caller_limits import Shares
 from kinetod.permissions.role_policy import Caller, Role
-from kinetod.rpc.diagnose_host import HostDiagnoser
-from kinetod.rpc.diagnose_process import Diagnoser
+from kinetod.processes.telemetry_variables import checked_trace_parent
+from kinetod.rpc.diagnose_host import Diagnoser, HostDiagnoser
 from kinetod.rpc.error_status import Context, streaming, unary
-from kinetod.rpc.trace_metadata import caller_trace_parent, traced
 from kinetod.rpc.watch_counters import CounterWatcher
 from kinetod.rpc.watch_host import HostWatcher
 from kinetod.selection.process_registry import Registry, checked_selector
+from kinetod.store.capture_store import key_of
 from kinetod.telemetry.host_info import HostInfo
 
-MAX_STREAMS = 256  # of stored files, of all callers: each holds a chunk of 1 MiB or two
+MAX_STREAMS = 256  # of stored files, for all callers: each holds one or two chunks of 1 MiB
 Handler = Callable[["ProfilerService", pb.GetClockRequest, Context], Awaitable[pb.Clock]]
+Service = TypeVar("Service")
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+
+caller_trace_parent: contextvars.ContextVar[str] = contextvars.ContextVar("caller_trace_parent", default="")
+
+
+def traced(
+    handler: Callable[[Service, Request, Context], Awaitable[Response]],
+) -> Callable[[Service, Request, Context], Awaitable[Response]]:
+    """Lets the method read `caller_trace_parent`: the caller's span; "" for none or an invalid one."""
+
+    @functools.wraps(handler)
+    async def tracing(self: Service, request: Request, context: Context) -> Response:
+        metadata = context.invocation_metadata() or ()
+        text = next((value for name, value in metadata if name == TRACE_PARENT and isinstance(value, str)), "")
+        token = caller_trace_parent.set(checked_trace_parent(text))
+        try:
+            return await handler(self, request, context)
+        finally:
+            caller_trace_parent.reset(token)
+
+    return tracing
 
 
 def stamped(handler: Handler) -> Handler:
@@ -43,7 +68,7 @@ def stamped(handler: Handler) -> Handler:
     return stamping
 
 
-class ProfilerService(ProfilerServicer):
+class ProfilerService:
     """Implements profiler.proto. `unary` and `streaming` ask the gate before each method."""
 
     def __init__(
@@ -57,7 +82,7 @@ class ProfilerService(ProfilerServicer):
         diagnoser: Diagnoser,
         host_diagnoser: HostDiagnoser,
         counters: CounterWatcher,
-        gate: Gate,
+        gate: Authorizer,
         settings: Settings,
         looks: FairSlots,
     ) -> None:
@@ -115,7 +140,13 @@ class ProfilerService(ProfilerServicer):
     @unary
     async def GetCapture(self, request: pb.GetCaptureRequest, _caller: Caller) -> pb.Capture:
         """Returns one capture."""
-        return await self._captures.observed(request.id)
+        capture = await self._captures.observed(request.id)
+        standing = {agent.key: agent.standing for agent in self._hub.standing()}
+        for target in capture.targets:
+            call = standing.get(key_of(target))
+            if call is not None and call.capture_id == capture.id:
+                target.standing.CopyFrom(call)
+        return capture
 
     @unary
     async def ListCaptures(self, request: pb.ListCapturesRequest, caller: Caller) -> pb.ListCapturesResponse:

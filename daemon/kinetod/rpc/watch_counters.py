@@ -1,20 +1,24 @@
-"""ListCounters and WatchCounters: hardware counters of GPUs for callers who may have them.
+"""ListCounters and WatchCounters: hardware counters of GPUs for callers who may read them.
 
 Theory of operation
-    Whether the caller may have the counters of a GPU (`captures.counters.gpu_access`) is looked at before the sampling,
-    and every LOOK_S while it lasts: it ends when a process of somebody else comes.
+    The caller's access to the counters of a GPU (`captures.counters.gpu_access`) is checked before the sampling, and
+    every LOOK_S during it: it ends when another user's process appears on the GPU.
 
-    A caller who names no GPU watches those that have what is asked for. With their means comes why others are not
+    A caller who names no GPU watches those that have the requested counters. The answer also says why others are not
     watched.
 
-    Samples stay in the daemon; what is streamed are their means.
+    Samples stay in the daemon; only their means are streamed.
 """
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Collection, Sequence
+from dataclasses import dataclass, field
 
+import numpy as np
 from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.base.array_types import Floats, Structs
 
 from kinetod.base.errors import (
     InvalidRequest,
@@ -26,19 +30,18 @@ from kinetod.base.errors import (
     invalid,
 )
 from kinetod.captures.counters.capture_counters import CounterSource
-from kinetod.captures.counters.counter_messages import left_out_of, metrics_of
 from kinetod.captures.counters.counter_request import checked_sampling
 from kinetod.captures.counters.gpu_access import why_strange
+from kinetod.captures.counters.recovered_counters import left_out_metrics, metrics_of
 from kinetod.config.settings import Settings
 from kinetod.counters.counter_client import CounterSession, GpuList
 from kinetod.counters.interface import (
+    SETS,
     CounterCode,
     CounterDevice,
     CounterError,
     WantedCounters,
 )
-from kinetod.counters.metric_sets import SETS
-from kinetod.counters.sample_means import SampleMeans
 from kinetod.counters.sample_rings import RingError
 from kinetod.permissions.caller_limits import Shares
 from kinetod.permissions.role_policy import Caller, Role
@@ -68,7 +71,7 @@ class CounterWatcher:
         )
 
     async def available(self, request: pb.ListCountersRequest) -> pb.ListCountersResponse:
-        """The GPUs and what of them can be sampled. Raises KinetodError."""
+        """The GPUs and the counters that can be sampled on each. Raises KinetodError."""
         found = await self._found()
         response = pb.ListCountersResponse(backend=found.backend, library_version=found.library_version)
         for gpu in found.gpus:
@@ -101,10 +104,10 @@ class CounterWatcher:
             plan = await self._client.plan(uuid, WantedCounters(set_name=name))
         except CounterError as exc:
             return pb.CounterSet(name=name, problem=exc.reason)
-        return pb.CounterSet(name=name, metrics=metrics_of(plan), left_out=left_out_of(plan))
+        return pb.CounterSet(name=name, metrics=metrics_of(plan), left_out=left_out_metrics(plan))
 
     async def watch(self, request: pb.WatchCountersRequest, caller: Caller) -> AsyncIterator[pb.CounterMeans]:
-        """Yields means until the caller goes, or no GPU is sampled any more. Raises KinetodError."""
+        """Yields means until the caller goes away, or no GPU is sampled any more. Raises KinetodError."""
         asked = checked_sampling(request.set, request.metrics, request.interval_ns)
         period_ns = request.period_ns or DEFAULT_PERIOD_NS
         if not LEAST_PERIOD_NS <= period_ns <= MOST_PERIOD_NS:
@@ -119,7 +122,7 @@ class CounterWatcher:
                 await asyncio.gather(*(each.end() for each in watched))
 
     async def _chosen(self, indexes: Collection[int], caller: Caller) -> list[CounterDevice]:
-        """Raises NotFound, NotPermitted."""
+        """The GPUs to watch. Raises NotFound, NotPermitted."""
         gpus = {gpu.index: gpu for gpu in (await self._found()).gpus}
         if missing := sorted(set(indexes) - gpus.keys()):
             reason = f"there is no GPU {missing[0]}; `kinetoctl counters list` has those that there are"
@@ -140,7 +143,7 @@ class CounterWatcher:
         return usable
 
     async def _check(self, gpus: Sequence[CounterDevice], caller: Caller) -> None:
-        """Raises NotPermitted."""
+        """Raises NotPermitted if the caller may not read these GPUs' counters."""
         strange = await self._access.strange([gpu.uuid for gpu in gpus], caller)
         for gpu in gpus:
             if gpu.uuid in strange:
@@ -149,9 +152,9 @@ class CounterWatcher:
     async def _started(
         self, gpus: Sequence[CounterDevice], wanted: WantedCounters, interval_ns: int, *, all_named: bool
     ) -> "tuple[list[_WatchedGpu], list[pb.GpuCounters]]":
-        """Returns the GPUs that are sampled, and why others are not, which lack what is wanted and were not named.
+        """Returns the sampled GPUs, and why others, which were not named and lack the counters, are not sampled.
 
-        Raises KinetodError if there is none, or another one cannot be sampled; then none is.
+        Raises KinetodError if none is left, or another one cannot be sampled; then none is.
         """
         started = await asyncio.gather(
             *(self._client.start(gpu.uuid, wanted, interval_ns) for gpu in gpus), return_exceptions=True
@@ -196,7 +199,7 @@ class _WatchedGpu:
         self._means = SampleMeans(len(session.plan.metrics))
 
     def take(self) -> None:
-        """Takes what is there."""
+        """Takes the available samples."""
         try:
             while len(rows := self.session.take()):
                 self._means.add(rows)
@@ -217,7 +220,7 @@ class _WatchedGpu:
             metrics=metrics_of(self.session.plan),
             means=means.means(),
             maxima=means.maxima(),
-            left_out=left_out_of(self.session.plan),
+            left_out=left_out_metrics(self.session.plan),
             lost_ns=verdict.lost_ns,
             dropped_samples=verdict.dropped_rows,
             reason_code=verdict.code if self.ended else "",
@@ -225,7 +228,7 @@ class _WatchedGpu:
         )
 
     async def end(self) -> None:
-        """Gives the counters back."""
+        """Releases the counters."""
         await self.session.stop()
         self.session.close()
 
@@ -239,3 +242,46 @@ def _refused(error: CounterError) -> KinetodError:
 
 def _not_yours(caller: Caller, gpu: CounterDevice) -> NotPermitted:
     return NotPermitted(Reason.NOT_YOUR_GPU, why_strange(caller, gpu.index))
+
+
+# Means of samples over time, weighted by their lengths. Pure.
+@dataclass(slots=True)
+class SampleMeans:
+    """Accumulates samples. A NaN or infinite value counts as missing, for its metric only."""
+
+    metrics: int
+    start_ns: int = 0
+    end_ns: int = 0
+    samples: int = 0
+    _sums: Floats = field(init=False)
+    _lengths: Floats = field(init=False)
+    _maxima: Floats = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._sums, self._lengths = np.zeros(self.metrics), np.zeros(self.metrics)
+        self._maxima = np.full(self.metrics, -np.inf)
+
+    def add(self, rows: Structs) -> None:
+        """Adds rows as `row_type` lays them out, in the order of time."""
+        if not len(rows):
+            return
+        lengths = (rows["end_ns"] - rows["start_ns"]).astype(np.float64)[:, None]
+        values = rows["values"].astype(np.float64)
+        there = np.isfinite(values) & (lengths > 0)
+        self._sums += np.where(there, values * lengths, 0.0).sum(axis=0)
+        self._lengths += np.where(there, lengths, 0.0).sum(axis=0)
+        self._maxima = np.maximum(self._maxima, np.where(there, values, -np.inf).max(axis=0))
+        self.start_ns = self.start_ns or int(rows["start_ns"][0])
+        self.end_ns = int(rows["end_ns"][-1])
+        self.samples += len(rows)
+
+    def means(self) -> list[float]:
+        """One mean for each metric; NaN if no sample had a value."""
+        return [
+            float(total / length) if length else math.nan
+            for total, length in zip(self._sums, self._lengths, strict=True)
+        ]
+
+    def maxima(self) -> list[float]:
+        """One maximum for each metric, likewise."""
+        return [float(value) if math.isfinite(value) else math.nan for value in self._maxima]

@@ -18,9 +18,8 @@ from kinetod.agents.agent_hub import AgentHub
 from kinetod.base.errors import Reason, invalid
 from kinetod.base.fair_slots import FairSlots
 from kinetod.config.settings import Settings
-from kinetod.gpus.gpu_activity import SHARES, between
 from kinetod.gpus.gpu_reader import GpuReader
-from kinetod.gpus.gpu_types import GpuState, Snapshot
+from kinetod.gpus.gpu_types import SHARES, GpuState, Snapshot, between
 from kinetod.permissions.caller_limits import Shares
 from kinetod.permissions.role_policy import Caller, Role
 from kinetod.processes.identity import ProcessKey
@@ -30,10 +29,10 @@ from kinetod.telemetry.host_sample import HostReading, cpu_shares, sample_host, 
 DEFAULT_INTERVAL_NS = 2 * 10**9
 LEAST_INTERVAL_NS = 500 * 10**6
 MOST_INTERVAL_NS = 3600 * 10**9
-FIRST_S = 0.5  # what the rates of the first sample are over
-GPUS_AGE_S = 0.25  # watchers at about the same time share what was read
-MAX_WATCHERS = 32  # of all callers
-MAX_PROCESSES = 2000  # gRPC clients take 4 MiB unless told otherwise
+FIRST_S = 0.5  # interval for the rates of the first sample
+GPUS_AGE_S = 0.25  # simultaneous watchers share a reading
+MAX_WATCHERS = 32  # for all callers
+MAX_PROCESSES = 2000  # gRPC clients accept 4 MiB by default
 MAX_COMMAND_CHARS = 1000
 
 _GPU_FIELDS = (

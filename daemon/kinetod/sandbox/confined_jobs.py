@@ -1,10 +1,10 @@
 """Runs each job in a process of its own, forked from a warm one and confined to the job's folder.
 
 Theory of operation
-    The warm process has imported what takes long and never looks at hostile data. For each line of its input it forks;
-    the child confines itself to the job's folder, does the job, and writes one line to a pipe of its own. The warm
-    process passes the line on. So a child that was taken over can neither read the jobs of others nor answer them, and
-    whatever it changed in its memory is gone with it. One that dies is told as {"id", "died": how}.
+    The warm process has done the slow imports and never reads hostile data. For each line of its input it forks; the
+    child confines itself to the job's folder, does the job, and writes one line to its own pipe. The warm process
+    passes the line on. So a compromised child can neither read other jobs nor answer them, and its changes in memory
+    disappear with it. A child that dies is reported as {"id", "died": how}.
 
     A job is {"id", "target_dir", "memory_bytes", "cpu_s", "required", …}; all of it comes from the daemon. The warm
     process has one thread, so that a fork leaves nothing locked. A child dies with it.
@@ -30,7 +30,7 @@ Work = Callable[[str], str]
 
 
 def die_with_parent() -> None:
-    """A process whose parent was killed must not go on writing where the next one does."""
+    """Ends this process with its parent: otherwise it might keep writing where the next one does."""
     parent = os.getppid()
     LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
@@ -38,7 +38,7 @@ def die_with_parent() -> None:
 
 
 def serve(jobs: BinaryIO, answers: BinaryIO, work: Work) -> int:
-    """Answers every line of `jobs` with one line, until the end. work: makes an answer from a job, in the sandbox."""
+    """Answers every line of `jobs` with one line, to the end. work: computes an answer from a job, in the sandbox."""
     prepare()
     for line in jobs:
         if line.strip():
@@ -66,7 +66,7 @@ def _answer(line: str, work: Work) -> bytes:
 
 
 def _read(pipe: BinaryIO) -> bytes | None:
-    """The first line until the end of the pipe; None: too much was written."""
+    """Returns the first line once the pipe ends; None: too much was written."""
     data = bytearray()
     while part := pipe.read(1 << 16):
         data += part
@@ -89,7 +89,7 @@ def _child(job: dict[str, Any], line: str, work: Work, writer: int) -> NoReturn:
     try:
         die_with_parent()
         close_descriptors((_STDOUT, _STDERR, writer))
-        os.open(os.devnull, os.O_RDONLY)  # takes the place of the jobs, so that no output file gets it
+        os.open(os.devnull, os.O_RDONLY)  # takes the number of the jobs pipe, so that no output file gets it
         limits = Limits(memory_bytes=job["memory_bytes"], cpu_s=job["cpu_s"], required=job["required"])
         try:
             confine(Path(job["target_dir"]), limits)

@@ -1,13 +1,13 @@
-"""Forks a process for each session, confined to the session's folder, and leaves it to a function of another package.
+"""Forks a process for each session, confined to the session's folder, which runs a function of another package.
 
     python -m kinetod.sandbox.confined_sessions DESCRIPTOR MODULE:FUNCTION
 
 Theory of operation
-    The warm process has imported what takes long and never looks at hostile data; it has one thread. Over the socket of
-    that descriptor (SOCK_SEQPACKET) it is asked for sessions: {"folder", "memory_bytes", "cpu_s"} with one descriptor,
-    over which the session talks with whoever asked. It forks; the child confines itself and calls the function with
-    that descriptor. The answer is a pidfd of the child, by which it can be ended, or no descriptor if it is gone.
-    Without Landlock and seccomp there is no session. The children die with the warm process.
+    The warm process has done the slow imports and never reads hostile data; it has one thread. Requests for sessions
+    arrive over the socket of that descriptor (SOCK_SEQPACKET): {"folder", "memory_bytes", "cpu_s"} with one descriptor,
+    over which the session talks to the requester. It forks; the child confines itself and calls the function with that
+    descriptor. The answer is a pidfd of the child, to kill it, or no descriptor if it is gone. Without Landlock and
+    seccomp there is no session. The children die with the warm process.
 """
 
 import importlib
@@ -26,7 +26,7 @@ from kinetod.sandbox.confinement import Limits, close_descriptors, confine, prep
 
 READY, ANSWER = b"ready", b"session"
 MAX_ASKED_BYTES = 64 << 10
-READABLE = (Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))  # DuckDB opens no database without its limits
+READABLE = (Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))  # DuckDB needs its limits to open a database
 _STDOUT, _STDERR = 1, 2
 
 Work = Callable[[int], None]
@@ -38,8 +38,8 @@ def main(arguments: list[str]) -> int:
     module, _, name = place.partition(":")
     work: Work = getattr(importlib.import_module(module), name)
     prepare()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever asks
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children that end are gone
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the requester handles Ctrl-C
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # reaps children that end
     with socket.socket(fileno=int(descriptor)) as control:
         control.send(READY)
         while True:
@@ -69,9 +69,11 @@ def _child(session: dict[str, Any], descriptor: int, work: Work) -> NoReturn:
         die_with_parent()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         close_descriptors((_STDOUT, _STDERR, descriptor))
-        os.open(os.devnull, os.O_RDONLY)  # takes the place of standard input
+        os.open(os.devnull, os.O_RDWR)  # takes the number of standard input
         limits = Limits(memory_bytes=session["memory_bytes"], cpu_s=session["cpu_s"], required=True)
         confine(Path(session["folder"]), limits, READABLE)
+        os.dup2(0, _STDOUT)  # from here on it may be compromised, and must not write to the server's log
+        os.dup2(0, _STDERR)
         work(descriptor)
         status = 0
     except BaseException:  # noqa: BLE001 - whatever it is, it must not get back into the warm process's loop

@@ -1,13 +1,13 @@
-"""Confines this process to one folder, for good: files by Landlock, system calls by seccomp, sizes by limits.
+"""Permanently confines this process to one folder: files by Landlock, system calls by seccomp, sizes by limits.
 
 Theory of operation
-    Called between fork and the first byte of hostile data, while the process has one thread. The order matters: what
-    later steps need (descriptors of rules, /proc/self/oom_score_adj) is no longer there afterwards.
+    Called between fork and the first byte of hostile data, while the process has one thread. The order matters: things
+    that later steps need (descriptors of rules, /proc/self/oom_score_adj) become inaccessible.
 
-    It keeps: its folder; the code of this Python and the system's libraries, to read; the pipes it was given; memory
-    and processor time up to its limits. By stat it still learns whether a path exists. All else is gone: files of
-    other captures, sockets of any kind, other processes, capabilities, new programs. Where the kernel lacks a part, the
-    others still hold; `required` makes that an error instead.
+    It keeps: its folder; read access to the code of this Python and the system's libraries; its pipes; memory and CPU
+    time up to its limits. stat still reveals whether a path exists. Everything else is inaccessible: files of other
+    captures, sockets of any kind, other processes, capabilities, new programs. If the kernel lacks a part, the others
+    still apply; `required` makes that an error instead.
 """
 
 import contextlib
@@ -21,10 +21,11 @@ from pathlib import Path
 
 from kineto_trace.model.target_info import raw_bytes
 
-from kinetod.base.capabilities import drop_capabilities, prctl
+from kinetod.base.libc import drop_capabilities, prctl
 from kinetod.sandbox import landlock, seccomp_filter
+from kinetod.sandbox import seccomp_filter as seccomp
 
-# For the libraries of a process that will be confined: none shall start a thread before, nor take address space that
+# For the libraries of a process that will be confined: none may start a thread before, nor reserve address space that
 # counts as its memory.
 ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
@@ -36,12 +37,13 @@ _CODE_FOLDERS = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/local/lib")
 _CODE_FILES = ("/etc/ld.so.cache", "/dev/null", "/dev/urandom", "/proc/self/statm")
 _OPEN_FILES = 256
 _CHEAP_BYTES = 1 << 30  # any trace may have outputs of this size,
-_OUTPUT_FACTOR = 64  # and so many times its records: a Chrome event with a name of 2 KiB is made of 48 bytes
-_OOM_FIRST = b"1000"  # if memory is short, the kernel ends this one and no other
+_OUTPUT_FACTOR = 64  # or this many times its records: 48 bytes become a Chrome event with a name of 2 KiB
+_OOM_FIRST = b"1000"  # if memory is short, the kernel kills this process and no other
+_TCP_ABI, _SIGNAL_ABI = 4, 6
 
 
 class CannotConfine(Exception):
-    """A part of the sandbox that is required cannot be had."""
+    """A required part of the sandbox is unavailable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,14 +56,14 @@ class Limits:
 
 
 def prepare() -> None:
-    """Does in the warm process what is the same for all jobs: looks for the code, and makes the filter."""
+    """Prepares the parts common to all jobs in the warm process: finds the code and builds the filter."""
     _code_folders()
     if seccomp_filter.available():
         seccomp_filter.prepare()
 
 
 def confine(folder: Path, limits: Limits, readable: Iterable[Path] = ()) -> None:
-    """Confines this process to this folder, and to reading these files, for good. Raises CannotConfine, OSError."""
+    """Permanently confines this process to this folder, and to reading these files. Raises CannotConfine, OSError."""
     own = folder.resolve()
     _die_first_for_memory()
     _set_limits(own, limits)
@@ -80,14 +82,14 @@ def confine(folder: Path, limits: Limits, readable: Iterable[Path] = ()) -> None
 
 
 def close_descriptors(keep: Collection[int]) -> None:
-    """All but these: no pipe, socket or file of the parent stays open."""
+    """Closes all descriptors but these: no pipe, socket or file of the parent stays open."""
     for descriptor in {int(entry.name) for entry in Path("/proc/self/fd").iterdir()} - set(keep):
-        with contextlib.suppress(OSError):  # the one by which they were listed
+        with contextlib.suppress(OSError):  # the descriptor used for listing them
             os.close(descriptor)
 
 
 def code(own: Path) -> Iterator[tuple[Path, int]]:
-    """Folders of code that may be loaded late, none of them secret; never the store, whatever sys.path says."""
+    """Folders of code that may be loaded late, none of them secret; never the store, whatever sys.path contains."""
     for folder in _code_folders():
         if not own.is_relative_to(folder):
             yield folder, landlock.READ
@@ -107,13 +109,13 @@ def _die_first_for_memory() -> None:
 
 
 def most_output_bytes(target_dir: Path) -> int:
-    """More than any trace of this target's records takes. Raises OSError."""
+    """More than any trace of this target's records needs. Raises OSError."""
     return _CHEAP_BYTES + _OUTPUT_FACTOR * raw_bytes(target_dir)
 
 
 def _set_limits(own: Path, limits: Limits) -> None:
     wanted = {
-        resource.RLIMIT_CORE: 0,  # what is in it came from a target and belongs to its owner
+        resource.RLIMIT_CORE: 0,  # a core dump contains data of a target, which belongs to its owner
         resource.RLIMIT_DATA: limits.memory_bytes,
         resource.RLIMIT_CPU: limits.cpu_s,
         resource.RLIMIT_NOFILE: _OPEN_FILES,
@@ -128,6 +130,40 @@ def _set_limits(own: Path, limits: Limits) -> None:
 
 
 def no_new_rights() -> None:
-    """Nor may others of the same user look into this process."""
+    """Forbids new rights, and tracing by other processes of the same user."""
     prctl(_PR_SET_DUMPABLE, 0)
     prctl(_PR_SET_NO_NEW_PRIVS, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Support:
+    """landlock: its ABI; 0: there is none."""
+
+    landlock: int
+    seccomp: bool
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The missing parts, each with its cost; empty if decoders are confined as documented."""
+        lacking = []
+        if not self.landlock:
+            lacking.append("no Landlock: a decoder that is taken over can read all files of the daemon's user")
+        if not self.seccomp:
+            lacking.append("no seccomp filters: it can open connections and send signals")
+        return tuple(lacking)
+
+    @property
+    def present(self) -> str:
+        """The parts that the kernel supports, for people."""
+        parts = []
+        if self.landlock:
+            more = [name for name, since in (("TCP", _TCP_ABI), ("signals", _SIGNAL_ABI)) if self.landlock >= since]
+            parts.append(f"Landlock ABI {self.landlock} (files{''.join(f', {name}' for name in more)})")
+        if self.seccomp:
+            parts.append("a seccomp filter")
+        return ", ".join([*parts, "limits"])
+
+
+def support() -> Support:
+    """What this kernel supports, under the daemon's own filters."""
+    return Support(landlock=landlock.abi(), seccomp=seccomp.available())

@@ -1,7 +1,7 @@
-"""Landlock: after `restrict` this process and its threads open only what the rules name.
+"""Landlock: after `restrict` this process and its threads can open only what the rules name.
 
-By the kernel's three system calls: the version (ABI) of the running kernel says what can be handled, and everything
-that can be is. Landlock does not look at stat, chmod, xattrs and sockets with a path; `seccomp_filter` closes these.
+Uses the kernel's three system calls: the version (ABI) of the running kernel determines what can be handled, and all of
+that is. Landlock does not cover stat, chmod, xattrs and sockets with a path; `seccomp_filter` closes these.
 """
 
 import ctypes
@@ -25,23 +25,23 @@ READ = _READ_FILE | _READ_DIR
 OWN = READ | _WRITE_FILE | _REMOVE_FILE | _MAKE_DIR | _MAKE_REG | _TRUNCATE
 _FOR_FILES = EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
 
-# How many rights of each sort an ABI knows: on files; on TCP ports; of reaching abstract sockets and sending signals.
+# How many rights of each kind an ABI has: on files; on TCP ports; on abstract sockets and signals.
 _FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
 _NETWORK_ABI, _NETWORK = 4, 0b11
 _SCOPE_ABI, _SCOPES = 6, 0b11
 
 
 def abi() -> int:
-    """The version of Landlock in this kernel; 0: none, or we may not use it."""
+    """The version of Landlock in this kernel; 0: none, or not permitted."""
     version = LIBC.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint(_VERSION_FLAG))
     return max(0, int(version))
 
 
 def restrict(rules: Iterable[tuple[Path, int]], version: int, *, network: bool = False) -> None:
-    """Leaves this process the rights of the rules, each for a path and what is below. Raises OSError.
+    """Restricts this process to the rights of the rules, each for a path and everything below. Raises OSError.
 
-    Needs no_new_privs. Threads that are there already stay free: call it while there is one. version: abi(), not 0.
-    network: whether TCP stays as it is.
+    Needs no_new_privs. Existing threads stay unrestricted: call it while there is one. version: abi(), not 0. network:
+    whether TCP stays unrestricted.
     """
     handled = (1 << _FILE_RIGHTS[min(version, max(_FILE_RIGHTS))]) - 1
     attributes = struct.pack(
@@ -64,7 +64,7 @@ def _allow(ruleset: int, path: Path, rights: int) -> None:
     try:
         descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except (FileNotFoundError, PermissionError):
-        return  # what it cannot reach anyway needs no rule
+        return  # an unreachable path needs no rule
     try:
         rule = struct.pack("=Qi", rights if _is_folder(descriptor) else rights & _FOR_FILES, descriptor)
         _call(_ADD_RULE, ctypes.c_int(ruleset), ctypes.c_int(_PATH_BENEATH), ctypes.c_char_p(rule), ctypes.c_uint(0))

@@ -1,34 +1,30 @@
-"""The processes of this host as callers see them: the kernel's facts joined with what the agents reported."""
+"""The processes of this host as callers see them: the kernel's facts joined with the agents' reports."""
 
 import asyncio
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import re2
-from kineto_protos.selector import ANY_RANK
+from kineto_protos.call_values import ANY_RANK
 from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetod.agents.agent_hub import AgentHub, ConnectedAgent
 from kinetod.base.errors import check_shown, invalid
-from kinetod.gpus.context_holders import Held
-from kinetod.kineto_ipc.polling_process import PollingProcesses
+from kinetod.gpus.gpu_reader import Held
+from kinetod.kineto_ipc.poller_registry import PollingProcess, PollingProcesses
 from kinetod.kubernetes.pod_names import PodNames
 from kinetod.permissions.role_policy import Caller
 from kinetod.processes.accelerator_signs import OutsideSigns
-from kinetod.processes.ancestry import with_descendants
 from kinetod.processes.containers import is_container_id, is_pod_uid
 from kinetod.processes.credentials import REPLACED, Credentials
 from kinetod.processes.identity import PROC, ProcessKey
-from kinetod.processes.process_info import PrivateFacts, ProcessFacts, foreign_pids, read_all
-from kinetod.selection.candidate import Candidate
-from kinetod.selection.obstacles import note
-from kinetod.selection.process_info_cache import RecentFacts
-from kinetod.selection.process_messages import add_agent, add_polling, to_proto
-from kinetod.selection.target_selection import Member, leading, leading_of_families
+from kinetod.processes.process_info import PrivateFacts, ProcessFacts, foreign_pids, read_all, with_descendants
+from kinetod.selection.candidate import Candidate, note
 
 DESCRIBE_DEADLINE_S = 0.5
 MAX_REGEX_CHARS = 512
@@ -37,6 +33,83 @@ MAX_RANKS = 100_000
 MAX_JOB_CHARS = 128
 MAX_SHOWN = 20
 _STEP = re.compile(r"[\w.+-]{1,32}", re.ASCII)
+FRESH_S = 1.0  # how long they are not read again
+SHOWN_S = 3.0  # how long they may be shown
+BATCH = 8  # processes read at a time in the background, so that callers need not wait for all of them
+
+Read = Callable[[Sequence[int]], Awaitable[list[ProcessFacts]]]
+_WORKERS = re.compile(
+    r"from multiprocess(?:ing)?\.\w+ import "  # python -c "from multiprocessing.spawn import spawn_main; …"
+    r"|\bloky\.backend\b"
+    r"|/torch/_inductor/compile_worker/"
+)
+
+
+# Finds the selected processes that only help others: launchers and DataLoader workers. Pure.
+#
+# If processes hold a context on a GPU, those are the training processes, together with others that run exactly the same
+# command line, which may not have created a context yet.
+# If none does, or that is not visible, relations decide. A worker is forked, and then has its parent's command line and
+# opens no GPU of its own, or is started by multiprocessing, joblib or torch's compiler with their typical command line.
+# A launcher is an ancestor of the remaining processes. Workers are removed first, since their parent is not a launcher.
+# Of the rest, processes with an open GPU have priority. A process that has finished iterations is training, whatever it
+# looks like.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """A selected process."""
+
+    pid: int
+    command: tuple[str, ...]
+    ancestors: tuple[int, ...] = ()  # the parent first
+    gpus: frozenset[int] = frozenset()  # that it holds or has open
+    holds: bool = False  # a context on a GPU
+    trains: bool = False  # it has finished iterations
+
+
+def leading(members: Iterable[Member]) -> frozenset[int]:
+    """The pids of the processes that do not only help others; at least one if there are any members."""
+    by_pid = {each.pid: each for each in members}
+    workers = {each.pid for each in by_pid.values() if not each.trains and _is_worker(each, by_pid)}
+    rest = [each for each in by_pid.values() if each.pid not in workers]
+    holding = {each.pid: each for each in by_pid.values() if each.holds}
+    if holding:
+        commands = {each.command for each in holding.values()}
+        above = _above(holding.values())
+        late = {
+            each.pid
+            for each in rest
+            if each.command in commands and each.pid not in above and holding.keys().isdisjoint(each.ancestors)
+        }
+        return frozenset(holding.keys() | late | {each.pid for each in rest if each.trains})
+    if any(each.gpus for each in rest):
+        rest = [each for each in rest if each.gpus or each.trains]
+    above = _above(rest)
+    return frozenset(each.pid for each in rest if each.trains or each.pid not in above)
+
+
+def leading_of_families(members: Iterable[Member]) -> frozenset[int]:
+    """Like `leading`, separately for each family of processes that descend from the same member. Unrelated programs do
+    not count as helpers because one of them holds a context.
+    """
+    by_pid = {each.pid: each for each in members}
+    families: dict[int, list[Member]] = {}
+    for each in by_pid.values():
+        eldest = next((pid for pid in reversed(each.ancestors) if pid in by_pid), each.pid)
+        families.setdefault(eldest, []).append(each)
+    return frozenset().union(*map(leading, families.values()))
+
+
+def _above(members: Iterable[Member]) -> set[int]:
+    return {pid for each in members for pid in each.ancestors}
+
+
+def _is_worker(member: Member, members: Mapping[int, Member]) -> bool:
+    parent = members.get(member.ancestors[0]) if member.ancestors else None
+    if member.gpus - (parent.gpus if parent is not None else frozenset()):
+        return False  # not inherited
+    if parent is not None and parent.command == member.command:
+        return True
+    return not members.keys().isdisjoint(member.ancestors) and _WORKERS.search(" ".join(member.command)) is not None
 
 
 class Expression(Protocol):
@@ -61,22 +134,22 @@ class Match:
     job_ids: frozenset[str] = frozenset()
     job_step: str = ""
     pod_uids: frozenset[str] = frozenset()
-    container_ids: tuple[str, ...] = ()  # or how they begin
+    container_ids: tuple[str, ...] = ()  # full ids or their first digits
     helpers: bool = False
 
     @property
     def names_pids(self) -> bool:
-        """Whether each process is named: then it is meant, whatever it is."""
+        """Whether pids are given: then these processes are selected, whatever they are."""
         return bool(self.pids) and not self.children
 
     @property
     def means_python(self) -> bool:
-        """Whether the conditions are narrow enough for Python processes without an agent and an open GPU."""
+        """Whether the conditions are narrow enough to include Python processes without an agent and an open GPU."""
         narrow = (self.command, self.ranks, self.gpus, self.job_ids, self.pod_uids, self.container_ids)
         return self.children or any(narrow)
 
     def __call__(self, process: pb.Process, facts: ProcessFacts) -> bool:
-        """Whether the process meets all conditions but `gpus` and, with `children`, `pids`."""
+        """Whether the process meets all conditions except `gpus` and, with `children`, `pids`."""
         return (
             (self.children or not self.pids or process.pid in self.pids)
             and (self.command is None or self.command.search(" ".join(process.command)) is not None)
@@ -182,25 +255,25 @@ class Privileged(Protocol):
 
 
 class Holders(Protocol):
-    """Knows which processes hold a context on which GPU: gpus.context_holders.ContextHolders."""
+    """Finds which processes hold a context on which GPU: gpus.gpu_reader.ContextHolders."""
 
     @property
     def has_gpus(self) -> bool:
-        """Whether this host has any, as far as is known without asking."""
+        """Whether this host has any, as far as known without a new reading."""
 
     async def now(self) -> Held:
-        """Empty if that is not to be had."""
+        """The current holders; empty if they are unavailable."""
 
     async def lately(self) -> Held:
-        """Likewise, a little older, but soon."""
+        """The same, possibly slightly older, but quickly."""
 
 
 class Registry:
     """Joins AgentHub and /proc.
 
-    Without `privileged` the facts of processes that we may not read are left out; without `gpus` nobody tells who holds
-    a context on a GPU. attaching: whether captures bring agents into processes that have none. polling: those whose
-    libkineto polls this daemon. signs: by which the plug-ins of this daemon know their processes.
+    Without `privileged`, facts of processes that we may not read are missing; without `gpus`, holders of contexts are
+    unknown. attaching: whether captures attach to processes without an agent. polling: processes whose libkineto polls
+    this daemon. signs: external signs of the plug-ins' processes.
     """
 
     def __init__(
@@ -224,15 +297,16 @@ class Registry:
         self._polling = polling
         self._signs = signs
         self._recent = RecentFacts(self._facts, lambda key: hub.get(key) is not None)
-        self.own_uid = 0 if privileged is not None else os.geteuid()  # whose processes are within reach; 0: everybody's
+        # the user whose processes can be reached; 0: all users
+        self.own_uid = 0 if privileged is not None else os.geteuid()
 
     async def processes(
         self, match: Match, caller: Caller, *, include_without_agent: bool, trainers: bool = False
     ) -> list[pb.Process]:
-        """Of the processes that the caller may see those that a capture would take, with recent data, by pid.
+        """The processes that the caller may see and a capture would select, with recent data, by pid.
 
-        include_without_agent: also the others that meet the conditions, if they have an agent, are Python or use a GPU;
-        trainers: without conditions and that, what a person would trace.
+        include_without_agent: adds others that meet the conditions, if they have an agent, are Python or use a GPU;
+        trainers: without conditions and that option, the processes that a person would trace.
         """
 
         def sees(candidate: Candidate) -> bool:
@@ -252,7 +326,9 @@ class Registry:
         return [each.process for each in found]
 
     async def _trainers(self, match: Match, usable: Callable[[Candidate], bool]) -> list[Candidate]:
-        """What a person would trace: whatever shows a sign of training, unless it only helps others of its family."""
+        """The processes that a person would trace: those with a sign of training that do not only help others of their
+        family.
+        """
         held = await self._held([], listed=True)
         pids = await self._pids(match, attachable=True, others=held.keys())
         found = await self.meant(replace(match, helpers=True), pids, usable, listed=True, anything=held.keys())
@@ -266,9 +342,9 @@ class Registry:
     async def shown(
         self, match: Match, caller: Caller, on_gpus: Collection[int], *, everything: bool
     ) -> list[pb.Process]:
-        """For a host's display: processes with an agent, `on_gpus`, whatever these are, and what a person would trace;
-        with `everything` all that are Python or use a GPU. Of them those that meet the conditions and the caller may
-        see, by pid.
+        """For a host's display: processes with an agent, `on_gpus` of any kind, and those that a person would trace;
+        with `everything` all that are Python or use a GPU. Only those that meet the conditions and the caller may see,
+        by pid.
         """
 
         def sees(candidate: Candidate) -> bool:
@@ -284,21 +360,21 @@ class Registry:
     async def selected(
         self, match: Match, usable: Callable[[Candidate], bool], *, attachable: bool, listed: bool = False
     ) -> list[Candidate]:
-        """What a selector means that does not name each pid, by pid: processes with an agent, and those that should
-        get one. Those use a GPU or a plug-in's accelerator, or are Python if the conditions are narrow, and are none of
+        """The processes selected without listing each pid, by pid: those with an agent, and those that should get one.
+        The latter use a GPU or a plug-in's accelerator, or are Python if the conditions are narrow, and are not
         kinetod's own.
 
-        usable: what the caller can have at all. listed: as in `meant`.
+        usable: whether the caller can trace it at all. listed: as in `meant`.
         """
         attachable = attachable and bool(match)
 
         def counts(candidate: Candidate) -> bool:
-            return usable(candidate) and is_meant(candidate, match, attachable=attachable)
+            return usable(candidate) and is_targeted(candidate, match, attachable=attachable)
 
         return await self.meant(match, await self._pids(match, attachable=attachable), counts, listed=listed)
 
     async def _pids(self, match: Match, *, attachable: bool, others: Collection[int] = ()) -> set[int]:
-        """Where to look for what meets the conditions."""
+        """The pids to search for processes that meet the conditions."""
         pids = {*self.agent_pids(), *others}
         if attachable:
             pids |= await asyncio.to_thread(foreign_pids, self._proc)
@@ -315,10 +391,10 @@ class Registry:
         listed: bool = False,
         anything: Collection[int] = (),
     ) -> list[Candidate]:
-        """Of these processes those that meet the conditions, by pid, without launchers and workers.
+        """Those of these processes that meet the conditions, by pid, without launchers and workers.
 
-        listed: to be shown only, and then with recent data of the agents. anything: pids that count whatever they are;
-        others only if they have an agent, poll, are Python or use a GPU.
+        listed: for display only, with recent data of the agents. anything: pids that count whatever they are; others
+        count only if they have an agent, poll, are Python or use a GPU.
         """
         wanted = sorted(pids)
         if listed:
@@ -329,7 +405,9 @@ class Registry:
         return await self.narrowed(match, filter(usable, joined), listed=listed)
 
     async def narrowed(self, match: Match, candidates: Iterable[Candidate], *, listed: bool = False) -> list[Candidate]:
-        """Those that meet the conditions, without launchers and workers unless each is named or these are wanted."""
+        """The candidates that meet the conditions, without launchers and workers unless pids are given or helpers are
+        requested.
+        """
         found = [each for each in candidates if match(each.process, each.facts)]
         leaves_out = len(found) > 1 and not (match.helpers or match.names_pids)
         held = await self._held(found, listed=listed) if leaves_out or match.gpus else {}
@@ -356,20 +434,21 @@ class Registry:
         return self._hub.get(key)
 
     async def candidate(self, pid: int) -> Candidate | None:
-        """One process whatever it is; None if there is no such process."""
+        """One process of any kind; None if there is no such process."""
         return next(iter(await self.candidates([pid])), None)
 
     async def candidates(self, pids: Iterable[int]) -> list[Candidate]:
-        """The facts of the processes that exist, of any kind, read now."""
+        """Reads the facts of the processes that exist, of any kind."""
         facts = await self._facts(sorted(pids))
         for each in facts:
             agent = self._hub.get(each.key)
-            if agent is not None and agent.identity.uid != each.uid:  # what holds its link is not this program
+            # the process that holds its link is not this program
+            if agent is not None and agent.identity.uid != each.uid:
                 agent.connection.close(f"{REPLACED}; it runs as uid {each.uid} now")
         return [each for each in (self._join(each, anything=True) for each in facts) if each is not None]
 
     async def whose(self, key: ProcessKey) -> Credentials | None:
-        """The process as it is now; None if it has ended."""
+        """The present credentials of a process; None if it has ended."""
         return next((each.credentials for each in await self._facts([key.pid]) if each.key == key), None)
 
     async def _facts(self, pids: Sequence[int]) -> list[ProcessFacts]:
@@ -383,7 +462,7 @@ class Registry:
         return facts if self._names is None else await self._names.named(facts)
 
     def agent_pids(self) -> list[int]:
-        """Processes with an agent, also with one that we cannot talk to."""
+        """Processes with an agent, including one that we cannot talk to."""
         return sorted({agent.key.pid for agent in self._hub.agents()} | {key.pid for key in self._hub.incompatible()})
 
     def incompatible_version(self, key: ProcessKey) -> int:
@@ -392,7 +471,7 @@ class Registry:
 
     def _join(self, facts: ProcessFacts, *, anything: bool = False) -> Candidate | None:
         agent = self._hub.get(facts.key)
-        if agent is not None and agent.identity.uid != facts.uid:  # it connected as another user's
+        if agent is not None and agent.identity.uid != facts.uid:  # it connected as another user
             agent = None
         incompatible = agent is None and self._hub.incompatible_version(facts.key) is not None
         polling = self._polling.get(facts.key) if self._polling is not None else None
@@ -408,9 +487,9 @@ class Registry:
         return Candidate(facts.key, process, agent, facts)
 
 
-def is_meant(candidate: Candidate, match: Match, *, attachable: bool) -> bool:
+def is_targeted(candidate: Candidate, match: Match, *, attachable: bool) -> bool:
     """Whether it has an agent or, if it may be attached to, should get one: it has a GPU open, its libkineto polls, or
-    it is Python. None of ours is: a kinetoctl that runs in a job with KINETO_AGENT set has an agent, too.
+    it is Python. Never one of ours: a kinetoctl in a job with KINETO_AGENT set has an agent, too.
     """
     facts = candidate.facts
     worth_one = attachable and (
@@ -421,8 +500,8 @@ def is_meant(candidate: Candidate, match: Match, *, attachable: bool) -> bool:
 
 def shows_training(candidate: Candidate, held: Held) -> bool:
     """Whether a person would trace it: it has an agent, its libkineto polls, or it holds a context on a GPU (has one
-    open, if nobody's contexts are known), or is Python with a framework, a GPU, a plug-in's accelerator, a rank or a
-    job. None of ours is.
+    open, if contexts are unknown), or is Python with a framework, a GPU, a plug-in's accelerator, a rank or a job.
+    Never one of ours.
     """
     facts = candidate.facts
     if facts.is_ours:
@@ -448,3 +527,108 @@ def _member(candidate: Candidate, held: Held) -> Member:
         holds=candidate.key.pid in held,
         trains=candidate.process.iterations > 0,
     )
+
+
+# Caches the kernel's facts about processes with an agent briefly, for lists that are requested repeatedly.
+#
+# Reading a process's facts takes a dozen files and a query to the helper service: 30 ms of CPU for 64 processes. Facts
+# that are a second old are shown once more and read again in the background, for the next list. Callers wait only for
+# facts that were not requested recently. A process whose agent has gone is always read anew.
+class RecentFacts:
+    """Facts by pid. `read` returns those of existing processes; `is_steady` says which may be cached."""
+
+    def __init__(self, read: Read, is_steady: Callable[[ProcessKey], bool]) -> None:
+        self._read = read
+        self._is_steady = is_steady
+        self._kept: dict[int, tuple[float, ProcessFacts]] = {}  # pid -> monotonic time of reading, facts
+        self._renewal: asyncio.Task[None] | None = None
+
+    async def get(self, pids: Sequence[int]) -> list[ProcessFacts]:
+        """The facts of the processes that exist, in the order of `pids`; at most SHOWN_S old."""
+        now = time.monotonic()
+        self._kept = {
+            pid: (read_at, facts)
+            for pid, (read_at, facts) in self._kept.items()
+            if now - read_at <= SHOWN_S and self._is_steady(facts.key)
+        }
+        known = {pid: facts for pid, (_read_at, facts) in self._kept.items()}
+        missing = [pid for pid in pids if pid not in known]
+        if missing:
+            known |= {facts.key.pid: facts for facts in await self._read_anew(missing)}
+        self._renew([pid for pid, (read_at, _facts) in self._kept.items() if now - read_at > FRESH_S])
+        return [known[pid] for pid in pids if pid in known]
+
+    async def _read_anew(self, pids: Sequence[int]) -> list[ProcessFacts]:
+        read_at, read = time.monotonic(), await self._read(pids)
+        for pid in pids:
+            self._kept.pop(pid, None)
+        self._kept |= {facts.key.pid: (read_at, facts) for facts in read if self._is_steady(facts.key)}
+        return read
+
+    def _renew(self, pids: list[int]) -> None:
+        if pids and (self._renewal is None or self._renewal.done()):
+            self._renewal = asyncio.create_task(self._read_in_batches(pids), name="facts")
+
+    async def _read_in_batches(self, pids: Sequence[int]) -> None:
+        for first in range(0, len(pids), BATCH):
+            await self._read_anew(pids[first : first + BATCH])
+
+
+def to_proto(facts: ProcessFacts) -> pb.Process:
+    """The message for a process without an agent."""
+    process = pb.Process(
+        pid=facts.key.pid,
+        start_time_ns=facts.key.start_time_ns,
+        user=facts.user,
+        uid=facts.uid,
+        command=facts.command,
+        gpus=facts.gpus,
+        job_id=facts.job_id,
+        framework=facts.framework,
+        parent_pid=facts.parent_pid,
+        agent_state=pb.AGENT_STATE_NONE,
+        iterations=-1,
+    )
+    if facts.rank is not None:
+        process.rank = facts.rank
+    if facts.world_size is not None:
+        process.world_size = facts.world_size
+    if facts.container is not None:
+        process.container_id = facts.container.id
+        process.pod_uid = facts.container.pod_uid
+    if facts.names is not None:
+        process.pod_namespace, process.pod_name = facts.names.namespace, facts.names.pod
+        process.container_name = facts.names.container
+    process.trace_parent = facts.trace_parent
+    process.resource.update(facts.resource)
+    return process
+
+
+def add_agent(process: pb.Process, agent: ConnectedAgent) -> None:
+    """Adds the agent's own data."""
+    hello = agent.hello
+    if hello.rank is not None:
+        process.rank = hello.rank
+    if hello.world_size is not None:
+        process.world_size = hello.world_size
+    process.job_id = hello.job_id or process.job_id
+    process.framework = hello.framework or process.framework
+    process.python_version = hello.python_version
+    process.agent_version = hello.agent_version
+    process.iterations = hello.iterations
+    process.iteration_ns = hello.iteration_ns
+    process.busy_capture_id = agent.capture_id or hello.busy_capture_id
+    process.agent_state = pb.AGENT_STATE_BUSY if process.busy_capture_id else pb.AGENT_STATE_READY
+    process.activity_types.extend(agent.activity_types())
+    process.attached = agent.attached is not None
+    if agent.standing is not None:
+        process.standing.CopyFrom(agent.standing)
+    if not process.command:
+        process.command.extend(hello.argv)
+
+
+def add_polling(process: pb.Process, polling: PollingProcess) -> None:
+    """Adds the data from its libkineto's polls."""
+    process.kineto.last_poll_ns = polling.last_poll_ns
+    process.kineto.tracing = polling.tracing
+    process.kineto.job_id = polling.job_id

@@ -3,22 +3,21 @@
 Theory of operation
     <state>/index.sqlite        captures, targets (proto-JSON), labels, idempotency keys; WAL, synchronous=FULL
     <state>/captures/<id>/targets/<pid>-<start time>/    what `kineto_trace` reads and writes
-    <state>/trash/              folders on their way out
+    <state>/trash/ folders being removed
 
     The index is authoritative; a folder is created before its row. So after a crash, a folder without a row is garbage,
     and a row that has not ended is a capture that the daemon did not finish: `recovery` gives it its verdict.
 
     Files are removed in three steps: the folder is renamed into the trash and emptied there, which frees the disk
-    before anything is written; the row is deleted or, if an uploaded copy exists, updated to say that nothing is here
+    before anything is written; the row is deleted or, if an uploaded copy exists, updated to say that no files are here
     any more; the empty folder in the trash is removed. So a folder in the trash records, even after a crash, that its
     row has yet to be changed.
 
-    Every method blocks but `run`, which executes one in the store's own thread, and `remove`.
+    Every method blocks except `run`, which executes one in the store's own thread, and `remove`.
 """
 
 import asyncio
 import contextlib
-import errno
 import functools
 import logging
 import os
@@ -28,37 +27,83 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from google.protobuf import json_format
+from google.protobuf.message import Message
 from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.base.atomic_files import is_full, room
 
 from kinetod.base.errors import Exhausted, KinetodError, Precondition, Reason, StartError
 from kinetod.base.fair_slots import FairSlots
-from kinetod.permissions.role_policy import Thing
+from kinetod.permissions.role_policy import Resource
 from kinetod.processes.identity import ProcessKey
-from kinetod.store import index_schema
-from kinetod.store.stored_files import empty
-from kinetod.store.stored_messages import read_into
+from kinetod.store.path_guard import empty
 
 log = logging.getLogger(__name__)
 
-LAST_UID = (1 << 31) - 1  # of those that hosts give; above are the numbers of users of Kubernetes
+LAST_UID = (1 << 31) - 1  # largest uid of a host; larger numbers represent users of Kubernetes
 
 INDEX_FILE = "index.sqlite"
 LOCK_FILE = "lock"
 _BUSY_TIMEOUT_MS = 5000
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 P = ParamSpec("P")
 T = TypeVar("T")
+MAX_KEPT = 1024
+MAX_TEXT = 16 << 10  # characters of a cached text
+VERSION = 6
+_KUBERNETES_USERS = "CREATE TABLE kubernetes_users (number INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);"
+_TABLES = (
+    """
+CREATE TABLE captures (
+    id TEXT PRIMARY KEY, created_ns INTEGER NOT NULL, ended_ns INTEGER NOT NULL, status INTEGER NOT NULL,
+    host TEXT NOT NULL, idempotency_key TEXT UNIQUE, request_hash TEXT NOT NULL, spec TEXT NOT NULL,
+    pinned INTEGER NOT NULL DEFAULT 0, owner_uid INTEGER, local_bytes INTEGER, upload TEXT, start TEXT, counters TEXT,
+    index_bytes INTEGER NOT NULL DEFAULT 0
+) WITHOUT ROWID;
+CREATE INDEX captures_by_time ON captures (created_ns, id);
+CREATE TABLE targets (
+    capture_id TEXT NOT NULL REFERENCES captures (id) ON DELETE CASCADE, number INTEGER NOT NULL,
+    pid INTEGER NOT NULL, start_time_ns INTEGER NOT NULL, verdict INTEGER NOT NULL, target TEXT NOT NULL,
+    PRIMARY KEY (capture_id, number)
+) WITHOUT ROWID;
+CREATE TABLE labels (
+    capture_id TEXT NOT NULL REFERENCES captures (id) ON DELETE CASCADE, key TEXT NOT NULL, value TEXT NOT NULL,
+    PRIMARY KEY (capture_id, key)
+) WITHOUT ROWID;
+CREATE INDEX labels_by_key ON labels (key, value);
+"""
+    + _KUBERNETES_USERS
+)
+# By the version from which they start.
+_STEPS = {
+    1: """
+ALTER TABLE captures ADD COLUMN pinned INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE captures ADD COLUMN owner_uid INTEGER;
+ALTER TABLE captures ADD COLUMN local_bytes INTEGER;
+ALTER TABLE captures ADD COLUMN upload TEXT;
+UPDATE captures SET owner_uid = (
+    SELECT CASE WHEN min(uid) = max(uid) THEN min(uid) END
+    FROM (SELECT coalesce(json_extract(target, '$.process.uid'), 0) AS uid FROM targets WHERE capture_id = id)
+);
+""",
+    2: "ALTER TABLE captures ADD COLUMN start TEXT;",
+    3: _KUBERNETES_USERS,
+    4: "ALTER TABLE captures ADD COLUMN counters TEXT;",
+    5: "ALTER TABLE captures ADD COLUMN index_bytes INTEGER NOT NULL DEFAULT 0;",
+}
 
 
 def store_error(exc: OSError | sqlite3.Error, state_dir: Path) -> KinetodError:
     """Translates a failed write into an error for the caller."""
-    full = isinstance(exc, OSError) and exc.errno in _DISK_FULL
-    if full or (isinstance(exc, sqlite3.Error) and exc.sqlite_errorcode == sqlite3.SQLITE_FULL):
-        return Exhausted(Reason.LOW_DISK, f"the disk of {state_dir} is full; delete captures or free space on it")
+    full = is_full(exc) if isinstance(exc, OSError) else exc.sqlite_errorcode == sqlite3.SQLITE_FULL
+    if full:
+        left = ""
+        with contextlib.suppress(OSError):
+            left = f" ({room(state_dir)})"
+        return Exhausted(Reason.LOW_DISK, f"the disk of {state_dir} is full{left}; delete captures or free space on it")
     return Precondition(
         Reason.STORE_NOT_WRITABLE,
         f"the store {state_dir} cannot be written ({exc}); check its permissions and its mount, "
@@ -68,7 +113,10 @@ def store_error(exc: OSError | sqlite3.Error, state_dir: Path) -> KinetodError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
-    """One capture in the store. Bytes are those on this disk; None means not measured, or owner unknown."""
+    """One capture in the store. Bytes are on this disk; None means not measured, or owner unknown.
+
+    index_bytes: size of its rows, which is large for a long request or one with very many processes.
+    """
 
     id: str
     created_ns: int
@@ -77,11 +125,17 @@ class Holding:
     owner_uid: int | None
     local_bytes: int | None
     uploaded: bool
+    index_bytes: int = 0
+
+    @property
+    def bytes(self) -> int:
+        """Bytes freed by removing it; entries that are only in the object store are not removed for space."""
+        return 0 if self.uploaded and not self.local_bytes else (self.local_bytes or 0) + self.index_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Use:
-    """Disk usage of one user's ended captures. kept: what retention may not remove."""
+    """Disk usage of one user's ended captures. kept: bytes that retention may not remove."""
 
     owner_uid: int | None
     stored_bytes: int = 0
@@ -137,15 +191,15 @@ class Store:
     def _prepare(self) -> None:
         for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", f"busy_timeout={_BUSY_TIMEOUT_MS}"):
             self._db.execute(f"PRAGMA {pragma}")
-        found = index_schema.prepare(self._db)
-        if not index_schema.is_known(found):
+        found = prepare(self._db)
+        if not is_known(found):
             self._db.close()
             raise StartError(
                 f"the store {self.state_dir} was written by another version of kinetod (schema {found}, this one "
-                f"supports {index_schema.VERSION}); use that version or another --state-dir"
+                f"supports {VERSION}); use that version or another --state-dir"
             )
-        if 0 < found < index_schema.VERSION:
-            log.info("the index of %s was migrated from version %d to %d", self.state_dir, found, index_schema.VERSION)
+        if 0 < found < VERSION:
+            log.info("the index of %s was migrated from version %d to %d", self.state_dir, found, VERSION)
 
     async def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Executes a method in the store's thread; write errors become KinetodError."""
@@ -167,7 +221,7 @@ class Store:
         self._db.execute("BEGIN IMMEDIATE")
         try:
             yield
-            self._db.execute("COMMIT")  # fails on a full disk; what it would have kept must not be seen then
+            self._db.execute("COMMIT")  # fails on a full disk; its data must not be visible then
         except BaseException:
             with contextlib.suppress(sqlite3.Error):  # SQLite may have rolled back itself
                 self._db.execute("ROLLBACK")
@@ -216,7 +270,7 @@ class Store:
             if not self._db.execute("SELECT 1 FROM captures WHERE id = ?", (capture.id,)).fetchone():
                 self._insert_rows(capture)
             self._db.execute(
-                "UPDATE captures SET ended_ns = ?, status = ?, local_bytes = ?, counters = ? WHERE id = ?",
+                _END,
                 (capture.ended_ns, int(capture.status), local_bytes, _counters(capture), capture.id),
             )
 
@@ -241,7 +295,7 @@ class Store:
             self._db.execute("UPDATE captures SET local_bytes = ? WHERE id = ?", (size, capture_id))
 
     def set_upload(self, capture_id: str, upload: pb.Upload | None) -> None:
-        """Sets what is known about the uploaded copy."""
+        """Sets the facts about the uploaded copy."""
         text = None if upload is None else _json(upload)
         with self._transaction():
             self._db.execute("UPDATE captures SET upload = ? WHERE id = ?", (text, capture_id))
@@ -276,7 +330,7 @@ class Store:
         trash = self._trash / capture_id
         empty(trash)
         with contextlib.suppress(FileNotFoundError):
-            (self.captures_dir / capture_id).rename(trash)  # over an empty folder, if there is one
+            (self.captures_dir / capture_id).rename(trash)  # replaces an empty folder, if there is one
         trash.mkdir(mode=0o700, exist_ok=True)
         return trash
 
@@ -314,13 +368,13 @@ class Store:
         ).fetchone()
         return row
 
-    def owner(self, capture_id: str) -> Thing | None:
-        """The facts about a capture that access decisions use; None if it does not exist."""
+    def owner(self, capture_id: str) -> Resource | None:
+        """The facts about a capture for access decisions; None if it does not exist."""
         row = self._db.execute("SELECT owner_uid FROM captures WHERE id = ?", (capture_id,)).fetchone()
-        return None if row is None else Thing(uid=row[0])
+        return None if row is None else Resource(uid=row[0])
 
     def number_of(self, user: str) -> int:
-        """The permanent number that stands for a Kubernetes user instead of a uid; beyond the uids of Linux."""
+        """The permanent number that represents a Kubernetes user instead of a uid; beyond the uids of Linux."""
         query = "SELECT number FROM kubernetes_users WHERE name = ?"
         if (row := self._db.execute(query, (user,)).fetchone()) is None:
             with self._transaction():
@@ -355,7 +409,7 @@ class Store:
         for name, value in labels.items():
             conditions.append("id IN (SELECT capture_id FROM labels WHERE key = ? AND value = ?)")
             values += (name, value)
-        # Only constants of this module are put into the statement; values are bound.
+        # Only constants of this module are part of the statement; values are bound.
         query = " ".join((_SELECT, "WHERE", " AND ".join(conditions), "ORDER BY created_ns DESC, id DESC LIMIT ?"))
         return [self._capture(row) for row in self._db.execute(query, (*values, size)).fetchall()]
 
@@ -367,7 +421,7 @@ class Store:
     def holdings(self) -> list[Holding]:
         """Every capture with the facts that retention uses, oldest first."""
         rows = self._db.execute(
-            "SELECT id, created_ns, ended_ns, pinned, owner_uid, local_bytes, upload FROM captures "
+            "SELECT id, created_ns, ended_ns, pinned, owner_uid, local_bytes, upload, index_bytes FROM captures "
             "ORDER BY created_ns, id"
         ).fetchall()
         return [
@@ -379,6 +433,7 @@ class Store:
                 owner_uid=row[4],
                 local_bytes=row[5],
                 uploaded=_is_uploaded(row[6]),
+                index_bytes=row[7],
             )
             for row in rows
         ]
@@ -427,7 +482,7 @@ class Store:
 
     def check_writable(self) -> None:
         """Writes a small file as a test. Raises OSError."""
-        with tempfile.TemporaryFile(dir=self.state_dir) as probe:  # calls come at once: each has a file of its own
+        with tempfile.TemporaryFile(dir=self.state_dir) as probe:  # concurrent calls each need their own file
             probe.write(b"x")
 
     def clean_up(self) -> None:
@@ -449,10 +504,17 @@ _SELECT = (
     "SELECT id, created_ns, ended_ns, status, host, spec, pinned, owner_uid, local_bytes, upload, start, "
     "counters FROM captures"
 )
-_USES = (
-    "SELECT owner_uid, sum(local_bytes), sum(local_bytes * (pinned != 0)), sum(local_bytes * (pinned != 0 OR "
-    "(? AND coalesce(json_extract(upload, '$.state'), '') != 'UPLOAD_STATE_UPLOADED'))) "
-    "FROM captures WHERE local_bytes IS NOT NULL GROUP BY owner_uid"
+_USES = (  # bytes as in Holding
+    "SELECT owner_uid, sum(bytes), sum(bytes * (pinned != 0)), sum(bytes * (pinned != 0 OR "
+    "(? AND NOT uploaded AND local_bytes > 0))) FROM "
+    "(SELECT *, local_bytes + index_bytes * (local_bytes > 0 OR NOT uploaded) AS bytes FROM "
+    "(SELECT *, coalesce(json_extract(upload, '$.state'), '') = 'UPLOAD_STATE_UPLOADED' AS uploaded FROM captures)) "
+    "WHERE local_bytes IS NOT NULL GROUP BY owner_uid"
+)
+_END = (
+    "UPDATE captures SET ended_ns = ?, status = ?, local_bytes = ?, counters = ?, "
+    "index_bytes = length(CAST(spec AS BLOB)) + "
+    "(SELECT coalesce(sum(length(CAST(target AS BLOB))), 0) FROM targets WHERE capture_id = id) WHERE id = ?"
 )
 _INSERT = (
     "INSERT INTO captures (id, created_ns, ended_ns, status, host, idempotency_key, request_hash, spec, owner_uid) "
@@ -465,7 +527,7 @@ def _json(message: pb.Target | pb.Upload | pb.StartCaptureRequest) -> str:
 
 
 def _counters(capture: pb.Capture) -> str | None:
-    """A Capture that has only these; None: there are none."""
+    """A Capture with only these fields; None: it has none."""
     return json_format.MessageToJson(pb.Capture(counters=capture.counters), indent=None) if capture.counters else None
 
 
@@ -483,3 +545,41 @@ def _is_uploaded(text: str | None) -> bool:
 def key_of(target: pb.Target) -> ProcessKey:
     """The process of a target."""
     return ProcessKey(target.pid, target.start_time_ns)
+
+
+# Caches messages that the index stores as JSON. A list of captures has hundreds, which are the same at the next
+# request: parsing them takes about 50 times as long as copying them. So the latest ones are kept, unless they are long.
+def read_into(message: Message, text: str) -> None:
+    """Parses the text into an empty message; unknown fields are left out. Raises json_format.ParseError."""
+    name = message.DESCRIPTOR.name
+    message.CopyFrom(_kept(name, text) if len(text) <= MAX_TEXT else _read(name, text))
+
+
+def _read(name: str, text: str) -> Message:
+    found: Message = json_format.Parse(text, getattr(pb, name)(), ignore_unknown_fields=True)
+    return found
+
+
+@lru_cache(MAX_KEPT)
+def _kept(name: str, text: str) -> Message:
+    """The cached message, which callers must not change."""
+    return _read(name, text)
+
+
+def prepare(db: sqlite3.Connection) -> int:
+    """Creates or migrates the tables in one transaction. Returns the version found (0 for an empty file).
+
+    Leaves an unknown version unchanged. Raises sqlite3.Error.
+    """
+    (found,) = db.execute("PRAGMA user_version").fetchone()
+    if found == 0:
+        db.executescript(f"BEGIN IMMEDIATE; {_TABLES} PRAGMA user_version={VERSION}; COMMIT;")
+    elif found in _STEPS:
+        steps = "".join(_STEPS[version] for version in range(found, VERSION))
+        db.executescript(f"BEGIN IMMEDIATE; {steps} PRAGMA user_version={VERSION}; COMMIT;")
+    return int(found)
+
+
+def is_known(version: int) -> bool:
+    """Whether this kinetod can use an index of this version."""
+    return version in (0, VERSION, *_STEPS)

@@ -6,13 +6,16 @@ Theory of operation
     start: the state folder and its direct entries belong to the user or root, nobody else may write there, and no other
     user of the host can change a path to it if the daemon is root's.
 
-    What is read back (`open_regular`) must nevertheless be a regular file: links are not followed, and a FIFO or device
-    does not block.
+    Reading (`open_regular`) nevertheless requires a regular file: links are not followed, and a FIFO or device does not
+    block.
 """
 
+import contextlib
+import hashlib
 import io
 import logging
 import os
+import shutil
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -38,7 +41,7 @@ def check_store(state_dir: Path) -> None:
 
 
 def _is_root_of_host(uid_map: Path = Path("/proc/self/uid_map")) -> bool:
-    """Whether this is root of the host; root of a user namespace sees the host's folders as nobody's."""
+    """Whether this is root of the host; to root of a user namespace the host's folders seem to belong to nobody."""
     return os.geteuid() == ROOT and uid_map.read_text().split()[1:] == ["0", "4294967295"]
 
 
@@ -92,3 +95,34 @@ def open_regular(path: Path) -> io.FileIO:
         os.close(descriptor)
         raise OSError(0, "it is not a regular file")
     return io.FileIO(descriptor, "rb")
+
+
+def empty(folder: Path) -> None:
+    """Empties a folder but keeps it; removes a file or link of that name."""
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        folder.unlink(missing_ok=True)
+        return
+    with contextlib.suppress(FileNotFoundError):
+        for entry in list(os.scandir(folder)):
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path, ignore_errors=True)
+            else:
+                with contextlib.suppress(OSError):
+                    Path(entry.path).unlink()
+
+
+def folder_bytes(folder: Path) -> int:
+    """Total bytes of all files below a folder."""
+    total = 0
+    for root, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += Path(root, name).lstat().st_blocks * 512
+    return total
+
+
+def file_digest(path: Path) -> tuple[int, str]:
+    """Size and SHA-256 of a file. Raises OSError."""
+    with open_regular(path) as file:
+        digest = hashlib.file_digest(file, "sha256")
+        return os.fstat(file.fileno()).st_size, digest.hexdigest()

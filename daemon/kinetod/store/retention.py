@@ -20,13 +20,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from kineto_protos.units import format_duration, format_size
+from kineto_trace.base.quantities import format_duration, format_size
 
 from kinetod.base import metrics
 from kinetod.base.errors import KinetodError
 from kinetod.config.settings import Config, Settings
 from kinetod.store.capture_store import Holding, Store
-from kinetod.store.stored_files import folder_bytes
+from kinetod.store.path_guard import folder_bytes
 
 log = logging.getLogger(__name__)
 
@@ -43,14 +43,14 @@ class RetentionPolicy:
     max_bytes: int = 0
     max_bytes_per_user: int = 0
     max_captures_per_user: int = 0
-    share_bytes: int = 0  # that each user is sure of; 0: of nothing
-    max_entry_age_ns: int = 0  # of uploaded captures that are no longer here
-    keep_local: bool = True  # also once it is uploaded
+    share_bytes: int = 0  # guaranteed to each user; 0: nothing
+    max_entry_age_ns: int = 0  # for uploaded captures that are no longer on this host
+    keep_local: bool = True  # even after the upload
 
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """One capture to remove: the name of the rule, and a readable reason."""
+    """One capture to remove: the name of the rule and a readable reason."""
 
     holding: Holding
     rule: str
@@ -65,7 +65,9 @@ def plan(
     is_held: Callable[[Holding], bool] = lambda _: False,
     by_age: bool = True,
 ) -> list[Removal]:
-    """What to remove now. is_held: captures that may not be removed, whatever the rules say; holdings: oldest first."""
+    """The captures to remove now. is_held: captures that may not be removed, whatever the rules say; holdings: oldest
+    first.
+    """
     holdings = list(holdings)
     removals: dict[str, Removal] = {}
 
@@ -99,12 +101,12 @@ def plan(
 def beyond_shares(
     holdings: Iterable[Holding], share: int, wanted: int, *, is_held: Callable[[Holding], bool]
 ) -> list[Removal]:
-    """What to remove to free so many bytes: from users beyond their share, starting with the largest."""
+    """The captures to remove to free this many bytes: from users beyond their share, starting with the largest."""
     users = defaultdict[int | None, list[Holding]](list)
     total = 0
     for each in holdings:
         users[each.owner_uid].append(each)
-        total += each.local_bytes or 0
+        total += each.bytes
     removals: dict[str, Removal] = {}
 
     def may_go(each: Holding) -> bool:
@@ -121,10 +123,8 @@ def _fairly(
     may_go: Callable[[Holding], bool],
     removals: dict[str, Removal],
 ) -> None:
-    uses = {
-        uid: sum(each.local_bytes or 0 for each in owned if each.id not in removals) for uid, owned in users.items()
-    }
-    going = {uid: iter([each for each in owned if each.local_bytes and may_go(each)]) for uid, owned in users.items()}
+    uses = {uid: sum(each.bytes for each in owned if each.id not in removals) for uid, owned in users.items()}
+    going = {uid: iter([each for each in owned if each.bytes and may_go(each)]) for uid, owned in users.items()}
     total = sum(uses.values())
     while total > limit and going:
         uid = max(going, key=lambda each: uses[each])
@@ -139,13 +139,13 @@ def _fairly(
             f"most: {format_size(uses[uid])}"
         )
         removals[each.id] = Removal(each, "bytes", reason)
-        uses[uid] -= each.local_bytes or 0
-        total -= each.local_bytes or 0
+        uses[uid] -= each.bytes
+        total -= each.bytes
 
 
 @dataclass(frozen=True, slots=True)
 class _Measure:
-    """Something limited for each user. of: how much of it one capture takes; show: a readable amount."""
+    """A quantity limited for each user. of: how much of it one capture uses; show: a readable amount."""
 
     rule: str
     verb: str
@@ -154,7 +154,7 @@ class _Measure:
 
 
 _COUNT = _Measure("user-count", "are", lambda _: 1, str)
-_BYTES = _Measure("user-bytes", "take", lambda each: each.local_bytes or 0, format_size)
+_BYTES = _Measure("user-bytes", "take", lambda each: each.bytes, format_size)
 
 
 def _within(
@@ -204,7 +204,7 @@ class Retention:
         settings.subscribe(lambda _config: self.wake())
 
     def wake(self) -> None:
-        """Requests a look at the rules soon, because something has ended."""
+        """Requests that the rules be applied soon, because something has ended."""
         self._wake.set()
 
     async def run(self) -> None:
@@ -218,7 +218,7 @@ class Retention:
                 log.exception("retention failed")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), self._settings.current.retention_interval_ns / 1e9)
-            await asyncio.sleep(PAUSE_S)  # whoever ends many captures makes it look at all of them no more often
+            await asyncio.sleep(PAUSE_S)  # at most this often, even if many captures end
             self._wake.clear()
 
     async def apply(self) -> list[Removal]:
@@ -266,7 +266,7 @@ class Retention:
     async def _remove(self, removal: Removal) -> None:
         holding = removal.holding
         if (now := await self._store.run(self._store.get, holding.id)) is None or now.pinned:
-            return  # somebody was faster
+            return  # another call was faster
         if removal.rule == "entry-age":
             await self._store.run(self._store.set_upload, holding.id, None)
         await self._store.remove(holding.id)
@@ -287,5 +287,5 @@ class Retention:
                 format_duration(jump_ns), format_duration(int(HOLD_AFTER_JUMP_S * 1e9)),
             )  # fmt: skip
         elif jump_ns < -CLOCK_JUMP_NS:
-            self._hold_until_ns = 0  # it was set back: ages are right again, or too small
+            self._hold_until_ns = 0  # the clock was set back: ages are right again, or too small
         return steady_ns >= self._hold_until_ns

@@ -1,1 +1,1 @@
-"""Starts child processes and blocking calls and makes sure that every wait for them has a deadline."""
+"""Starts child processes and blocking calls, and gives every wait for them a deadline."""

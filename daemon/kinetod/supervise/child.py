@@ -1,27 +1,23 @@
-"""The daemon's own processes: their command line, the log of their standard error, questions to them, and their end."""
+"""The daemon's own processes: logs their standard error, queries them and ends them."""
 
 import asyncio
 import contextlib
 import logging
-import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from kineto_trace.base.own_processes import python as python
+
 from kinetod.base.safe_text import clean
 
 MAX_LINE_BYTES = 8 << 20
-_PATIENCE_S = 2.0  # of one that may end by itself
+_PATIENCE_S = 2.0  # for one that may end by itself
 _EXIT_S = 1.0
 _MAX_LINE_CHARS = 1000
 _MAX_ERROR_CHARS = 4000
 T = TypeVar("T")
-
-
-def python(module: str, *arguments: str) -> tuple[str, ...]:
-    """The command that runs one of our modules; it imports nothing from the daemon's working directory."""
-    return (sys.executable, "-P", "-m", module, *arguments)
 
 
 async def log_errors(process: Process, log: logging.Logger, name: str, level: int = logging.INFO) -> None:
@@ -34,22 +30,22 @@ async def log_errors(process: Process, log: logging.Logger, name: str, level: in
 
 
 async def end(process: Process, *, patience_s: float = 0.0, readers: Collection["asyncio.Task[None]"] = ()) -> str:
-    """Ends the process and returns how it ended. It does not wait for one that the kernel does not release, nor for one
-    that has become another user, which may not be killed.
+    """Ends the process and returns how it ended. Does not wait for one that the kernel does not release, nor for one
+    that runs as another user and may not be killed.
 
     patience_s: how long it may take to end by itself once its standard input is closed. readers: tasks that read its
-    output and get time to read the rest; what no task reads is discarded, so that the pipes are closed.
+    output and get time to read the rest; other output is discarded, so that the pipes are closed.
     """
     if process.stdin is not None:
         process.stdin.close()
     if process.returncode is None and not (patience_s and await _ended(process, patience_s)):
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # it is gone, or another user's by now
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # it is gone, or runs as another user by now
             process.kill()
         await _ended(process, _EXIT_S)
     if readers:
         await asyncio.wait(readers, timeout=_EXIT_S)
     for pipe in filter(None, (process.stdout, process.stderr)):
-        with contextlib.suppress(TimeoutError, RuntimeError):  # somebody else holds it open; it is still being read
+        with contextlib.suppress(TimeoutError, RuntimeError):  # another process holds it open; it is still being read
             await asyncio.wait_for(_drain(pipe), _EXIT_S)
     return "it does not end" if process.returncode is None else f"exit status {process.returncode}"
 
@@ -81,11 +77,11 @@ async def ask_once(
     deadline_s: float,
     pass_fds: Sequence[int] = (),
 ) -> ProcessEnd:
-    """Starts a process with the question on its standard input and hands over each line of its answer.
+    """Starts a process with the question on its standard input and calls `on_line` with each line of its answer.
 
     pass_fds: descriptors that it gets under the same numbers.
 
-    Raises OSError if it cannot be started, ValueError for a line that is too long, and what `on_line` raises; the
+    Raises OSError if it cannot be started, ValueError for a line that is too long, and exceptions of `on_line`; the
     process has been ended by then.
     """
     process = await asyncio.create_subprocess_exec(
@@ -112,7 +108,7 @@ async def ask_once(
 
 
 class Crashed(Exception):
-    """A child ended, or gave an answer that it should not give. how: how it ended."""
+    """A child ended, or gave an invalid answer. how: how it ended."""
 
     def __init__(self, what: str = "", how: str = "") -> None:
         super().__init__(what)
@@ -131,7 +127,7 @@ class WarmChild:
         self.readers = [asyncio.create_task(log_errors(process, log, name, level))]
 
     async def within(self, deadline_s: float, answer: Awaitable[T]) -> T:
-        """Awaits an answer of this child, which is ended unless it gives one. Raises TooLate, Crashed."""
+        """Awaits an answer of this child, and ends the child if there is none. Raises TooLate, Crashed."""
         try:
             async with asyncio.timeout(deadline_s):
                 return await answer
@@ -139,12 +135,12 @@ class WarmChild:
             await self.stop(kill=True)
             raise TooLate from None
         except Crashed as exc:
-            exc.how = await self.stop(kill=False)  # killing what has just ended would hide its exit status
+            exc.how = await self.stop(kill=False)  # killing a process that has just ended would hide its exit status
             raise
         except BaseException:
             await self.stop(kill=True)
             raise
 
     async def stop(self, *, kill: bool) -> str:
-        """Ends the process, at once or once it has nothing to do, and returns how it ended."""
+        """Ends the process, at once or when it is idle, and returns how it ended."""
         return await end(self.process, patience_s=0.0 if kill else _PATIENCE_S, readers=self.readers)

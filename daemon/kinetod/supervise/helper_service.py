@@ -1,8 +1,8 @@
-"""What services that do one thing with rights for the front end have in common: a socket, callers, an end when idle.
+"""Common part of the privileged helper services of the front end: a socket, callers, an end when idle.
 
 Theory of operation
-    A service manager passes one listening SOCK_SEQPACKET socket (LISTEN_FDS), or the service makes its own. Each
-    connection is a task, and its caller is who the kernel says (SO_PEERCRED). A service whose socket was passed ends
+    A service manager passes one listening SOCK_SEQPACKET socket (LISTEN_FDS), or the service creates its own. Each
+    connection is a task, and the kernel identifies its caller (SO_PEERCRED). A service whose socket was passed ends
     when nobody has connected for a while; the next caller starts it again.
 """
 
@@ -12,7 +12,6 @@ import logging
 import os
 import signal
 import socket
-import stat
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from kineto_protos import unix_peer
 
 from kinetod.base.errors import StartError
 from kinetod.base.notify import notify, watchdog_s
+from kinetod.base.unix_sockets import listen_at
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class HelperCaller:
 
     @classmethod
     def of(cls, sock: socket.socket) -> "HelperCaller":
-        """The one that connected."""
+        """The process that connected."""
         pid, uid, _gid = unix_peer.credentials(sock)
         return cls(pid, uid)
 
@@ -55,7 +55,7 @@ class HelperCaller:
 
 
 class Connections:
-    """The connections of a service. serve: until it ends, the connection is open; is_busy: with something else."""
+    """The connections of a service. serve: runs until the connection ends; is_busy: whether there is other work."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Connections:
         self._idle_since = time.monotonic()
 
     def accepted(self, sock: socket.socket) -> None:
-        """Takes a connection over."""
+        """Takes ownership of a connection."""
         sock.setblocking(False)
         if len(self._open) >= MAX_CONNECTIONS:
             log.warning("%s was refused: too many connections", HelperCaller.of(sock))
@@ -90,14 +90,14 @@ class Connections:
             await self._serve(sock, HelperCaller.of(sock))
 
     def idle_s(self) -> float:
-        """Seconds since there was a connection, or something else to do."""
+        """Seconds since there was a connection, or other work."""
         if self._open or self._is_busy():
             self._idle_since = time.monotonic()
             return 0.0
         return time.monotonic() - self._idle_since
 
     def begin(self) -> None:
-        """Counts from now on: the service has started."""
+        """Starts counting: the service has started."""
         self._idle_since = time.monotonic()
 
     async def stop(self) -> None:
@@ -108,7 +108,7 @@ class Connections:
 
 
 class HelperProgram(Protocol):
-    """A service as `run` serves it."""
+    """A service that `run` can serve."""
 
     connections: Connections
 
@@ -120,7 +120,7 @@ class HelperProgram(Protocol):
 
 
 def passed_socket() -> socket.socket | None:
-    """The one that the service manager passes, as sd_listen_fds(3) says. Raises StartError."""
+    """The socket passed by the service manager, see sd_listen_fds(3). Raises StartError."""
     count, pid = os.environ.pop("LISTEN_FDS", ""), os.environ.pop("LISTEN_PID", "")
     os.environ.pop("LISTEN_FDNAMES", None)
     if not count or pid != str(os.getpid()):
@@ -128,8 +128,6 @@ def passed_socket() -> socket.socket | None:
     if count != "1":
         raise StartError(f"expected one socket, but {count} were passed")
     try:
-        if not stat.S_ISSOCK(os.fstat(FIRST_PASSED).st_mode):
-            raise OSError("it is not a socket")
         listener = socket.socket(fileno=FIRST_PASSED)
     except OSError as exc:
         raise StartError(f"the descriptor that was passed cannot be used: {exc}") from exc
@@ -142,27 +140,14 @@ def passed_socket() -> socket.socket | None:
 
 
 def own_socket(path: Path, *, for_group: bool = False) -> socket.socket:
-    """Creates the socket for this user, or also its group; the policy decides who is served. Raises StartError."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
-    old_mask = os.umask(0o117 if for_group else 0o177)
-    try:
-        with contextlib.suppress(FileNotFoundError):
-            if stat.S_ISSOCK(path.lstat().st_mode):
-                path.unlink()
-        listener.bind(str(path))
-    except OSError as exc:
-        listener.close()
-        raise StartError(f"cannot listen on {path}: {exc.strerror}") from exc
-    finally:
-        os.umask(old_mask)
-    listener.listen(BACKLOG)
-    return listener
+    """The socket for this user, or also its group; the policy decides who is served. Raises StartError."""
+    return listen_at(path, socket.SOCK_SEQPACKET, mode=0o660 if for_group else 0o600, backlog=BACKLOG)
 
 
 async def serve(listener: socket.socket, program: HelperProgram, greeting: str, *, idle_exit_s: float) -> None:
-    """Serves until a signal, or until nobody has come for `idle_exit_s` (0: never). Raises StartError.
+    """Serves until a signal, or until there was no caller for `idle_exit_s` (0: never). Raises StartError.
 
-    greeting: what is logged when it serves.
+    greeting: logged when it begins to serve.
     """
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
@@ -198,7 +183,7 @@ def _accept(listener: socket.socket, connections: Connections) -> None:
 
 
 async def _until_done(connections: Connections, stop: asyncio.Event, idle_exit_s: float) -> None:
-    """Pings the watchdog from this loop; ends when told to, or when nobody has come for long."""
+    """Pings the watchdog from this loop; ends on request, or after a long time without callers."""
     period_s = min((watchdog_s() or _LOOK_ROUND_S) / 2, _LOOK_ROUND_S)
     while not stop.is_set():
         notify("WATCHDOG=1")

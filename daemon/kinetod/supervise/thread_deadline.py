@@ -1,4 +1,4 @@
-"""A blocking function that callers wait for with a deadline."""
+"""Runs a blocking function that callers await with a deadline."""
 
 import threading
 from collections.abc import Callable
@@ -11,8 +11,8 @@ T = TypeVar("T")
 class WithinDeadline(Generic[T]):
     """Runs `function` in a thread of its own, one call at a time. Thread-safe.
 
-    A late call continues, and the next caller gets its result once it has one, instead of a second thread that
-    hangs too. The thread is a daemon thread: it does not keep the process from ending.
+    A late call continues, and the next caller gets its result once there is one, instead of a second thread that hangs
+    too. The thread is a daemon thread: it does not keep the process from ending.
     """
 
     def __init__(self, name: str, function: Callable[[], T]) -> None:

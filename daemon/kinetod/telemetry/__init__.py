@@ -1,1 +1,1 @@
-"""Shows the health and the metrics of the daemon and its host."""
+"""Reports the health and metrics of the daemon and its host."""

@@ -1,7 +1,7 @@
-"""The GPUs as Prometheus metrics, read when somebody scrapes.
+"""The GPUs as Prometheus metrics, read at each scrape.
 
 The labels are those of dcgm-exporter, so that both join on UUID and pci_bus_id; its counters are not repeated under its
-names. What a GPU does not have, or its library does not report, has no series.
+names. Missing values have no series.
 """
 
 from collections import Counter
@@ -13,12 +13,11 @@ from prometheus_client.registry import Collector
 
 from kinetod.gpus.container_owners import GpuContainer, Owners
 from kinetod.gpus.gpu_types import GpuState, LibraryState, Snapshot
-from kinetod.gpus.job_owners import Jobs, jobs_of
+from kinetod.gpus.slurm_variables import Jobs, jobs_of
 from kinetod.processes.drm_gpus import PROC, SYS, drm_gpus, nvidia_gpus
 
 DEADLINE_S = 1.2
 LABELS = ("gpu", "UUID", "pci_bus_id", "device", "modelName", "Hostname", "pod", "namespace", "container", "hpc_job")
-
 
 _NOBODY = GpuContainer()
 _GAUGES: Sequence[tuple[str, str, str]] = (
@@ -71,9 +70,9 @@ _ACTIVITY: Sequence[tuple[str, str, str]] = (
 class GpuCollector(Collector):
     """GPU metrics from the vendors' libraries.
 
-    read: a snapshot, within the seconds that it is given. owners: who has which GPU of a snapshot, by UUID. jobs: what
-    the cluster gave to which batch job. A GPU that several share has none of their names; kineto_gpu_container_info
-    and kineto_gpu_job_info have them all.
+    read: returns a snapshot within the given seconds. owners: owners of a snapshot's GPUs, by UUID. jobs: the cluster's
+    allocations to batch jobs. A shared GPU has none of their names; kineto_gpu_container_info and kineto_gpu_job_info
+    have them all.
     """
 
     def __init__(
@@ -98,7 +97,7 @@ class GpuCollector(Collector):
         return [*_families(()), _containers(()), _batch_jobs(()), _present({}), *_libraries(Snapshot())]
 
     def collect(self) -> Iterable[Metric]:
-        """Every family, including one that tells which libraries fail."""
+        """Every family, including one that shows which libraries fail."""
         snapshot = self._read(DEADLINE_S)
         owners = self._owners(snapshot)
         found = self._jobs()
@@ -229,7 +228,7 @@ def _present(counts: Mapping[str, int]) -> Metric:
 
 
 def present(proc: Path = PROC, sys: Path = SYS) -> dict[str, int]:
-    """How many GPUs the drivers have, by vendor, without any library."""
+    """The number of GPUs of the drivers, by vendor, without any library."""
     counts = Counter(gpu.vendor for gpu in drm_gpus(sys, proc))
     compute = 0
     for identity in (sys / "class/kfd/kfd/topology/nodes").glob("*/gpu_id"):

@@ -19,7 +19,9 @@ import sqlite3
 import time
 from dataclasses import dataclass
 
-from kinetod.access.connections.connection_proxy import Front
+from kineto_trace.base.atomic_files import is_full
+
+from kinetod.access.connections.connection_proxy import ConnectionProxy
 from kinetod.agents.link import LinkServer
 from kinetod.captures.result.decode_pool import WorkerPool
 from kinetod.store.capture_store import Store
@@ -28,7 +30,6 @@ log = logging.getLogger(__name__)
 
 PROBE_DEADLINE_S = 5.0
 PROBE_PERIOD_S = 30.0
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class Health:
         store: Store,
         workers: WorkerPool,
         *,
-        front: Front | None = None,
+        front: ConnectionProxy | None = None,
         probe_period_s: float = PROBE_PERIOD_S,
         probe_deadline_s: float = PROBE_DEADLINE_S,
     ) -> None:
@@ -78,7 +79,7 @@ class Health:
         error = await self._store_error()
         if isinstance(error, TimeoutError):
             problems.append(f"the disk of {self._store.state_dir} does not answer")
-        elif error is not None and error.errno in _DISK_FULL:
+        elif error is not None and is_full(error):
             notes.append(f"the disk of {self._store.state_dir} is full")
         elif error is not None:
             problems.append(f"the store {self._store.state_dir} cannot be written: {error.strerror}")

@@ -11,7 +11,7 @@ from kinetod.gpus.gpu_reader import DEADLINE_S, GpuReader
 from kinetod.gpus.gpu_types import LibraryState
 from kinetod.plugins.plugin_loader import KnownPlugins, LoadedPlugin
 from kinetod.store.capture_store import Store
-from kinetod.store.stored_files import folder_bytes
+from kinetod.store.path_guard import folder_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class HostInfo:
     started_ns: int = field(default_factory=time.time_ns)
 
     def describe(self, *, agents: int, captures_running: int) -> pb.Host:
-        """Describes the host afresh."""
+        """Describes the host's current state."""
         gpus, config = read_gpus(self.gpus), self.settings.current
         return pb.Host(
             hostname=self.hostname,
@@ -83,7 +83,7 @@ def read_gpus(reader: GpuReader, deadline_s: float = DEADLINE_S) -> Gpus:
     )
     versions = [library.driver_version for library in snapshot.libraries if library.driver_version]
     absent = {library.name for library in snapshot.libraries if library.state is LibraryState.ABSENT}
-    beside = {"sysman", "drm"} if "drm" in absent else set()  # nothing of AMD or Intel is there for them
+    beside = {"sysman", "drm"} if "drm" in absent else set()  # nothing of AMD or Intel for them to read
     problems = [
         library.detail
         for library in snapshot.libraries

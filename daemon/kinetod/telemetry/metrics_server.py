@@ -5,25 +5,29 @@ MAX_PER_PEER connections at a time and MAX_PER_SECOND new ones, out of MAX_CONNE
 reserved for peers that have none; more are closed at once. A connection ends after CONNECTION_S, however slowly it
 sends or reads. One measurement is made at a time and serves all scrapes that arrived before it began.
 
-Only these two pages are served, and nothing but the requested metric names is read from the request.
+Only these two pages are served, and nothing but the host and the requested metric names is read from the request. Over
+loopback the host must be an address or localhost: a page of the web may have its own name point here.
 """
 
+import asyncio
 import contextlib
 import json
 import logging
+import re
 import socket
 import socketserver
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from kineto_protos.endpoints import is_loopback
 from prometheus_client import CollectorRegistry, make_wsgi_app
-from prometheus_client.core import Metric
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from kinetod import __version__
@@ -41,14 +45,16 @@ MAX_CONNECTIONS = 16
 MAX_PER_PEER = 4
 MAX_PER_SECOND = 10  # of one peer, on average
 POLL_S = 0.5
-_TEXT = [("Content-Type", "text/plain; charset=utf-8")]
-_JSON = [("Content-Type", "application/json")]
+_TEXT = (("Content-Type", "text/plain; charset=utf-8"),)  # not a list: wsgiref would permanently add its length
+_JSON = (("Content-Type", "application/json"),)
+_NO_NAME = re.compile(r"(?:localhost|[\d.]+|\[[\da-f:.]+\])?(?::\d+)?", re.ASCII | re.IGNORECASE)  # except that one
+DEADLINE_S = 0.2
 
 
 class _Handler(WSGIRequestHandler):
     timeout = REQUEST_S
 
-    def log_message(self, format: str, *args: Any) -> None:  # the base class names it
+    def log_message(self, format: str, *args: Any) -> None:  # name required by the base class
         log.debug("%s: %s", self.address_string(), format % args)
 
     def address_string(self) -> str:
@@ -64,7 +70,7 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         self.address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         self._lock = threading.Lock()
         self._held = Counter[str]()
-        self._open: dict[Any, tuple[str, float]] = {}  # by connection: whose, and since when
+        self._open: dict[Any, tuple[str, float]] = {}  # by connection: peer and start
         self._rate = RequestRate(lambda: MAX_PER_SECOND)
         super().__init__((address.host, address.port), _Handler)
 
@@ -118,7 +124,7 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         with self._lock:
             for connection, (_, since) in self._open.items():
                 if time.monotonic() - since > CONNECTION_S:
-                    with contextlib.suppress(OSError):  # the other end has hung up
+                    with contextlib.suppress(OSError):  # the other end has closed
                         connection.shutdown(socket.SHUT_RDWR)
 
 
@@ -211,6 +217,9 @@ class MetricsServer:
 
     def _serve(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
+        if is_loopback(self._address.host) and not _NO_NAME.fullmatch(environ.get("HTTP_HOST", "")):
+            start_response("421 Misdirected Request", [*_TEXT])
+            return [b"ask for this host by its address or as localhost\n"]
         if method not in ("GET", "HEAD"):
             start_response("405 Method Not Allowed", [*_TEXT, ("Allow", "GET, HEAD")])
             return [b"GET /metrics or /health\n"]
@@ -219,10 +228,10 @@ class MetricsServer:
             return pages
         if path == "/health":
             serving = self._healthy()
-            start_response("200 OK" if serving else "503 Service Unavailable", _JSON)
+            start_response("200 OK" if serving else "503 Service Unavailable", [*_JSON])
             status = "SERVING" if serving else "NOT_SERVING"
             return [json.dumps({"status": status, "version": __version__}).encode() + b"\n"]
-        start_response("404 Not Found", _TEXT)
+        start_response("404 Not Found", [*_TEXT])
         return [b"GET /metrics or /health\n"]
 
     def stop(self) -> None:
@@ -231,3 +240,58 @@ class MetricsServer:
             self._server.shutdown()
             self._server.server_close()
             self._server = None
+
+
+# The state of the daemon at the moment of a scrape: agents, captures in progress, delay of its event loop.
+# This state belongs to the event loop and is read on it. If the loop does not respond within DEADLINE_S, the scrape
+# reports no agents and a delay of DEADLINE_S.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DaemonState:
+    """The number of agents by state (READY, BUSY, INCOMPATIBLE) and of captures that have not ended."""
+
+    agents: Mapping[str, int]
+    captures_running: int
+
+
+class DaemonCollector(Collector):
+    """Reads the state on the loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, read: Callable[[], DaemonState]) -> None:
+        self._loop = loop
+        self._read = read
+
+    def describe(self) -> Iterable[Metric]:
+        """Every family, without values."""
+        return _families(None, None)
+
+    def collect(self) -> Iterable[Metric]:
+        """Every family."""
+        asked = time.perf_counter()
+        answer: Future[DaemonState] = Future()
+
+        def read() -> None:
+            if answer.set_running_or_notify_cancel():
+                answer.set_result(self._read())
+
+        try:
+            self._loop.call_soon_threadsafe(read)
+            state: DaemonState | None = answer.result(DEADLINE_S)
+        except (TimeoutError, RuntimeError):  # it is busy, or closed
+            answer.cancel()
+            state = None
+        return _families(state, time.perf_counter() - asked)
+
+
+def _families(state: DaemonState | None, delay_s: float | None) -> Iterable[Metric]:
+    agents = GaugeMetricFamily("kineto_agents", "Agents that are connected.", labels=["state"])
+    running = GaugeMetricFamily("kineto_captures_running", "Captures that have not ended.")
+    delay = GaugeMetricFamily(
+        "kineto_event_loop_delay_seconds", "Delay until the daemon's event loop handled this scrape."
+    )
+    if state is not None:
+        for name, count in state.agents.items():
+            agents.add_metric([name], count)
+        running.add_metric([], state.captures_running)
+    if delay_s is not None:
+        delay.add_metric([], delay_s)
+    return agents, running, delay

@@ -1,3 +1,1 @@
-"""Writes traces into users' folders with their rights alone, as a child of the daemon or of the kinetod-writer
-service.
-"""
+"""Writes traces into users' folders with only their rights, as a child of the daemon or the kinetod-writer service."""

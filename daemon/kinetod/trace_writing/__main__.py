@@ -10,12 +10,12 @@ import click
 
 from kinetod import __version__
 from kinetod.base import logs
-from kinetod.base.command_line import exit_status
 from kinetod.base.errors import StartError
+from kinetod.base.logs import exit_status
 from kinetod.base.policy_file import PolicyError
 from kinetod.config.service_options import idle_exit_option, listening_socket, log_level_option, socket_option
 from kinetod.supervise.helper_service import serve
-from kinetod.trace_writing import writer_policy as policies
+from kinetod.trace_writing import writer_server as policies
 from kinetod.trace_writing.writer_server import WriterService
 
 log = logging.getLogger(__name__)

@@ -1,21 +1,21 @@
-"""`python -m kinetod.trace_writing.trace_writer`: writes traces into a user's folder with that user's rights alone.
+"""`python -m kinetod.trace_writing.trace_writer`: writes traces into a user's folder with only that user's rights.
 
 Theory of operation
-    Whoever starts it (the daemon, or the kinetod-writer service) passes a question on standard input and open
-    descriptors of the stored traces; the answer is one line of JSON: what is wrong with each file, "" for those that
-    have been written. Before it touches a path, this process becomes the user: groups, group and user, without any
-    capability, so that the kernel refuses what it would refuse to that user, and counts files for that user's quota.
+    Its parent (the daemon, or the kinetod-writer service) passes a request on standard input and open descriptors of
+    the stored traces; the answer is one line of JSON: the problem of each file, "" for written ones. Before it touches
+    a path, this process becomes the user: groups, group and user, without any capability, so that the kernel applies
+    that user's permissions and quota.
 
-    - It ends itself at its deadline, by a timer whose signal it does not catch: who has started it may have no right to
-      kill another user's process.
-    - The folder is entered from one of the allowed roots, part by part, and never through a symbolic link. So it lies
-      below that root whatever its users do meanwhile.
-    - Where the user is root, every folder on the way must be root's, and writable by others only with the sticky bit:
-      root's rights must not be used where others choose what a name means.
-    - What is written must be a regular file that looks like a trace, as long as it was at first and not longer than
-      allowed, so that nothing that blocks or grows is read.
-    - A file is written under a name of its own, which nobody can have guessed, and renamed when it is complete. It
-      replaces a file of that name only if that is the same user's and a trace, as Kineto and this daemon write them.
+    - It ends itself at its deadline, by a timer whose signal it does not catch: its parent may not be allowed to kill
+      another user's process.
+    - The folder is entered from one of the allowed roots, part by part, and never through a symbolic link. So it is
+      below that root whatever its users do in between.
+    - If the user is root, every folder on the path must be root's, and writable by others only with the sticky bit:
+      root's rights must not be used where others control the meaning of a name.
+    - The source must be a regular file that looks like a trace, with its initial length and no longer than allowed, so
+      that nothing that blocks or grows is read.
+    - A file is written under an unguessable name, and renamed when it is complete. It replaces a file of that name only
+      if that is the same user's and a trace, as Kineto and this daemon write them.
 """
 
 import contextlib
@@ -30,26 +30,26 @@ import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO
 
-from kinetod.base.capabilities import drop_capabilities
+from kinetod.base.libc import drop_capabilities
 
 ROOT = 0
-NOBODYS_GROUP = 65534  # of a user without an entry in the host's database
-FILE_MODE = 0o644  # as Kineto's with the usual umask
+NOBODYS_GROUP = 65534  # for a user without an entry in the host's database
+FILE_MODE = 0o644  # like Kineto's with the usual umask
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _CHUNK_BYTES = 1 << 20
 _HEAD_BYTES = 4096
-_OTHER_KINDS = (".pftrace", ".memory_snapshot.pickle", ".execution_trace.json")  # by their names
+_OTHER_KINDS = (".pftrace", ".memory_snapshot.pickle", ".execution_trace.json")  # recognised by name
 _HIDDEN = {"ProtectHome=no": ("/home", "/root", "/run/user"), "PrivateTmp=no": ("/tmp", "/var/tmp")}  # by units
 _SIGNS = (b'"traceEvents"', b'"schemaVersion"', b'"deviceProperties"', b'"displayTimeUnit"')
 
 
 class WriteRefused(Exception):
-    """A file cannot be written; the text says why."""
+    """A file cannot be written; the message says why."""
 
 
 def become(uid: int) -> None:
-    """Takes on a user's identity for good, without any capability. Raises WriteRefused."""
+    """Permanently becomes a user, without any capability. Raises WriteRefused."""
     try:
         if uid != os.geteuid():
             _change_user(uid)
@@ -59,7 +59,7 @@ def become(uid: int) -> None:
 
 
 def _change_user(uid: int) -> None:
-    """Raises OSError."""
+    """Changes groups, group and user. Raises OSError."""
     try:
         entry = pwd.getpwuid(uid)
     except KeyError:
@@ -73,7 +73,7 @@ def _change_user(uid: int) -> None:
 
 
 def opened_root(root: str, unit: str) -> int:
-    """A descriptor of the root. unit: of systemd, which decides what this process sees. Raises WriteRefused."""
+    """A descriptor of the root. unit: systemd unit whose settings limit what this process sees. Raises WriteRefused."""
     try:
         folder = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as exc:
@@ -88,7 +88,7 @@ def opened_root(root: str, unit: str) -> int:
 
 
 def _hidden(root: str, unit: str, error: OSError) -> str:
-    """What to do if it is the unit that does not let this process see the root."""
+    """Advice if the unit hides the root from this process."""
     for line, folders in _HIDDEN.items():
         for folder in folders:
             if f"{root}/".startswith(f"{folder}/") and (
@@ -163,7 +163,7 @@ def _size_of(source: int, name: str, max_bytes: int) -> int:
 
 
 def _copy(source: int, copy: BinaryIO, size: int) -> None:
-    """Copies so many bytes, whatever is added meanwhile. Raises WriteRefused, OSError."""
+    """Copies exactly `size` bytes, even if the source grows. Raises WriteRefused, OSError."""
     done = 0
     while chunk := os.pread(source, min(_CHUNK_BYTES, size - done), done):
         copy.write(chunk)
@@ -200,9 +200,9 @@ def is_trace(head: bytes) -> bool:
 
 
 def results(question: Mapping[str, Any]) -> Iterator[str]:
-    """What is wrong with each file of a question; of one without files, with its folder; without a user, with its root.
+    """Yields the problem of each file of a request; without files, of its folder; without a user, of its root.
 
-    A root that this process may not see without being a user is believed to be in order.
+    A root that only a user may see is assumed to be in order.
     """
     root, unit = question["root"], question["unit"]
     try:

@@ -1,8 +1,8 @@
-"""The front end's side of the kinetod-writer service, for a daemon that may not become other users.
+"""The front end's client of the kinetod-writer service, for a daemon that may not become other users.
 
 Theory of operation
-    One connection for each thing that is asked. The service must be root's or our own user's (SO_PEERCRED; for a socket
-    that systemd passes it is root). It is asked when it is needed, so that it may be enabled while the daemon runs.
+    One connection for each request. The service must be root's or our own user's (SO_PEERCRED; for a socket that
+    systemd passes it is root). It is contacted only on demand, so it may be enabled while the daemon runs.
 """
 
 import asyncio
@@ -16,13 +16,13 @@ from kinetod.supervise.helper_connection import NotOurService, connected
 from kinetod.trace_writing import writer_messages as messages
 from kinetod.trace_writing.writer_messages import PlaceTraces
 
-START_GRACE_S = 20.0  # the first caller after a while waits for the service's start
+START_GRACE_S = 20.0  # the first caller after an idle period waits for the service's start
 ENABLE = "`systemctl enable --now kinetod-writer.socket`"
 LOOK = "`systemctl status kinetod-writer.socket kinetod-writer.service`"
 
 
 class WriterUnreachable(Exception):
-    """The service cannot be asked. The text says why. advice: what an administrator does about it."""
+    """The service is unavailable. The message says why. advice: what an administrator can do about it."""
 
     def __init__(self, why: str, advice: str) -> None:
         super().__init__(why)
@@ -30,7 +30,7 @@ class WriterUnreachable(Exception):
 
 
 class WriterClient:
-    """Asks the service that listens on `path`."""
+    """Client of the service that listens on `path`."""
 
     def __init__(self, path: Path, *, start_grace_s: float = START_GRACE_S) -> None:
         self._path = path
@@ -39,9 +39,9 @@ class WriterClient:
     async def place(
         self, uid: int | None, folder: Path, files: Sequence[tuple[int, str]] = (), *, deadline_s: float
     ) -> list[str]:
-        """What is wrong with each file (a descriptor and a name), or with the folder. Raises WriterUnreachable.
+        """Returns the problem of each file (a descriptor and a name), or of the folder. Raises WriterUnreachable.
 
-        uid: None asks whether anything may be written there at all. deadline_s: beyond the time of the service's start.
+        uid: None asks whether anything may be written there at all. deadline_s: not counting the service's start.
         """
         asked = PlaceTraces(uid=uid, folder=str(folder), names=tuple(name for _fd, name in files))
         try:
@@ -56,12 +56,12 @@ class WriterClient:
         except messages.BadWriterMessage as exc:
             raise WriterUnreachable(f"the writer service does not answer as it should: {exc}", LOOK) from exc
         count = max(1, len(files))
-        if len(problems) != count:  # it refused before it understood what was asked
+        if len(problems) != count:  # it refused the request before decoding it
             problems = (problems[0] or "the writer service did not answer for each file",) * count
         return [clean(each, messages.MAX_PROBLEM_CHARS) for each in problems]
 
     async def _said(self, packet: bytes, fds: list[int]) -> bytes:
-        """Raises OSError, WriterUnreachable."""
+        """Sends a packet and returns the answer. Raises OSError, WriterUnreachable."""
         with await connected(self._path) as sock:
             await send(sock, packet, fds, self._start_grace_s)
             said, unexpected = await receive(sock, messages.MAX_PACKET_BYTES + 1)

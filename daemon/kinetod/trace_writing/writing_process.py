@@ -1,4 +1,4 @@
-"""Asks a process that becomes the user to write: one way for the daemon and for the kinetod-writer service."""
+"""Starts a process that becomes the user and writes: used by the daemon and by the kinetod-writer service."""
 
 import contextlib
 import json
@@ -11,20 +11,20 @@ from kinetod.supervise.child import ask_once, python
 WRITER = python("kinetod.trace_writing.trace_writer")
 CHECK_S = 5.0  # a folder answers at once, or hangs
 WRITE_S = 120.0
-FILES_AT_ONCE = 32  # descriptors that one writer gets
+FILES_AT_ONCE = 32  # descriptors passed to one writer
 GRACE_S = 2.0  # the process keeps its deadline itself
 MAX_FILE_BYTES = 16 << 30  # more than any trace: decoders and recorders have their own limits
 
 
 class NoAnswer(Exception):
-    """The process has ended at its deadline, or should have."""
+    """The process was ended at its deadline, or should have been."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteQuestion:
-    """What is written, as whom and where.
+    """What to write, as which user and where.
 
-    uid: None looks at the root alone. files: descriptors and names. unit: of systemd, in which the process runs.
+    uid: None checks the root only. files: descriptors and names. unit: systemd unit in which the process runs.
     """
 
     uid: int | None
@@ -38,7 +38,7 @@ class WriteQuestion:
 async def answer(
     question: WriteQuestion, *, deadline_s: float, command: Sequence[str] = WRITER, alive: int | None = None
 ) -> list[str]:
-    """What is wrong with each file, or with the folder if there are no files; "" where nothing is.
+    """Returns the problem of each file, or of the folder if there are no files; "" for none.
 
     alive: a descriptor that stays open in the process as long as it exists. Raises NoAnswer.
     """

@@ -1,4 +1,4 @@
-"""A local file on its way out: read once, part by part, with every checksum that may be needed."""
+"""A local file to be uploaded: read once, part by part, with every checksum that may be needed."""
 
 import hashlib
 import os
@@ -11,7 +11,7 @@ from kinetod.uploads.worker_protocol import BLOCK_BYTES, MAX_PARTS, PART_BYTES, 
 
 
 class Part(NamedTuple):
-    """Numbered from 1, as S3 does."""
+    """A part, numbered from 1 as in S3."""
 
     number: int
     data: bytes
@@ -28,7 +28,7 @@ class LocalFile:
     """One file; `stored` and `etag` are known when all parts were iterated over."""
 
     def __init__(self, path: Path, name: str, sha256: str = "") -> None:
-        """name: for messages and manifests; sha256: as recorded, empty if it is not. Raises LocalDamage."""
+        """name: for messages and manifests; sha256: as recorded; empty: unknown. Raises LocalDamage."""
         self.path = path
         self.name = name
         self._expected = sha256
@@ -64,7 +64,7 @@ class LocalFile:
         return Part(number, data, md5)
 
     def stored(self) -> Stored:
-        """The file as it was read. Raises LocalDamage if that differs from what was recorded."""
+        """The file as read. Raises LocalDamage if it differs from the record."""
         found = self._sha256.hexdigest()
         if self._expected and found != self._expected:
             raise LocalDamage(self.name, f"has the SHA-256 {found} instead of {self._expected}")

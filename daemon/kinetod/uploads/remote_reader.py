@@ -1,8 +1,7 @@
-"""Reading uploaded captures for callers: block by block, each verified by the worker.
+"""Reads uploaded captures for callers: block by block, each verified by the worker.
 
-The worker's threads are for uploads too. So reads get some of them at a time, and long jobs (comparing or
-removing a whole capture) a few, in turns by user (`base.fair_slots`): no user waits for everything that another one has
-asked for.
+The worker's threads also serve uploads. So reads get some of them at a time, and long jobs (comparing or removing a
+whole capture) a few, in turns by user (`base.fair_slots`): no user waits for all of another user's requests.
 """
 
 import asyncio
@@ -21,7 +20,7 @@ LONG_JOBS = 4
 
 
 class RemoteReader:
-    """Answers from the object store that a capture's record names."""
+    """Reads from the object store named in a capture's record."""
 
     def __init__(self, worker: UploadWorker) -> None:
         self._worker = worker
@@ -61,7 +60,7 @@ class RemoteReader:
         return data
 
     async def verify(self, upload: pb.Upload) -> list[tuple[str, int, str]]:
-        """Each file's name, size and what is wrong with it (empty: nothing). Raises KinetodError."""
+        """Each file's name, size and problem (empty: none). Raises KinetodError."""
         job = {"do": "verify", "url": upload.url, "manifest_sha256": upload.manifest_sha256}
         try:
             async with self._long.turn():

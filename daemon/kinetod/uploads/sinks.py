@@ -1,8 +1,8 @@
-"""How a file gets into each kind of store, so that an object is either complete or absent.
+"""Writes files into each kind of store, so that an object is either complete or absent.
 
-    s3      parts of a multipart upload; a later try asks what has arrived and continues there
-    file    a .part file that a later try continues, then a rename
-    others  in one piece by the library, whose objects appear when they are complete; a later try begins anew
+    s3      parts of a multipart upload; a retry asks which have arrived and continues there
+    file    a .part file that a retry continues, then a rename
+    others  in one piece by the library, whose objects appear when they are complete; a retry begins anew
 
 `put` returns the entity tag to compare, or an empty text if the store is to be read back instead.
 """
@@ -10,18 +10,72 @@
 import contextlib
 import hashlib
 import os
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
 from kinetod.uploads.local_source import LocalFile, Part
-from kinetod.uploads.throttle import Share
 from kinetod.uploads.worker_protocol import LocalDamage, Progress
 
 _PART_SUFFIX = ".part"
+_STEP_S = 1.0
+
+
+class Throttle:
+    """Limits the rate of sending: each amount is charged first, and the same user's next one waits until it is worked
+    off. Rate 0: no limit.
+
+    The rate is divided by the number of users with an upload in progress. So one user's debt, perhaps a file of hours,
+    delays no other user.
+    """
+
+    def __init__(
+        self,
+        bytes_per_second: int,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._rate = bytes_per_second
+        self._clock = clock
+        self._sleep = sleep
+        self._lock = threading.Lock()
+        self._free_at: dict[str, float] = {}  # by the clock, when each user's debt is worked off
+
+    def share(self, user: str) -> "Share":
+        """This user's share of the throttle."""
+        return Share(self, user)
+
+    def take(self, size: int, alive: Callable[[], None] = lambda: None, *, user: str = "") -> None:
+        """Returns when `size` bytes may be sent; until then calls `alive` at least every second, which may raise."""
+        if self._rate <= 0:
+            return
+        with self._lock:
+            now = self._clock()
+            self._free_at = {each: at for each, at in self._free_at.items() if at > now}
+            begin = self._free_at.setdefault(user, now)
+            self._free_at[user] = begin + size * len(self._free_at) / self._rate
+        while (rest := begin - self._clock()) > 0:
+            alive()
+            self._sleep(min(rest, _STEP_S))
+
+
+class Share:
+    """One user's part of a throttle."""
+
+    def __init__(self, throttle: Throttle, user: str) -> None:
+        self._throttle = throttle
+        self._user = user
+
+    def take(self, size: int, alive: Callable[[], None] = lambda: None) -> None:
+        """See Throttle.take."""
+        self._throttle.take(size, alive, user=self._user)
 
 
 class RetryNotes(Protocol):
-    """What one try leaves for the next, per file; kept on disk."""
+    """Notes of one try for the next, per file; kept on disk."""
 
     def get(self, name: str, key: str) -> Any:
         """The note for a file; None if there is none."""
@@ -33,14 +87,14 @@ class RetryNotes(Protocol):
 
 
 class Sink:
-    """The way of stores that have nothing better."""
+    """For stores that support nothing better."""
 
     def __init__(self, fs: Any, throttle: Share) -> None:
         self._fs = fs
         self._throttle = throttle
 
     def put(self, source: LocalFile, target: str, memory: RetryNotes, progress: Progress) -> str:
-        """Whole, or not at all. Raises what the file system raises, LocalDamage, Cancelled."""
+        """Uploads the file completely, or not at all. Raises errors of the file system, LocalDamage, Cancelled."""
         parts = source.parts()
         first = next(parts)
         for _ in parts:
@@ -55,7 +109,7 @@ class Sink:
         return ""
 
     def put_bytes(self, data: bytes, target: str) -> None:
-        """A small object, whole or not at all. Raises what the file system raises."""
+        """Writes a small object completely, or not at all. Raises errors of the file system."""
         self._fs.pipe_file(target, data)
 
 
@@ -89,9 +143,9 @@ class S3Sink(Sink):
     def _begin(
         self, source: LocalFile, where: dict[str, str], memory: RetryNotes
     ) -> tuple[str, dict[int, tuple[str, int]]]:
-        """The upload to go on with and its parts: tag and size by number."""
+        """The upload to continue and its parts: tag and size by number."""
         if (upload_id := memory.get(source.name, "upload_id")) is not None:
-            with contextlib.suppress(FileNotFoundError):  # no such upload: it was completed or given up meanwhile
+            with contextlib.suppress(FileNotFoundError):  # no such upload: it was completed or aborted in between
                 return upload_id, self._list_parts({**where, "UploadId": upload_id})
         self._abort_lost(where)
         created = self._fs.call_s3("create_multipart_upload", **where)
@@ -99,8 +153,8 @@ class S3Sink(Sink):
         return created["UploadId"], {}
 
     def _abort_lost(self, where: dict[str, str]) -> None:
-        """Uploads to this key that were begun just before an interruption, so that nobody knows them."""
-        with contextlib.suppress(OSError):  # not everybody may ask for them
+        """Aborts uploads to this key that began just before an interruption, so that no note lists them."""
+        with contextlib.suppress(OSError):  # listing them may not be permitted
             page = self._fs.call_s3("list_multipart_uploads", Bucket=where["Bucket"], Prefix=where["Key"])
             for each in page.get("Uploads", ()):
                 if each["Key"] == where["Key"]:
@@ -129,13 +183,13 @@ class S3Sink(Sink):
         self._throttle.take(len(part.data), lambda: progress(0))
         answer = self._fs.call_s3("upload_part", **upload, PartNumber=part.number, Body=part.data)
         tag: str = answer["ETag"]
-        if tag.strip('"') != part.md5.hex():  # encrypted with a key of the store: only we know that it is ours
+        if tag.strip('"') != part.md5.hex():  # encrypted with a key of the store: only our note shows that it is ours
             memory.note(source.name, f"part {part.number}", tag.strip('"'))
         return tag
 
 
 class FileSink(Sink):
-    """A folder of this machine or a mounted one."""
+    """A local or mounted folder."""
 
     def put(self, source: LocalFile, target: str, memory: RetryNotes, progress: Progress) -> str:
         """See Sink.put."""
@@ -191,7 +245,7 @@ def _callback(progress: Progress) -> Any:
     import fsspec
 
     class Alive(fsspec.callbacks.Callback):  # type: ignore[misc]  # fsspec has no types
-        """Tells that something moves; the bytes are counted at the end."""
+        """Reports progress without a size; the bytes are counted at the end."""
 
         def relative_update(self, inc: int = 1) -> None:
             progress(0)

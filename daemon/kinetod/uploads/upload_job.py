@@ -1,42 +1,122 @@
-"""The upload of one capture, as the worker does it: every file, each verified, the manifest last.
+"""The upload of one capture in the worker: every file, each verified, the manifest last.
 
 Theory of operation
-    What has been done is noted in upload.json in the capture's folder: the URL, for each finished file its checksums,
-    for an unfinished one what its sink needs to go on. The note counts only for the same URL. Local files of an
-    ended capture never change; one that does is damaged, and nothing of it is uploaded as if it were right.
+    Progress is noted in upload.json in the capture's folder: the URL, the checksums of each finished file, and for an
+    unfinished one what its sink needs to continue. The note counts only for the same URL. Local files of an ended
+    capture never change; one that does is damaged and is not uploaded as if it were intact.
 
-    No reader takes a capture without its manifest for complete, and the manifest is written after every file has
-    been verified in the store.
+    A capture without its manifest is incomplete to any reader, and the manifest is written after every file has been
+    verified in the store.
 """
 
 import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from kineto_trace.store import upload_manifest
+from kineto_trace.errors import FileError
+from kineto_trace.store import object_stores, upload_manifest
+from kineto_trace.store import upload_manifest as manifest
 
 from kinetod.uploads.local_source import LocalFile
-from kinetod.uploads.remote_capture import RemoteCapture
 from kinetod.uploads.sinks import Sink
-from kinetod.uploads.worker_protocol import MANIFEST, STATE_FILE, LocalDamage, Progress, Stored
+from kinetod.uploads.worker_protocol import (
+    BLOCK_BYTES,
+    MANIFEST,
+    STATE_FILE,
+    LocalDamage,
+    Progress,
+    RemoteDamage,
+    Stored,
+    WorkerOptions,
+)
 
 _TEMPORARY = ".tmp"
 
 
+def open_store(url: str, options: WorkerOptions) -> tuple[Any, str]:
+    """fsspec's file system for a URL and the path in it. The library itself finds credentials."""
+    return object_stores.open_store(url, endpoint=options.endpoint, timeout_s=options.timeout_s)
+
+
+class RemoteCapture:
+    """Reads uploaded data; returns nothing unverified."""
+
+    def __init__(self, fs: Any, root: str, *, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._fs = fs
+        self.root = root.rstrip("/")
+        self._sleep = sleep
+
+    def path(self, name: str) -> str:
+        """The path in the store."""
+        return f"{self.root}/{name}"
+
+    def manifest(self, sha256: str = "") -> manifest.Manifest:
+        """Reads the manifest. Raises RemoteDamage if it is missing or differs, and errors of the file system."""
+        data = self._read(MANIFEST)
+        found = hashlib.sha256(data).hexdigest()
+        if sha256 and found != sha256:
+            raise RemoteDamage(f"{self.path(MANIFEST)} has the SHA-256 {found} instead of {sha256}")
+        try:
+            return manifest.from_bytes(data)
+        except FileError as exc:
+            raise RemoteDamage(f"{self.path(MANIFEST)}: {exc}") from exc
+
+    def block(self, name: str, stored: Stored, number: int) -> bytes:
+        """One block of a file, counted from 0. Raises RemoteDamage, and errors of the file system."""
+        begin = number * BLOCK_BYTES
+        data = self._read(name, begin, min(begin + BLOCK_BYTES, stored.size_bytes))
+        if hashlib.sha256(data).hexdigest() != stored.blocks[number]:
+            raise RemoteDamage(f"{self.path(name)} is not what was uploaded, from byte {begin} on")
+        return data
+
+    def verify(self, name: str, stored: Stored, etag: str = "", alive: Callable[[int], None] = lambda _: None) -> None:
+        """Verifies size and checksum: by the store's own tag if that is `etag`, otherwise by reading everything. Raises
+        like `block`.
+        """
+        try:
+            info = self._fs.info(self.path(name))
+        except FileNotFoundError as exc:
+            raise RemoteDamage(f"{self.path(name)} is not there") from exc
+        if info["size"] != stored.size_bytes:
+            raise RemoteDamage(f"{self.path(name)} has {info['size']} bytes instead of {stored.size_bytes}")
+        if etag and str(info.get("ETag", "")).strip('"') == etag:
+            return
+        for number in range(len(stored.blocks)):
+            self.block(name, stored, number)
+            alive(0)
+
+    def remove(self) -> None:
+        """Deletes the manifest first: remains after an interruption are not a capture. Raises errors of the store."""
+        for name in (self.path(MANIFEST), self.root):
+            if self._fs.exists(name):
+                self._fs.rm(name, recursive=True)
+
+    def _read(self, name: str, begin: int | None = None, end: int | None = None) -> bytes:
+        """Reads some or all bytes, with a few tries. Raises RemoteDamage if there is no such object."""
+        if begin is not None and begin == end:
+            return b""
+        path = self.path(name)
+        try:
+            return object_stores.with_retries(lambda: self._fs.cat_file(path, start=begin, end=end), self._sleep)
+        except FileNotFoundError as exc:
+            raise RemoteDamage(f"{path} is not there") from exc
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadJob:
-    """An upload that the daemon asks for. The keys of `known` and `damaged` are paths below `folder`/targets."""
+    """An upload requested by the daemon. The keys of `known` and `damaged` are paths below `folder`/targets."""
 
     folder: Path
     url: str
     capture: Mapping[str, Any]  # for the manifest
     known: Mapping[str, tuple[int, str]]  # size and SHA-256 as recorded
-    damaged: Mapping[str, str]  # not to be uploaded, and why
+    damaged: Mapping[str, str]  # not to be uploaded, with the reason
 
 
 class Notes:
@@ -82,9 +162,9 @@ class Notes:
 
 
 def upload_capture(job: UploadJob, sink: Sink, remote: RemoteCapture, progress: Progress) -> tuple[str, int]:
-    """The manifest's SHA-256 and the bytes of all files.
+    """Uploads a capture; returns the manifest's SHA-256 and the bytes of all files.
 
-    Raises LocalDamage, RemoteDamage, Cancelled, and what the file systems raise.
+    Raises LocalDamage, RemoteDamage, Cancelled, and errors of the file systems.
     """
     notes = Notes(job.folder, job.url)
     done: dict[str, Stored] = {}

@@ -1,13 +1,12 @@
-"""The queue of uploads: captures that have ended and are not uploaded yet, in turns by user, the oldest of each first.
+"""The queue of uploads: ended captures that are not uploaded yet, in turns by user, oldest first.
 
 Theory of operation
-    What is to be uploaded follows from the store (ended, files here, not uploaded), so the queue needs no file of its
-    own: a new daemon rebuilds it, and upload.json in each capture's folder records its progress.
-    An upload that fails is tried again after a pause that doubles up to `upload.retry_pause`, with jitter, as often
-    as it takes: nothing is given up, and retention removes nothing that is not uploaded.
-    Turns go round the users, and a user of whom none is under way does not wait for the captures of one who has all
-    of `upload.parallel`, however large and slow these are.
-    A local file that turns out to be damaged is marked in the index and left out; the rest goes on.
+    The store shows what to upload (ended, files present, not uploaded), so the queue needs no file of its own: a new
+    daemon rebuilds it, and upload.json in each capture's folder records its progress. A failed upload is retried after
+    a pause that doubles up to `upload.retry_pause`, with jitter, without limit: nothing is given up, and retention
+    removes nothing that is not uploaded. Users take turns, and a user without an upload in progress does not wait for
+    another one who occupies all of `upload.parallel`, however large and slow those uploads are. A local file that turns
+    out to be damaged is marked in the index and left out; the rest goes on.
 """
 
 import asyncio
@@ -21,8 +20,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from google.protobuf import json_format
-from kineto_protos.units import format_duration, format_size
 from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.base.quantities import format_duration, format_size
 from kineto_trace.store.output_formats import STORED_NAMES
 
 from kinetod.base import metrics
@@ -37,7 +36,7 @@ from kinetod.uploads.worker_protocol import STATE_FILE, LocalDamage, UploadError
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 1.0
-_SPARE = 1  # beyond upload.parallel, for a user of whom none is under way
+_SPARE = 1  # beyond upload.parallel, for a user without an upload in progress
 _MOST_DOUBLINGS = 30
 
 
@@ -66,12 +65,10 @@ class Uploader:
         self._settings = settings
         self._store = store
         self._worker = worker
-        self.on_uploaded: Callable[[], None] = lambda: (
-            None
-        )  # called after each; retention then removes what need not stay
+        self.on_uploaded: Callable[[], None] = lambda: None  # called after each; retention can then remove files
         self._jitter = jitter
         self._items: dict[str, _Item] = {}
-        self._damaged: dict[str, dict[str, str]] = {}  # files that the record does not know, by capture
+        self._damaged: dict[str, dict[str, str]] = {}  # damaged files that the record lacks, by capture
         self._turn = 0
         self._turns: dict[int | None, int] = {}  # when each user's last upload began
         self._wake = asyncio.Event()
@@ -84,7 +81,7 @@ class Uploader:
         return bool(self._settings.current.upload_url)
 
     def add(self, capture_id: str, owner_uid: int | None) -> None:
-        """A capture has ended."""
+        """Queues a capture that has ended."""
         if self.enabled:
             self._items.setdefault(capture_id, _Item(owner_uid=owner_uid))
             self._changed()
@@ -132,7 +129,7 @@ class Uploader:
         metrics.uploads_waiting(len(self._items))
 
     def _start_due(self, now: float) -> float | None:
-        """Starts what may start; seconds until something else may, None: when something happens."""
+        """Starts what may start; returns the seconds until more may, None: at the next event."""
         most = self._settings.current.upload_parallel
         running = Counter(item.owner_uid for item in self._items.values() if item.task is not None)
         if running and self._worker.outdated():
@@ -171,7 +168,7 @@ class Uploader:
             self._changed()
 
     async def _upload(self, capture_id: str, item: _Item) -> bool:
-        """Whether there is nothing left to do. Raises UploadError, KinetodError."""
+        """Uploads one capture; returns whether nothing is left to do. Raises UploadError, KinetodError."""
         began = time.monotonic()
         config = self._settings.current
         capture = await self._store.run(self._store.get, capture_id)
@@ -216,7 +213,7 @@ class Uploader:
         self.on_uploaded()
 
     async def _mark(self, capture_id: str, exc: LocalDamage) -> None:
-        """A damaged file is left out of the next try, which comes at once."""
+        """Excludes a damaged file from the next try, which follows at once."""
         log.error("capture %s has a damaged file: %s; the others are uploaded", capture_id, exc)
         metrics.upload_failed("local-damage")
         self._damaged.setdefault(capture_id, {})[exc.path] = exc.problem
@@ -255,11 +252,11 @@ class Uploader:
         return longest * (0.5 + self._jitter() / 2)
 
     def annotate(self, capture: pb.Capture) -> None:
-        """Adds what only the queue knows to the public state of an ended capture."""
+        """Adds the queue's facts to the public state of an ended capture."""
         item = self._items.get(capture.id)
         if item is None or capture.upload.state == pb.UPLOAD_STATE_UPLOADED:
             if item is None and capture.upload.state == pb.UPLOAD_STATE_RETRYING and not self.enabled:
-                capture.upload.next_try_ns = 0  # not before uploads are switched on again
+                capture.upload.next_try_ns = 0  # none until uploads are switched on again
             return
         upload = capture.upload
         upload.url = item.url or capture_url(self._settings.current.upload_url, capture.host, capture.id)
@@ -270,11 +267,11 @@ class Uploader:
             upload.state = pb.UPLOAD_STATE_WAITING
 
     def is_pending(self, capture_id: str) -> bool:
-        """Whether it is to be uploaded and is not yet."""
+        """Whether it still has to be uploaded."""
         return capture_id in self._items
 
     async def withdraw(self, capture_id: str) -> None:
-        """Takes a capture out of the queue; returns when nothing of it is under way any more."""
+        """Removes a capture from the queue; returns when no upload of it is in progress."""
         item = self._items.pop(capture_id, None)
         if item is not None and item.task is not None:
             item.task.cancel()

@@ -1,47 +1,58 @@
 """The upload worker: a process that talks to object stores for the daemon, several jobs at a time.
 
 Theory of operation
-    Libraries of object stores are large, bring threads and event loops of their own, and may hang. So they live here:
-    the daemon starts this process when there is something to do, ends it after a quiet while, and kills it when a job
-    shows no progress. It never outlives its daemon; a lock on the store makes sure that the worker of a daemon that
-    was killed is gone before the next one begins.
+    Libraries of object stores are large, have threads and event loops of their own, and may hang. So they run here: the
+    daemon starts this process on demand, ends it when idle, and kills it when a job makes no progress. It never
+    outlives its daemon; a lock on the store makes sure that the worker of a daemon that was killed is gone before the
+    next one begins.
 
-    What it talks to may be hostile, so it is confined (`worker_sandbox`) before it hears anything.
+    A store may be hostile, so the process is confined (`confine`) before it receives anything.
 
-    One line in is one job; each runs in a thread. Jobs are `upload`, `read` (one block), `verify` and `remove`, and
-    `cancel` for another job. See `worker_protocol` for the form.
+    Each input line is one job, which runs in a thread. Jobs are `upload`, `read` (one block), `verify` and `remove`,
+    and `cancel` for another job. See `worker_protocol` for the form.
 """
 
 import contextlib
 import fcntl
 import json
 import os
+import resource
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from kineto_trace.store.object_stores import scheme_of
+from kineto_trace.store.object_stores import scheme_of, store_error
 from kineto_trace.store.upload_manifest import Manifest
 
+from kinetod.base.libc import drop_capabilities
 from kinetod.base.safe_text import redacted
+from kinetod.sandbox import landlock, seccomp_filter
 from kinetod.sandbox.confined_jobs import die_with_parent
-from kinetod.uploads.remote_capture import RemoteCapture, open_store
-from kinetod.uploads.sinks import sink_for
-from kinetod.uploads.store_credentials import secrets_of
-from kinetod.uploads.throttle import Throttle
-from kinetod.uploads.upload_job import UploadJob, upload_capture
-from kinetod.uploads.worker_protocol import Cancelled, LocalDamage, RemoteDamage, UploadError, WorkerOptions
-from kinetod.uploads.worker_sandbox import confine
+from kinetod.sandbox.confinement import code, no_new_rights
+from kinetod.uploads.sinks import Throttle, sink_for
+from kinetod.uploads.upload_job import RemoteCapture, UploadJob, open_store, upload_capture
+from kinetod.uploads.worker_protocol import Cancelled, LocalDamage, RemoteDamage, UploadError, WorkerOptions, secrets_of
 
 MAX_JOBS = 64
 PROGRESS_PERIOD_S = 0.2
 _MANIFESTS = 16
 _Job = Mapping[str, Any]
+_NONE = (resource.RLIMIT_CORE, resource.RLIMIT_MEMLOCK, resource.RLIMIT_MSGQUEUE)
+_SYSTEM = (
+    "/etc/resolv.conf", "/etc/hosts", "/etc/host.conf", "/etc/nsswitch.conf", "/etc/gai.conf", "/etc/services",
+    "/etc/protocols", "/etc/passwd", "/etc/localtime", "/etc/mime.types", "/etc/ssl", "/etc/pki",
+    "/etc/crypto-policies", "/etc/ca-certificates", "/usr/share", "/usr/local/share", "/proc/cpuinfo",
+    "/proc/meminfo", "/proc/sys", "/sys/devices/system/cpu", "/run/systemd/resolve", "/bin", "/usr/bin", "/lib",
+    "/lib64", "/usr/lib",
+)  # fmt: skip
+_HOME = (".aws", ".azure", ".config/gcloud", ".boto")  # where libraries of stores look for and keep tokens
+_CERTIFICATES = ("SSL_CERT_DIR", "AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE")  # variables that may name folders
+_DAEMONS_OWN = "KINETOD_"  # its settings name its keys
 
 
 class Worker:
@@ -68,7 +79,7 @@ class Worker:
             self._cancelled.discard(number)
 
     def cancel(self, number: int) -> None:
-        """The job ends at its next step."""
+        """Cancels a job at its next step."""
         self._cancelled.add(number)
 
     def _do(self, job: _Job, number: int) -> tuple[dict[str, Any], bytes]:
@@ -119,9 +130,9 @@ class Worker:
 
     def _problem(self, exc: Exception) -> dict[str, Any]:
         known = isinstance(exc, UploadError)
-        text = str(exc) if known else f"{type(exc).__name__}: {exc}"
+        text = str(exc) if known else store_error(exc)
         kind = next((name for kind, name in _KINDS.items() if isinstance(exc, kind)), "store")
-        problem = {"kind": kind, "error": redacted(text, self._secrets)}
+        problem = {"kind": kind, "error": redacted(text, self._secrets | secrets_of())}  # including renewed ones
         return {**problem, "path": exc.path} if isinstance(exc, LocalDamage) else problem
 
     def _say(self, answer: Mapping[str, Any], data: bytes = b"") -> None:
@@ -155,12 +166,12 @@ def main(lock_path: str) -> int:
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the daemon, which then ends us
     output = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library prints must not be taken for an answer
+    os.dup2(2, 1)  # output of a library must not be taken for an answer
     with Path(lock_path).open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         options = WorkerOptions(**json.loads(sys.stdin.readline()))
         for folder in options.folders:
-            with contextlib.suppress(OSError):  # the job will say so
+            with contextlib.suppress(OSError):  # the job will report it
                 Path(folder).mkdir(parents=True, exist_ok=True)
         confine(Path(lock_path).parent, tuple(options.folders))
         worker = Worker(output, options)
@@ -171,7 +182,45 @@ def main(lock_path: str) -> int:
                 worker.cancel(int(job["job"]))
             else:
                 executor.submit(worker.handle, job)
-        os._exit(0)  # jobs in the middle are taken up again by the next worker
+        os._exit(0)  # the next worker resumes unfinished jobs
+
+
+# Confines the upload worker to what it needs of the daemon's user: the network and credentials.
+#
+# Called before the first thread and the first byte from a store. It keeps: the captures; read access to the code of
+# this Python and the system's libraries; what it takes to resolve names, check certificates and find credentials; TCP
+# and UDP. Everything else of the daemon's user is inaccessible: keys and other files, the attach helper's socket and
+# every other Unix socket, other processes, capabilities, new rights. If the kernel lacks a part, the others still
+# apply. Programs that supply credentials can be started, and are confined in the same way.
+def confine(state_dir: Path, folders: tuple[str, ...], environ: Mapping[str, str] = os.environ) -> None:
+    """Confines this process for good. folders: local ones that captures are uploaded to. Raises OSError."""
+    for which in _NONE:
+        resource.setrlimit(which, (0, 0))
+    drop_capabilities()
+    no_new_rights()
+    if version := landlock.abi():
+        landlock.restrict(_rules(state_dir.resolve(), folders, environ), version, network=True)
+    if seccomp_filter.available():
+        seccomp_filter.install(seccomp_filter.without_others)
+
+
+def _rules(state_dir: Path, folders: tuple[str, ...], environ: Mapping[str, str]) -> Iterator[tuple[Path, int]]:
+    yield from code(state_dir)
+    for name in _SYSTEM:
+        yield Path(name), landlock.READ | landlock.EXECUTE
+    yield (state_dir / "captures").resolve(), landlock.OWN
+    for folder in folders:
+        yield Path(folder).resolve(), landlock.OWN
+    if home := environ.get("HOME"):
+        for name in _HOME:
+            yield Path(home, name), landlock.OWN
+    for name, value in environ.items():
+        path = Path(value)
+        named = path.is_file() or (name in _CERTIFICATES and path.is_dir())
+        if named and path.is_absolute() and not name.startswith(_DAEMONS_OWN):
+            yield path, landlock.READ
+            if path.is_symlink():  # a token that is renewed: the link will point to another file
+                yield path.parent, landlock.READ
 
 
 if __name__ == "__main__":

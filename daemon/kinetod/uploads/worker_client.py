@@ -1,4 +1,4 @@
-"""The daemon's side of the upload worker: starts it when needed, asks it, and ends it when it is idle or stuck."""
+"""The daemon's client of the upload worker: starts it on demand, sends jobs, and ends it when it is idle or stuck."""
 
 import asyncio
 import contextlib
@@ -11,23 +11,32 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from kineto_trace.store.object_stores import scheme_of
+
 from kinetod.base.object_store_urls import folder_of
 from kinetod.base.safe_text import clean
+from kinetod.config.settings import Config
 from kinetod.supervise import child
-from kinetod.uploads.worker_protocol import Cancelled, LocalDamage, RemoteDamage, UploadError, WorkerOptions
+from kinetod.uploads.worker_protocol import (
+    Cancelled,
+    LocalDamage,
+    RemoteDamage,
+    UploadError,
+    WorkerOptions,
+    credential_variables,
+)
 
 log = logging.getLogger(__name__)
-
 STUCK_S = 600.0  # without any progress of a job
 IDLE_S = 60.0
 _LINE_BYTES = 16 << 20
 _MAX_DATA_BYTES = 16 << 20
 OnProgress = Callable[[int], None]
-Setup = tuple[WorkerOptions, Mapping[str, str]]  # and its environment beside the daemon's
+Setup = tuple[WorkerOptions, Mapping[str, str]]  # and the variables added to the daemon's environment
 
 
 class _Process(child.WarmChild):
-    """One worker process and the jobs that it has."""
+    """One worker process and its jobs."""
 
     def __init__(self, process: Process, setup: Setup) -> None:
         super().__init__(process, log, "upload worker", logging.DEBUG)
@@ -54,13 +63,13 @@ class _Process(child.WarmChild):
             queue.put_nowait(None)
 
     def send(self, job: Mapping[str, Any]) -> None:
-        """Jobs are small; the pipe takes them without waiting."""
+        """Sends a job. Jobs are small; the pipe accepts them without blocking."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(job).encode() + b"\n")
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can take jobs."""
+        """Whether it can accept jobs."""
         return self.process.returncode is None and not self._answers.done()
 
     def kill(self) -> None:
@@ -70,7 +79,7 @@ class _Process(child.WarmChild):
 
 
 class UploadWorker:
-    """Asks the worker process. `environ` is what it gets beside the daemon's own; it may block and raise OSError."""
+    """Client of the worker process. `environ`: variables added to the daemon's own; may block and raise OSError."""
 
     def __init__(
         self,
@@ -108,7 +117,7 @@ class UploadWorker:
     async def ask(
         self, job: Mapping[str, Any], on_progress: OnProgress = lambda _: None
     ) -> tuple[dict[str, Any], bytes]:
-        """The answer and its data. Raises UploadError and its subclasses."""
+        """Returns the answer and its data. Raises UploadError and its subclasses."""
         if (folder := folder_of(str(job["url"]))) and folder not in self._folders:
             self._folders += (folder,)
         worker = await self._worker()
@@ -177,7 +186,7 @@ class UploadWorker:
         return worker
 
     def _rest(self, worker: _Process) -> None:
-        """Ends a worker that nobody needs for a while."""
+        """Ends a worker that is no longer needed."""
         if worker.jobs or worker is not self._current:
             return
         if self._idle is not None:
@@ -192,7 +201,7 @@ class UploadWorker:
             task.add_done_callback(self._ending.discard)
 
     async def stop(self) -> None:
-        """Ends the process; jobs in the middle fail."""
+        """Ends the process; unfinished jobs fail."""
         if self._idle is not None:
             self._idle.cancel()
         async with self._starting:
@@ -213,3 +222,19 @@ def _error(answer: Mapping[str, Any]) -> UploadError:
     if kind == "cancelled":
         return Cancelled()
     return RemoteDamage(text) if kind == "remote-damage" else UploadError(text)
+
+
+def worker_options(config: Config) -> WorkerOptions:
+    """The options of the next worker."""
+    return WorkerOptions(
+        bytes_per_second=config.upload_bytes_per_second,
+        endpoint=config.upload_endpoint,
+        timeout_s=config.upload_timeout_ns / 1e9,
+    )
+
+
+def worker_environ(config: Config) -> dict[str, str]:
+    """The variables that point the store's library to `upload.credentials`. Blocking. Raises OSError."""
+    if config.upload_credentials is None or not config.upload_url:
+        return {}
+    return credential_variables(scheme_of(config.upload_url), config.upload_credentials)

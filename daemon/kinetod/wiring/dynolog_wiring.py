@@ -1,4 +1,4 @@
-"""Builds the door for Dynolog's clients, as far as the settings open it."""
+"""Builds the servers for Dynolog's clients and for libkineto's polls, if the settings enable them."""
 
 import asyncio
 import contextlib
@@ -8,21 +8,25 @@ from dataclasses import dataclass
 
 from kineto_protos.v1 import profiler_pb2 as pb
 
-from kinetod.access.call_gate import Gate
-from kinetod.access.call_limits import Doorkeeper
+from kinetod.access.call_gate import Authorizer
+from kinetod.access.call_limits import CallTracker
 from kinetod.access.callers import Callers
 from kinetod.access.peers import Peer
-from kinetod.attach.finding import Finding, Status
+from kinetod.attach.attach_types import Finding, Status
+from kinetod.attach_helper.helper_client import HelperService
+from kinetod.attach_helper.helper_folders import HelperTraceFolders
 from kinetod.base.errors import KinetodError
 from kinetod.base.fair_slots import FairSlots
+from kinetod.captures.kineto_target.kineto_recorder import KinetoRecorder
 from kinetod.captures.manager import CaptureManager, no_such_capture
-from kinetod.config.settings import Settings, serves_everybody
-from kinetod.dynolog_door.client_limits import ClientLimits
-from kinetod.dynolog_door.door_server import DynologServer
-from kinetod.dynolog_door.door_service import DynologService
+from kinetod.config.settings import Config, Settings, serves_everybody, socket_mode
+from kinetod.dynolog_door.door_server import ClientLimits, DynologServer
+from kinetod.dynolog_door.door_service import DynologService, ProcessMatcher
 from kinetod.dynolog_door.log_files import LogFiles
-from kinetod.dynolog_door.process_matching import ProcessMatcher
-from kinetod.kineto_ipc.polling_process import PollingProcesses
+from kinetod.kineto_files.direct_folders import DirectTraceFolders
+from kinetod.kineto_ipc.network_namespaces import NamespaceOpener, OwnRights
+from kinetod.kineto_ipc.poll_door import PollDoor
+from kinetod.kineto_ipc.poller_registry import PollingProcesses
 from kinetod.permissions.role_policy import Action, Caller, sees_all
 from kinetod.selection.process_registry import Registry
 from kinetod.store.capture_store import Store
@@ -33,7 +37,7 @@ CHECK_NAME = "dynolog_door"
 
 @dataclass(frozen=True, slots=True)
 class DynologDoor:
-    """The door and the files that its clients asked for. everybody: whether all users may be served."""
+    """The server and the files that its clients requested. everybody: whether all users may be served."""
 
     files: LogFiles
     server: DynologServer | None = None
@@ -45,7 +49,7 @@ class DynologDoor:
         self.files.capture_ended(capture)
 
     async def start(self, captures: CaptureManager) -> None:
-        """Opens the door, and writes what the previous daemon had promised."""
+        """Starts the server, and writes files that the previous daemon had promised."""
         for capture_id in await asyncio.to_thread(self.files.load):
             try:
                 capture = await captures.get(capture_id)
@@ -58,7 +62,9 @@ class DynologDoor:
             await self.server.start(self.service.answer)
 
     async def findings(self, caller: Caller) -> list[Finding]:
-        """What `kinetoctl doctor` says of the door. Who has the port is told to callers who may see all processes."""
+        """Findings of `kinetoctl doctor` about the server. The process that has the port is named only to callers who
+        may see all processes.
+        """
         if self.server is None:
             return []
         return [await self._served(self.server, caller), *await self.files.findings(everybody=self.everybody)]
@@ -86,8 +92,8 @@ def make_dynolog_door(
     healthy: Callable[[], bool],
     polling: PollingProcesses | None = None,
 ) -> DynologDoor:
-    """Builds the door; nobody can connect yet. polling: processes whose libkineto polls, if this daemon answers; looks:
-    slots for inspecting processes.
+    """Builds the server; nobody can connect yet. polling: processes whose libkineto polls, if this daemon answers;
+    looks: slots for inspecting processes.
     """
     config = settings.current
     files = LogFiles(settings, access.audit, store.target_dir)
@@ -102,15 +108,43 @@ def make_dynolog_door(
     server = DynologServer(
         config.dynolog_rpc,
         ClientLimits(is_admin),
-        socket_mode=0o666 if everybody else 0o600,
+        socket_mode=socket_mode(config),
         lets_in=lambda peer: everybody or peer.uid is None or is_admin(peer),
     )
-    callers = Callers(settings, server.peer)
-    doorkeeper = Doorkeeper(callers, access.calls, access.rate, access.audit, hold=server.hold)
-    stack.callback(doorkeeper.close)
-    gate = Gate(callers, access.rate, access.audit, doorkeeper, thing_of=captures.thing, no_such=no_such_capture)
+    callers = Callers(settings, server.peer, own_uid=own_uid)
+    call_tracker = CallTracker(callers, access.calls, access.rate, access.audit, hold=server.hold)
+    stack.callback(call_tracker.close)
+    gate = Authorizer(
+        callers, access.rate, access.audit, call_tracker, resource_of=captures.resource, no_such=no_such_capture
+    )
     service = DynologService(
-        settings, gate, doorkeeper, captures, ProcessMatcher(registry, polling), files, looks, healthy=healthy
+        settings, gate, call_tracker, captures, ProcessMatcher(registry, polling), files, looks, healthy=healthy
     )
     stack.push_async_callback(server.stop)
     return DynologDoor(files, server, service, everybody)
+
+
+async def start_poll_door(
+    config: Config, helper: NamespaceOpener | None, stack: contextlib.AsyncExitStack
+) -> PollDoor | None:
+    """Starts the server for polls, closed with the stack; None if dynolog.ipc is off. helper: the attach helper, if
+    any.
+    """
+    if not config.dynolog_ipc:
+        return None
+    opener = helper or (OwnRights() if os.geteuid() == 0 else None)
+    door = PollDoor(config.dynolog_socket_dirs, namespaces=opener if config.dynolog_containers else None)
+    stack.push_async_callback(door.stop)
+    await door.start()
+    return door
+
+
+def make_recorder(
+    door: PollDoor | None, helper: HelperService | None, stack: contextlib.AsyncExitStack
+) -> KinetoRecorder | None:
+    """Creates the common state of captures by libkineto, stopped with the stack; None if no process polls."""
+    if door is None:
+        return None
+    recorder = KinetoRecorder(door.processes, HelperTraceFolders(helper) if helper else DirectTraceFolders())
+    stack.push_async_callback(recorder.stop)
+    return recorder

@@ -1,4 +1,4 @@
-"""Starts the metrics endpoint, and the metrics under Dynolog's names."""
+"""Starts the metrics endpoint, the metrics under Dynolog's names, and the client for hardware counters."""
 
 import asyncio
 import contextlib
@@ -7,32 +7,30 @@ from collections.abc import Callable
 from prometheus_client.registry import Collector
 
 from kinetod.agents.agent_hub import AgentHub
-from kinetod.attach.finding import Finding, Status
+from kinetod.attach.attach_types import Finding, Status
 from kinetod.config.metrics_settings import COMPAT_DYNOLOG
 from kinetod.config.settings import SECOND_NS, Config
+from kinetod.counters.counter_client import CounterClient, CountersChild, CountersService
 from kinetod.gpus.container_owners import ContainerOwners
 from kinetod.gpus.gpu_reader import GpuReader
-from kinetod.gpus.job_owners import JobFolder
-from kinetod.gpus.slurm_variables import SlurmVariables
+from kinetod.gpus.slurm_variables import JobFolder, SlurmVariables
 from kinetod.kubernetes.pod_names import KubeletGpuHolders
-from kinetod.telemetry.daemon_metrics import DaemonCollector, DaemonState
-from kinetod.telemetry.dynolog.json_log import JsonLog
-from kinetod.telemetry.dynolog.page_metrics import DynologCollector
-from kinetod.telemetry.dynolog.samplers import Every, GpuSampler, HostSampler
+from kinetod.telemetry.dynolog_page import DynologCollector
+from kinetod.telemetry.dynolog_samplers import Every, GpuSampler, HostSampler, JsonLog
 from kinetod.telemetry.gpu_metrics import GpuCollector
-from kinetod.telemetry.host_metrics import HostCollector
-from kinetod.telemetry.metrics_server import MetricsServer
+from kinetod.telemetry.host_sample import HostCollector
+from kinetod.telemetry.metrics_server import DaemonCollector, DaemonState, MetricsServer
 
-KUBELET_DEADLINE_S = 1.0  # somebody scrapes; later answers are for the next one
+KUBELET_DEADLINE_S = 1.0  # a scrape is waiting; later answers are for the next one
 
 
 def open_json_log(config: Config) -> JsonLog | None:
-    """Where lines of metrics go; None if metrics.json_log is not set. Raises StartError."""
+    """The destination of metric lines; None if metrics.json_log is not set. Raises StartError."""
     return JsonLog(config.json_log) if config.json_log else None
 
 
 def json_log_findings(json_log: JsonLog | None) -> list[Finding]:
-    """What `kinetoctl doctor` says of the lines of metrics: why some are lost."""
+    """Findings of `kinetoctl doctor` about the metric lines: why some are lost."""
     if json_log is None or not json_log.problem:
         return []
     advice = "name a file in metrics.json_log that lies in a folder of the daemon's user, and restart kinetod"
@@ -84,7 +82,7 @@ def _start_sampling(
     jobs: JobFolder,
     stack: contextlib.AsyncExitStack,
 ) -> HostSampler | None:
-    """Starts what measures at intervals; None if nothing asks for that."""
+    """Starts periodic measurements; None if none are configured."""
     if config.metrics_compat != COMPAT_DYNOLOG and json_log is None:
         return None
     interval_s = config.host_interval_ns / SECOND_NS
@@ -103,3 +101,16 @@ def _start_sampling(
         each.start()
         stack.push_async_callback(asyncio.to_thread, each.stop)
     return sampler
+
+
+def make_counters(config: Config, stack: contextlib.AsyncExitStack) -> CounterClient:
+    """Creates the client, which is stopped with the stack. It starts nothing until the first request."""
+    if config.counters_socket is not None:
+        client = CounterClient(CountersService(config.counters_socket))
+    else:
+        arguments = ["--backend", config.counters_backend, "--log-level", config.log_level]
+        if config.counters_library is not None:
+            arguments += ["--library", str(config.counters_library)]
+        client = CounterClient(CountersChild(arguments))
+    stack.push_async_callback(client.stop)
+    return client

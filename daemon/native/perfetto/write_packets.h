@@ -1,4 +1,4 @@
-/* Perfetto's TrackEvent protobuf: columns to packets. Called through ctypes by kineto_trace.formats.shared.native_packets.
+/* Perfetto's TrackEvent protobuf: columns to packets. Called through ctypes by kineto_trace.formats.perfetto_proto.
  *
  * Theory of operation
  *     As in codec.h, Python says in tables of plain numbers which columns become which fields of a packet; nothing

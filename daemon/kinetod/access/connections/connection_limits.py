@@ -4,14 +4,19 @@ One peer cannot keep others out:
 - it makes at most CONNECTIONS_PER_SECOND (an address: ADDRESS_CONNECTIONS_PER_SECOND), after a first burst, has at most
   `max_per_peer` that speak, and sends at most BYTES_PER_SECOND. An eighth of all connections is kept for peers that
   have none, one for administrators;
-- it begins at most CALLS_A_REQUEST times as many calls as it may make requests. gRPC does not see the others before
-  that (`proxied_connection`), so a flood of calls waits on its maker's side at no cost: to refuse one takes the loop
+- it begins at most CALLS_A_REQUEST times as many calls as it may make requests. gRPC does not see further calls before
+  that (`proxied_connection`), so a flood of calls waits on the sender's side at no cost: refusing one takes the loop
   0.2 ms;
-- what it was held for it does not send all at once afterwards: its connections are read from again one by one, every
-  RELEASE_S, and so are those that it makes at the same time beyond AT_ONCE; each may end the peace for all of them;
-- what it is closed or held for is logged once, then counted: a flood of connections is none of the log.
+- after a hold it cannot send everything at once: its connections are read again one by one, every RELEASE_S, and so are
+  new simultaneous ones beyond AT_ONCE; each may cause all of them to be held again;
+- a reason for closing or holding is logged once, then counted: a flood of connections does not flood the log.
 A peer that has a uid is one peer, however many connections it has; without one, each connection is held by itself,
-since a whole cluster may be behind one address. Where callers show tokens, `forwarded_ports` says whose connections go.
+since a whole cluster may be behind one address.
+
+Forwarded ports all end at one address, where only tokens distinguish callers. A connection belongs to nobody there
+until a token on it has proved valid; from then on it belongs to that user. When the address is at its limit, the user
+with the most connections loses the oldest; connections of nobody count as one user. So a user who takes all connections
+loses them to others, one by one. A user with few loses none; the new connection is refused instead.
 """
 
 import asyncio
@@ -19,30 +24,72 @@ import collections
 import logging
 import sys
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
-from kinetod.access.connections.forwarded_ports import ForwardedConnections
 from kinetod.access.peers import Peer
 from kinetod.base import metrics
-from kinetod.base.log_tally import Tally
+from kinetod.base.logs import Tally, text_lines
 from kinetod.permissions.caller_limits import Debts, RequestRate, full, less
 from kinetod.permissions.role_policy import Via
 
+FEW = 4  # connections: kinetoctl has one for each node, and a watch may have another
 log = logging.getLogger(__name__)
-
 MAX_CONNECTIONS = 4096  # of all peers
-CONNECTIONS_PER_SECOND = 32  # of one user; the burst is four times as many
-ADDRESS_CONNECTIONS_PER_SECOND = 128  # of one address, behind which many may be
+CONNECTIONS_PER_SECOND = 32  # for one user; the burst is four times as many
+ADDRESS_CONNECTIONS_PER_SECOND = 128  # for one address, behind which many users may be
 BYTES_PER_SECOND = 4 << 20  # the largest request has 1 MiB
 BURST_BYTES = 16 << 20
-CALLS_A_REQUEST = 4  # that a peer may begin for each request that it may make; the others would be refused
-# So many seconds' worth of calls may begin at once, and after a pause; or so many calls, where that is more.
+CALLS_A_REQUEST = 4  # calls that a peer may begin for each request allowed to it; further ones would be refused
+# This many seconds' worth of calls may begin at once, also after a pause; or BURST_CALLS, if that is more.
 BURST_CALLS_S, BURST_CALLS = 0.2, 8
 NEXT_CALLS_S, NEXT_CALLS = 0.04, 1
 MAX_HOLD_S = 30.0
 RELEASE_S = 0.005
-AT_ONCE = 8  # connections that a peer joins at the same time without being held
+AT_ONCE = 8  # connections that a peer opens at the same time without being held
+
+
+class ForwardedConnection(Protocol):
+    """A connection that can be ended. user: who it belongs to; "" until a token has identified the user."""
+
+    peer: Peer
+    user: str
+
+    def end(self) -> None:
+        """Closes the connection."""
+
+
+class ForwardedConnections:
+    """The connections that have sent something, oldest first."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, dict[ForwardedConnection, None]] = {}  # by address
+
+    def count(self, key: str) -> int:
+        """The number of connections from one address."""
+        return len(self._open.get(key, ()))
+
+    def make_room(self, key: str, most: int) -> None:
+        """Ends a connection if the address is at its limit and some user has more than FEW."""
+        if self.count(key) < most:
+            return
+        users = collections.Counter(each.user for each in self._open[key])
+        user, count = max(users.items(), key=lambda item: (item[1], not item[0]))
+        if count > FEW:
+            oldest = next(each for each in self._open[key] if each.user == user)
+            self.remove(oldest)
+            oldest.end()
+
+    def add(self, tunnel: ForwardedConnection) -> None:
+        """Adds a connection that has sent something."""
+        self._open.setdefault(tunnel.peer.key, {})[tunnel] = None
+
+    def remove(self, tunnel: ForwardedConnection) -> None:
+        """Removes a closed connection."""
+        group = self._open.get(tunnel.peer.key, {})
+        group.pop(tunnel, None)
+        if not group:
+            self._open.pop(tunnel.peer.key, None)
 
 
 class Held(Protocol):
@@ -86,7 +133,7 @@ class _Group:
         self.held.pop(connection, None)
 
 
-class Crowd:
+class PeerLimits:
     """Limits connections and what they send. is_admin: whether a peer is exempt."""
 
     def __init__(
@@ -108,9 +155,9 @@ class Crowd:
         self._sent = Debts(clock, MAX_CONNECTIONS)  # in bytes
         self._joined = Debts(clock, MAX_CONNECTIONS)  # connections
         self._begun = Debts(clock, MAX_CONNECTIONS)  # calls
-        self._groups: dict[str, _Group] = {}  # of those that speak, by whom they are held with
+        self._groups: dict[str, _Group] = {}  # speaking connections, by the key that they are held with
         self._tunnels = ForwardedConnections()
-        self._tally = Tally(_log)
+        self._tally = Tally(text_lines(log))
 
     @property
     def speaking(self) -> int:
@@ -135,13 +182,13 @@ class Crowd:
         """Counts a connection that was opened."""
         self._open[peer.key] += 1
 
-    def may_speak(self, connection: Held) -> bool:
+    def may_proceed(self, connection: Held) -> bool:
         """Whether a connection that sent its first byte may continue; if so, it counts from now on."""
         key, admin = connection.peer.key, self._is_admin(connection.peer)
         held, used = self._speaking[key], self._speaking.total()
         if tunnelled := connection.peer.via is Via.KUBERNETES:
             self._tunnels.make_room(key, self._max_per_peer())
-            held = self._tunnels.count(key)  # without those that are being ended
+            held = self._tunnels.count(key)  # without those that are being closed
         if full(held, used, own=self._max_per_peer(), in_all=MAX_CONNECTIONS, admin=admin) is not None:
             why = f"it has {held} of {self._max_per_peer()} (access.max_connections), and {used} are open in all"
             self._refused(connection.peer, "CONNECTIONS", why)
@@ -202,8 +249,7 @@ class Crowd:
         if self._is_admin(connection.peer):
             return
         group = _group(connection)
-        if calls:
-            self._begun.add(group, calls, self._calls_per_second)
+        self._begun.add(group, calls, self._calls_per_second)
         sent = self._sent.add(group, size, BYTES_PER_SECOND)
         if sent > BURST_BYTES:
             self._slowed(connection, "BYTES", "sends too much")
@@ -241,9 +287,9 @@ class Crowd:
         if not group.connections:
             del self._groups[name]
 
-    def unknown(self, door: str, why: str) -> None:
+    def unknown(self, listener: str, why: str) -> None:
         """Logs that an unidentified client was refused at that address."""
-        self._tally.note((door, why), {"text": f"a connection to {door} was refused: {why}"})
+        self._tally.note((listener, why), {"text": f"a connection to {listener} was refused: {why}"})
 
     def _refused(self, peer: Peer, limit: str, why: str) -> None:
         self._limited(peer.key, limit, f"a connection of {peer.key} was refused: {why}")
@@ -258,8 +304,3 @@ class Crowd:
 
 def _group(connection: Held) -> str:
     return connection.peer.key if connection.peer.uid is not None else connection.name
-
-
-def _log(line: Mapping[str, Any]) -> None:
-    more = f" ({line['count']} more)" if "count" in line else ""
-    log.warning("%s%s", line.get("text", "more connections were refused"), more)

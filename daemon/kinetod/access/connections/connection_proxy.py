@@ -31,20 +31,20 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from kinetod.access.connections.connection_limits import Crowd
+from kinetod.access.connections.connection_limits import PeerLimits
 from kinetod.access.connections.proxied_connection import ProxiedConnection, log_failure
 from kinetod.access.peers import Peer, UnknownPeer, of_local, of_local_at_once, of_unix, with_groups
 from kinetod.base.errors import StartError
-from kinetod.base.unix_sockets import remove_stale_socket
+from kinetod.base.unix_sockets import listen_at
 from kinetod.config.addresses import ListenAddress
 from kinetod.permissions.role_policy import Via
 
 log = logging.getLogger(__name__)
 
 MAX_SILENT_PER_PEER = 64
-MAX_LOOKED_UP = 256  # connections over loopback whose user is being found out
-BACKLOG = 4096  # the kernel's usual most: a flood is accepted and closed faster than it comes
-ACCEPT_S = 0.0002  # at a time: some ten connections that are closed at once; calls wait for it a few times
+MAX_LOOKED_UP = 256  # loopback connections whose user is being looked up
+BACKLOG = 4096  # the kernel's usual maximum: a flood is accepted and closed faster than it arrives
+ACCEPT_S = 0.0002  # at a time: about ten connections that are closed at once; calls wait for it a few times
 RETRY_ACCEPT_S = 0.2
 PLAIN_SOCKET, TLS_SOCKET, TLS_TOKEN_SOCKET = "plain", "tls", "tls-token"  # gRPC's own, in the private folder
 _SOCKETS = (PLAIN_SOCKET, TLS_SOCKET, TLS_TOKEN_SOCKET)
@@ -83,7 +83,7 @@ class PrivateFolder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Door:
+class Listener:
     """An address to listen on. tls: callers are identified by certificate; tokens: by Kubernetes token instead."""
 
     address: ListenAddress
@@ -98,12 +98,12 @@ class Door:
         return TLS_TOKEN_SOCKET if self.tokens else TLS_SOCKET
 
 
-class Front:
+class ConnectionProxy:
     """Accepts clients and passes their connections to gRPC."""
 
     def __init__(
         self,
-        doors: Iterable[Door],
+        listeners: Iterable[Listener],
         folder: PrivateFolder,
         *,
         socket_mode: int,
@@ -113,12 +113,14 @@ class Front:
         is_admin: Callable[[Peer], bool],
     ) -> None:
         """lets_in: whether a local peer may connect at all; is_admin: whether it is exempt from limits."""
-        self._doors = list(doors)
+        self._listeners = list(listeners)
         self._folder = folder
         self._socket_mode = socket_mode
         self._lets_in = lets_in
-        self.crowd = Crowd(max_per_peer=max_per_peer, requests_per_second=requests_per_second, is_admin=is_admin)
-        self._listeners: list[_Listener] = []
+        self.peer_limits = PeerLimits(
+            max_per_peer=max_per_peer, requests_per_second=requests_per_second, is_admin=is_admin
+        )
+        self._sockets: list[_ListeningSocket] = []
         self._named: dict[str, ProxiedConnection] = {}
         self._lookups = ThreadPoolExecutor(1, "peers")
         self._looked_up = 0
@@ -127,15 +129,15 @@ class Front:
 
     async def start(self) -> None:
         """Starts listening. Raises StartError."""
-        for door in self._doors:
-            for sock in await _bound(door.address, self._socket_mode):
-                self._listeners.append(_Listener(sock, door, self._accepted))
+        for listener in self._listeners:
+            for sock in await _bound(listener.address, self._socket_mode):
+                self._sockets.append(_ListeningSocket(sock, listener, self._accepted))
 
     def mend(self) -> list[str]:
         """Recreates removed sockets; returns what cannot be mended."""
         problems = []
-        for number, listener in enumerate(self._listeners):
-            path = listener.door.address.path
+        for number, listening in enumerate(self._sockets):
+            path = listening.listener.address.path
             if path is None or path.is_socket():
                 continue
             try:
@@ -144,8 +146,8 @@ class Front:
                 problems.append(f"clients cannot connect: {path} is gone; {exc}")
                 continue
             log.warning("the socket %s was missing and has been recreated", path)
-            listener.close()
-            self._listeners[number] = _Listener(sock, listener.door, self._accepted)
+            listening.close()
+            self._sockets[number] = _ListeningSocket(sock, listening.listener, self._accepted)
         return problems
 
     def peer(self, name: str) -> Peer | None:
@@ -156,7 +158,7 @@ class Front:
     def hold(self, name: str, seconds: float) -> None:
         """Pauses reading from the peer of the connection `name` for so long."""
         if (client := self._named.get(name)) is not None:
-            self.crowd.hold(client, seconds)
+            self.peer_limits.hold(client, seconds)
 
     def vouch(self, name: str, user: str) -> None:
         """Notes that the connection `name` has presented a token of this user."""
@@ -165,13 +167,13 @@ class Front:
 
     def stop_accepting(self) -> None:
         """Stops accepting connections."""
+        for listening in self._sockets:
+            listening.close()
+        self._sockets.clear()
         for listener in self._listeners:
-            listener.close()
-        self._listeners.clear()
-        for door in self._doors:
-            if door.address.path is not None:
+            if listener.address.path is not None:
                 with contextlib.suppress(OSError):
-                    door.address.path.unlink(missing_ok=True)
+                    listener.address.path.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Closes all connections and sockets."""
@@ -182,44 +184,44 @@ class Front:
 
     # connections
 
-    def _accepted(self, sock: socket.socket, door: Door) -> None:
-        if door.address.path is not None:
+    def _accepted(self, sock: socket.socket, listener: Listener) -> None:
+        if listener.address.path is not None:
             try:
                 peer = of_unix(sock)
-                if not self.crowd.may_open(peer):
+                if not self.peer_limits.may_open(peer):
                     sock.close()
                     return
                 peer = with_groups(peer, sock)
             except (OSError, UnknownPeer) as exc:
-                self.crowd.unknown(str(door.address), str(exc))
+                self.peer_limits.unknown(str(listener.address), str(exc))
                 sock.close()
                 return
-            self._admit(sock, door, peer)
+            self._admit(sock, listener, peer)
         elif self._looked_up >= MAX_LOOKED_UP:
             sock.close()
         else:
-            task = asyncio.create_task(self._accept_tcp(sock, door))
+            task = asyncio.create_task(self._accept_tcp(sock, listener))
             task.add_done_callback(log_failure)
 
-    async def _accept_tcp(self, sock: socket.socket, door: Door) -> None:
+    async def _accept_tcp(self, sock: socket.socket, listener: Listener) -> None:
         self._looked_up += 1
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             near, far = sock.getsockname()[:2], sock.getpeername()[:2]
-            if door.tokens:
+            if listener.tokens:
                 peer = Peer(via=Via.KUBERNETES, address=far[0])
-            elif door.tls:
+            elif listener.tls:
                 peer = Peer(via=Via.TLS, address=far[0])
             else:
                 peer = await self._identified(near, far)
         except (OSError, UnknownPeer) as exc:
-            log.warning("a connection to %s was refused: %s", door.address, exc)
+            self.peer_limits.unknown(str(listener.address), str(exc))
             sock.close()
             return
         finally:
             self._looked_up -= 1
-        if self.crowd.may_open(peer):
-            self._admit(sock, door, peer)
+        if self.peer_limits.may_open(peer):
+            self._admit(sock, listener, peer)
         else:
             sock.close()
 
@@ -229,17 +231,17 @@ class Front:
             return peer
         return await asyncio.get_running_loop().run_in_executor(self._lookups, of_local, near, far)
 
-    def _admit(self, sock: socket.socket, door: Door, peer: Peer) -> None:
+    def _admit(self, sock: socket.socket, listener: Listener, peer: Peer) -> None:
         if peer.uid is not None and not self._lets_in(peer):
-            log.warning("a connection of %s was refused", peer.key)
+            self.peer_limits.unknown(str(listener.address), f"{peer.key} may not connect")
             sock.close()
             return
-        self.crowd.opened(peer)
+        self.peer_limits.opened(peer)
         silent = self._silent.setdefault(peer.key, {})
         if len(silent) >= MAX_SILENT_PER_PEER:
             next(iter(silent)).end()
             silent = self._silent.setdefault(peer.key, {})
-        client = ProxiedConnection(self, peer, self._folder.socket_path(door.upstream), in_clear=not door.tls)
+        client = ProxiedConnection(self, peer, self._folder.socket_path(listener.upstream), in_clear=not listener.tls)
         silent[client] = None
         self._open.add(client)
         task = asyncio.create_task(client.start(sock))
@@ -248,7 +250,7 @@ class Front:
     def spoke(self, client: ProxiedConnection) -> bool:
         """Called at the first byte. Returns whether the connection may continue."""
         self._no_longer_silent(client)
-        client.counted = self.crowd.may_speak(client)
+        client.counted = self.peer_limits.may_proceed(client)
         return client.counted
 
     def _no_longer_silent(self, client: ProxiedConnection) -> None:
@@ -272,15 +274,17 @@ class Front:
         self._open.discard(client)
         self._no_longer_silent(client)
         self._named.pop(client.name, None)
-        self.crowd.closed(client, spoke=client.counted)
+        self.peer_limits.closed(client, spoke=client.counted)
 
 
-class _Listener:
+class _ListeningSocket:
     """One listening socket on the loop."""
 
-    def __init__(self, sock: socket.socket, door: Door, accepted: Callable[[socket.socket, Door], None]) -> None:
+    def __init__(
+        self, sock: socket.socket, listener: Listener, accepted: Callable[[socket.socket, Listener], None]
+    ) -> None:
         self._sock = sock
-        self.door = door
+        self.listener = listener
         self._accepted = accepted
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(sock.fileno(), self._acceptable)
@@ -298,7 +302,7 @@ class _Listener:
                 self._loop.call_later(RETRY_ACCEPT_S, self._resume)
                 return
             sock.setblocking(False)
-            self._accepted(sock, self.door)
+            self._accepted(sock, self.listener)
 
     def _resume(self) -> None:
         if self._sock.fileno() >= 0:
@@ -328,21 +332,10 @@ async def _bound(address: ListenAddress, socket_mode: int) -> list[socket.socket
     except OSError as exc:
         for sock in sockets:
             sock.close()
-        raise StartError(f"cannot listen on {address}: {exc.strerror or exc}; is it in use?") from exc
+        raise StartError(f"cannot listen on {address}: {exc.strerror}; is it in use?") from exc
     return sockets
 
 
 def bound_unix(path: Path, mode: int) -> socket.socket:
     """A listening socket at a path, with this mode. Raises StartError."""
-    remove_stale_socket(path)
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-    old_mask = os.umask(0o777 & ~mode)
-    try:
-        sock.bind(str(path))
-        sock.listen(BACKLOG)
-    except OSError as exc:
-        sock.close()
-        raise StartError(f"cannot listen on {path}: {exc.strerror}; is it in use?") from exc
-    finally:
-        os.umask(old_mask)
-    return sock
+    return listen_at(path, socket.SOCK_STREAM, mode=mode, backlog=BACKLOG, takes_descriptors=False)

@@ -2,9 +2,10 @@
 
 Theory of operation
     The connection to gRPC is made when the first byte has arrived. From then on, what one end receives goes to the
-    other; if one side does not read, we stop reading from the other. On an unencrypted connection, `http2_streams`
-    counts the calls that the client starts: those beyond what `connection_limits` grants wait here, at most one read of
-    them, and nothing more is read until they have passed.
+    other; if one side does not read, we stop reading from the other. On an unencrypted connection, the calls that
+    the client starts are counted by the HEADERS frames of HTTP/2 that it sends (RFC 9113, 4.1 and 6.2): those beyond
+    what `connection_limits` grants wait here, at most one read of them, and nothing more is read until they have
+    passed. Nothing else of HTTP/2 is examined. Anything that is not HTTP/2 passes: gRPC closes such a connection.
 """
 
 import asyncio
@@ -13,21 +14,66 @@ import secrets
 import socket
 from typing import Protocol, cast
 
-from kinetod.access.connections.connection_limits import Crowd
-from kinetod.access.connections.http2_streams import Streams
+from kinetod.access.connections.connection_limits import PeerLimits
 from kinetod.access.peers import Peer
 
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+HEADER_BYTES = 9  # of a frame: 3 of length, 1 of type, 1 of flags, 4 of the stream
+HEADERS = 1  # the frame type
 log = logging.getLogger(__name__)
-
 FIRST_BYTE_S = 5.0
 LINGER_S = 10.0
 HIGH_WATER_BYTES = 1 << 20
 
 
+class Streams:
+    """Counts the streams of one connection, from its first byte on."""
+
+    def __init__(self) -> None:
+        self._preface = PREFACE  # the part of it still to come
+        self._foreign = False
+        self._begun = b""  # of a frame's header that has not arrived completely
+        self._payload = 0  # bytes of the frame's payload still to come
+
+    def cut(self, data: bytes, most: int) -> tuple[int, int]:
+        """How many bytes may pass so that at most `most` calls begin, and how many begin in them.
+
+        These bytes count as passed: the next call takes what follows.
+        """
+        if self._foreign:
+            return len(data), 0
+        at = self._past_preface(data)
+        calls, size = 0, len(data)
+        while at < size and not self._foreign:
+            if self._payload:
+                skipped = min(self._payload, size - at)
+                self._payload -= skipped
+                at += skipped
+                continue
+            part = data[at : at + HEADER_BYTES - len(self._begun)]
+            if len(self._begun) <= 3 < len(self._begun) + len(part) and part[3 - len(self._begun)] == HEADERS:
+                if calls == most:
+                    return at, calls
+                calls += 1
+            at += len(part)
+            self._begun += part
+            if len(self._begun) == HEADER_BYTES:
+                self._payload = int.from_bytes(self._begun[:3], "big")
+                self._begun = b""
+        return size, calls
+
+    def _past_preface(self, data: bytes) -> int:
+        """Where the frames begin."""
+        part = data[: len(self._preface)]
+        self._foreign = not self._preface.startswith(part)
+        self._preface = self._preface[len(part) :]
+        return len(part)
+
+
 class Keeper(Protocol):
     """The owner of the connections."""
 
-    crowd: Crowd
+    peer_limits: PeerLimits
 
     def spoke(self, client: "ProxiedConnection") -> bool:
         """Called at the first byte. Returns whether the connection may continue."""
@@ -48,7 +94,7 @@ class _Half(asyncio.Protocol):
     def __init__(self, client: "ProxiedConnection") -> None:
         self.client = client
         self.transport: asyncio.Transport | None = None
-        self._paused: set[str] = set()  # for which reasons
+        self._paused: set[str] = set()  # reasons for the pause
 
     def pause(self, reason: str) -> None:
         """Pauses reading until every reason is resumed."""
@@ -91,7 +137,7 @@ class ProxiedConnection:
         self._upstream = upstream
         self._near, self._far = _Half(self), _Half(self)
         self._streams = Streams() if in_clear else None
-        self._waiting = b""  # what it has said and gRPC has not got
+        self._waiting = b""  # sent by the client, not yet passed to gRPC
         self._joining = self._joined = self._held = self._ended = False
         self._timer = asyncio.get_running_loop().call_later(FIRST_BYTE_S, self.end)
 
@@ -130,7 +176,7 @@ class ProxiedConnection:
             self.end()
             return
         self.name = f"unix-abstract:kinetod-{secrets.token_hex(16)}"
-        self._keeper.crowd.joined(self)
+        self._keeper.peer_limits.joined(self)
         self._go_on()
 
     def _go_on(self) -> None:
@@ -167,14 +213,14 @@ class ProxiedConnection:
     def _pass_on(self) -> None:
         if self._far.transport is None:
             return
-        crowd, size, calls = self._keeper.crowd, len(self._waiting), 0
+        peer_limits, size, calls = self._keeper.peer_limits, len(self._waiting), 0
         if self._streams is not None:
-            size, calls = self._streams.cut(self._waiting, crowd.may_begin(self))
+            size, calls = self._streams.cut(self._waiting, peer_limits.may_begin(self))
         self._far.transport.write(self._waiting[:size])
         self._waiting = self._waiting[size:]
-        crowd.received(self, size, calls)
+        peer_limits.received(self, size, calls)
         if self._waiting:
-            crowd.hold_back(self)
+            peer_limits.hold_back(self)
 
     def hold(self) -> None:
         """Stops reading from the client."""

@@ -1,16 +1,16 @@
-"""What travels over the private channel into the target: the agent, and the collector library.
+"""Packs the agent and the collector library, and sends them to the target over the private channel.
 
 Theory of operation
     One packet: the texts of `kineto_agent.system.gil_rests` and of `standard_library` and `loader` in
     `kineto_agent.bootstrap`, with a header behind them, and sealed memfds.
-    They are made once per process and shared by all targets; the seals keep a target from changing what another one
-    will run.
+    They are created once per process and shared by all targets; because of the seals, no target can change what another
+    one will run.
 
     The agent's modules are sent twice, in pieces of some lines (see the loader for why): as text, for any CPython, and
     compiled, for targets that run the same CPython as this process.
 
-    The target answers with one packet: "K", the agent runs; or "E" and the exception. What comes after belongs to
-    the link. That answer is waited for here, so that a failure has a reason.
+    The target answers with one packet: "K", the agent runs; or "E" and the exception. `send` waits for it, so that a
+    failure has a reason. Everything after it belongs to the link.
 """
 
 import ast
@@ -25,6 +25,7 @@ import select
 import socket
 import struct
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fcntl import F_ADD_SEALS, F_SEAL_GROW, F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_WRITE, fcntl
@@ -33,11 +34,12 @@ from pathlib import Path
 import kineto_agent
 
 from kinetod.attach.attach_types import AttachCode, AttachError, Deadline
+from kinetod.attach.channel.bootstrap import lacking
 from kinetod.attach.inspect import standstill
 
 _LOADER = "kineto_agent.bootstrap.loader"
 _STANDARD = "kineto_agent.bootstrap.standard_library"
-_LEFT_OUT = (  # what a target never imports
+_LEFT_OUT = (  # never imported in a target
     "kineto_agent.__main__",
     "kineto_agent.bootstrap.inject",
     "kineto_agent.bootstrap.startup",
@@ -47,13 +49,15 @@ _LEFT_OUT = (  # what a target never imports
     _STANDARD,
 )
 _PACKET = ("system/gil_rests", "bootstrap/standard_library", "bootstrap/loader")
-# An import statement like others to the interpreter; the bootstrap compiles the packet with its effect.
+# The interpreter treats it as an ordinary import; the bootstrap compiles the packet with its effect.
 _FUTURE = re.compile(r"^from __future__ import annotations\b.*\n", re.MULTILINE)
-_PIECE_LINES = 40  # compiled in about half a millisecond
-_MARSHAL_VERSION = 2  # every Python reads it
-_MAX_PACKET_BYTES = 64 * 1024  # what the bootstrap makes room for
+_PIECE_LINES = 40  # take about half a millisecond to compile
+_MARSHAL_VERSION = 2  # readable by every Python
+_MAX_PACKET_BYTES = 64 * 1024  # the bootstrap's buffer size
 _MAX_ANSWER_BYTES = 1024
+_OWN_WORDS = ("OSError(", "ImportError(", "MemoryError(")  # they say enough
 _LOOK_EVERY_S = 0.25  # whether it has been stopped or frozen meanwhile
+_LOOKS, _LOOK_S = 5, 0.01
 _ELF_HEADER = struct.Struct("<4sBB10xHH")  # magic, class, byte order, (rest of e_ident), e_type, e_machine
 _MACHINES = {"x86_64": 62, "aarch64": 183}
 _ELF_CLASS_64 = 2
@@ -68,7 +72,7 @@ class Payload:
 
 
 def send(channel: socket.socket, pid: int, deadline: Deadline) -> None:
-    """Send the agent and wait until it runs. pid: as this process sees it. Raises AttachError."""
+    """Sends the agent and waits until it runs. pid: as this process sees it. Raises AttachError."""
     check_machine(pid)
     payload = agent()
     channel.settimeout(max(deadline.left_s, 0.001))
@@ -91,7 +95,10 @@ def _await_answer(channel: socket.socket, pid: int, deadline: Deadline) -> None:
         if deadline.passed:
             raise _timeout(pid)
     try:
-        answer = channel.recv(_MAX_ANSWER_BYTES)
+        try:
+            answer = channel.recv(_MAX_ANSWER_BYTES)
+        except ConnectionResetError:  # it has closed without reading all of it: what it said before that comes next
+            answer = channel.recv(_MAX_ANSWER_BYTES)
     except OSError as exc:
         raise _ended(pid) from exc
     if answer == b"K":
@@ -99,7 +106,16 @@ def _await_answer(channel: socket.socket, pid: int, deadline: Deadline) -> None:
     if not answer:
         raise _ended(pid)
     told = "".join(char for char in answer[1:].decode("utf-8", "replace") if char.isprintable())
-    raise AttachError(AttachCode.FAILED, f"the agent cannot run in process {pid}: {told}")
+    raise lacking(pid, told) or cannot_run(pid, told)
+
+
+def cannot_run(pid: int, words: str) -> AttachError:
+    """For an exception that ended our code there. words: its repr()."""
+    reason = f"the agent cannot run in process {pid}: {words}"
+    if words.startswith(_OWN_WORDS):
+        return AttachError(AttachCode.FAILED, reason)
+    ask = "Does one of its audit hooks forbid it, or has it changed modules of the interpreter that the agent needs?"
+    return AttachError(AttachCode.UNSUITABLE, f"{reason}. {ask}")
 
 
 def _ended(pid: int) -> AttachError:
@@ -110,10 +126,17 @@ def _ended(pid: int) -> AttachError:
 
 
 def _timeout(pid: int) -> AttachError:
-    delay = standstill.delay(pid)
+    delay = next(filter(None, _looks(pid)), "")
     why = f"the agent's thread waits for {delay}" if delay else "it gives other threads no share of the GIL"
     reason = f"process {pid} did not load the agent in time: {why}; try again"
     return AttachError(AttachCode.TIMEOUT, reason)
+
+
+def _looks(pid: int) -> Iterator[str]:
+    """Pauses between looks, since a thread that has just begun to wait still looks as if it ran."""
+    for _ in range(_LOOKS):
+        yield standstill.delay(pid)
+        time.sleep(_LOOK_S)
 
 
 def check_machine(pid: int, proc: Path = Path("/proc")) -> None:
@@ -130,7 +153,7 @@ def check_machine(pid: int, proc: Path = Path("/proc")) -> None:
 
 @functools.cache
 def agent() -> Payload:
-    """The installed agent, packed once. Raises AttachError if it cannot be read."""
+    """Returns the installed agent, packed once. Raises AttachError if it cannot be read."""
     sources = _sources()
     files = {
         "sources": marshal.dumps({name: _in_pieces(*entry) for name, entry in sources.items()}, _MARSHAL_VERSION),
@@ -158,7 +181,7 @@ def _folder() -> Path:
 
 
 def _sources() -> dict[str, tuple[bool, str]]:
-    """Module name -> (is a package, its text)."""
+    """Maps module names to (is a package, source text)."""
     found = {}
     for path in sorted(_folder().rglob("*.py")):
         parts = ("kineto_agent", *path.relative_to(_folder()).with_suffix("").parts)
@@ -174,7 +197,7 @@ def _in_pieces(is_package: bool, text: str) -> tuple[bool, list[tuple[int, str]]
 
 
 def pieces(text: str) -> Iterator[tuple[int, str]]:
-    """(first line, text): whole statements, together the module. A statement longer than a piece is one by itself."""
+    """Splits a module into (first line, text) pieces of whole statements. A longer statement is a piece by itself."""
     lines = text.splitlines(keepends=True)
     begin = end = 0
     for statement in ast.parse(text).body:
@@ -194,7 +217,7 @@ def _compiled(name: str, is_package: bool, text: str) -> tuple[bool, list[bytes]
 
 
 def sealed_memfd(name: str, data: bytes) -> int:
-    """The descriptor of a new memfd that nobody can change any more."""
+    """Returns the descriptor of a new memfd whose content can no longer be changed."""
     descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     with open(descriptor, "wb", closefd=False) as file:
         file.write(data)

@@ -1,17 +1,18 @@
-"""Finding the private channel that a bootstrap opens, and taking our end of it.
+"""Finds the private channel that a bootstrap opens, and takes our end of it.
 
 Theory of operation
     The bootstrap makes a socket pair and a memfd called `kineto-<token>-<descriptor>`: that descriptor of the target
-    is our end. The names are seen in /proc/PID/fd, and pidfd_getfd (Linux 5.6) copies the descriptor. No path, port or
-    namespace is needed.
+    is our end. The names are visible in /proc/PID/fd, and pidfd_getfd (Linux 5.6) copies the descriptor. No path, port
+    or namespace is needed.
 
-    Nothing announces the memfd, so /proc/PID/fd is looked through again and again, at first every 0.2 ms, later less
-    often. New descriptors are looked at each time; all of them, since numbers are used again, every few times.
+    Nothing announces the memfd, so /proc/PID/fd is polled, at first every 0.2 ms, later less often. Each poll checks
+    new descriptors; every few polls check all of them, since numbers are reused.
 
-    What the target gives is believed only if it is such a socket, made by that process while it was of the user that
-    was approved. Its end in the target is closed by an execve.
+    A descriptor is accepted only if it is such a socket, created by that process while it belonged to the approved
+    user. An execve closes the target's end.
 """
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -25,7 +26,7 @@ from kinetod.attach.attach_types import AttachCode, AttachError, Deadline, repla
 from kinetod.base.libc import LIBC
 from kinetod.processes.credentials import Credentials
 
-_PIDFD_GETFD = 438  # the same on every machine
+_PIDFD_GETFD = 438  # the same on every architecture
 _FIRST_PAUSE_S = 0.0002
 _PAUSE_GROWTH = 1.3
 _LAST_PAUSE_S = 0.01
@@ -37,11 +38,12 @@ _ENDED = (errno.ESRCH, errno.ENOENT)
 def await_channel(
     pid: int, token: int, deadline: Deadline, approved: Credentials | None = None
 ) -> socket.socket | None:
-    """Our end of the channel of this bootstrap, a SOCK_SEQPACKET socket; None if the deadline passes first.
+    """Returns our end of this bootstrap's channel, a SOCK_SEQPACKET socket; None if the deadline passes first.
 
-    approved: whose it must be by the kernel's word; None: anybody's. Looks once even if the deadline has passed. Raises
-    AttachError: NOT_PERMITTED, GONE, UNSUPPORTED (the kernel has no pidfd_getfd), REPLACED (another user's) or FAILED
-    (what was found is no channel).
+    approved: the user that must own it according to the kernel; None: anybody. Looks once even if the deadline has
+    passed.
+    Raises AttachError: NOT_PERMITTED, GONE, UNSUPPORTED (the kernel has no pidfd_getfd), REPLACED (another user's) or
+    FAILED (the descriptor is not a channel).
     """
     process = _open_process(pid)
     try:
@@ -51,9 +53,18 @@ def await_channel(
     if channel is not None and approved is not None:
         _pid, uid, gid = _peer(channel)
         if (uid, gid) != (approved.uid, approved.gid):
-            channel.close()
+            let_go(channel)
             raise replaced(pid, f"its channel was made by uid {uid}, gid {gid}")
     return channel
+
+
+def let_go(channel: socket.socket) -> None:
+    """Shuts the channel down and closes it. The target may hold our end, too: closing alone would leave its end
+    waiting.
+    """
+    with contextlib.suppress(OSError):
+        channel.shutdown(socket.SHUT_WR)
+    channel.close()
 
 
 def _await(process: int, pid: int, prefix: str, deadline: Deadline) -> socket.socket | None:
@@ -90,7 +101,7 @@ def _check_alive(process: int, pid: int) -> None:
 
 
 def _find(pid: int, prefix: str, seen: set[str]) -> int | None:
-    """The number in the memfd's name. `seen`: descriptors that are not looked at."""
+    """Returns the number in the memfd's name. `seen`: descriptors to skip."""
     folder = f"/proc/{pid}/fd"
     try:
         for entry in os.listdir(folder):  # noqa: PTH208 - looked at every 0.2 ms
@@ -99,7 +110,7 @@ def _find(pid: int, prefix: str, seen: set[str]) -> int | None:
             seen.add(entry)
             try:
                 name = os.readlink(f"{folder}/{entry}")  # noqa: PTH115
-            except FileNotFoundError:  # closed meanwhile
+            except FileNotFoundError:  # it has been closed by now
                 continue
             number = name.removeprefix(prefix).partition(" ")[0]
             if name.startswith(prefix) and number.isascii() and number.isdigit() and len(number) < 10:
@@ -110,7 +121,7 @@ def _find(pid: int, prefix: str, seen: set[str]) -> int | None:
 
 
 def take_descriptor(process: int, pid: int, number: int) -> int:
-    """A copy of that descriptor of the process with this pidfd. Raises AttachError."""
+    """Copies that descriptor of the process with this pidfd. Raises AttachError."""
     descriptor: int = LIBC.syscall(_PIDFD_GETFD, process, number, 0)
     if descriptor < 0:
         exc = OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
@@ -135,7 +146,7 @@ def _checked(descriptor: int, pid: int) -> socket.socket:
 
 
 def _peer(channel: socket.socket) -> tuple[int, int, int]:
-    """Pid, uid and gid of who made the pair."""
+    """Pid, uid and gid of the creator of the pair."""
     pid, uid, gid = unix_peer.credentials(channel)
     return pid, uid, gid
 
@@ -154,7 +165,7 @@ def _translated(exc: OSError, pid: int, what: str) -> AttachError:
 
 
 def closed_by_the_program(pid: int) -> AttachError:
-    """Before the agent could be sent."""
+    """Error for a channel that the program closed before the agent could be sent."""
     reason = (
         f"process {pid} closed the agent's channel before the agent could be sent: it closes descriptors that "
         "it did not open (as daemonizing programs do); try again"

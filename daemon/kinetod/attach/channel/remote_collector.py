@@ -1,4 +1,4 @@
-"""The collector of another process: collector_binding.Collector by packets to its kc_serve (remote/serve.h).
+"""Implements collector_binding.Collector for another process, by packets to its kc_serve (remote/serve.h).
 
 Theory of operation
     One packet out, one packet back, under a lock, each with a time limit. The other process is not trusted: an answer
@@ -18,7 +18,6 @@ from typing import NamedTuple, TypeVar
 
 from kineto_agent.sources.cupti import cuda_devices
 from kineto_agent.sources.cupti.collector_binding import (
-    BUSY_BY_NOW,
     LONG_SETTLE_MS,
     Collector,
     CollectorConfig,
@@ -27,6 +26,7 @@ from kineto_agent.sources.cupti.collector_binding import (
     DrainResult,
     DrainWish,
     OtherUsers,
+    busy,
 )
 from kineto_agent.sources.interface import SourceError
 from kineto_agent.sources.native_interface import EnableResult, NativeCounts
@@ -44,7 +44,7 @@ _INT, _UINT = struct.Struct("=i"), struct.Struct("=I")
     _RESULT_TEXT, _DEVICE, _LEAVE, _OTHERS, _DRAIN,
 ) = range(1, 18)  # fmt: skip
 
-_LIMIT_S = 10.0  # opening a library and backing an arena with memory on a busy machine
+_LIMIT_S = 10.0  # enough to open a library and back an arena with memory on a busy machine
 _SYSTEM, _BUSY = -2, -6
 _NOT_ASKED = -1
 _ENDED = "its collector's thread has ended"
@@ -53,7 +53,7 @@ _Struct = TypeVar("_Struct", bound=ctypes.Structure)
 
 
 class RemoteEnded(Exception):
-    """The process or its collector's thread is gone, or breaks the protocol. The text says which."""
+    """The process or its collector's thread is gone, or breaks the protocol. The message says which."""
 
 
 class _Answer(NamedTuple):
@@ -64,7 +64,7 @@ class _Answer(NamedTuple):
 
 
 def _parsed(packet: bytes) -> tuple[int, int, int, bytes, str]:
-    """Command, sequence, code, result, text. Raises RemoteEnded."""
+    """Returns command, sequence, code, result and text. Raises RemoteEnded."""
     if len(packet) < _ANSWER.size:
         raise RemoteEnded(f"its collector sent a packet of {len(packet)} bytes")
     magic, command, sequence, code, result_bytes, text_bytes = _ANSWER.unpack_from(packet)
@@ -75,7 +75,7 @@ def _parsed(packet: bytes) -> tuple[int, int, int, bytes, str]:
 
 
 def read_greeting(packet: bytes) -> None:
-    """Checks the first packet of kc_serve. Raises RemoteEnded if it is not a greeting, or one of another version."""
+    """Checks the first packet of kc_serve. Raises RemoteEnded if it is no greeting or has another version."""
     command, sequence, code, result, text = _parsed(packet)
     if command != _ABI or sequence != 0 or len(result) != _UINT.size:
         raise RemoteEnded("its collector sent no greeting")
@@ -91,9 +91,10 @@ def _check_abi(result: bytes) -> None:
 
 
 class RemoteCollector(Collector):
-    """The collector at the other end of `channel`, which this object owns. Raises SourceError where a reason is given.
+    """The collector at the other end of `channel`, which this object owns. Raises SourceError with the collector's
+    reason.
 
-    on_end: called once, on the calling thread, when the connection has ended by itself.
+    on_end: called once, on the calling thread, if the connection ends unexpectedly.
     """
 
     def __init__(self, channel: socket.socket, on_end: Callable[[], None] = lambda: None) -> None:
@@ -102,12 +103,12 @@ class RemoteCollector(Collector):
         self._on_end = on_end
         self._lock = Lock()
         self._sequence = 0
-        self._why = ""  # it has ended, and why
+        self._why = ""  # why it has ended
         self._arena_fd = -1
 
     @property
     def ended(self) -> str:
-        """Why the collector can no longer be asked; "" while it can."""
+        """Returns why the collector can no longer be used; "" while it can."""
         return self._why
 
     def fileno(self) -> int:
@@ -117,7 +118,7 @@ class RemoteCollector(Collector):
     # ------------------------------------------------------------ packets
 
     def _ask(self, command: int, argument: bytes = b"", limit_s: float = _LIMIT_S, size: int | None = None) -> _Answer:
-        """size: of the result. Raises RemoteEnded."""
+        """Sends one command and returns the answer. size: bytes of the result. Raises RemoteEnded."""
         with self._lock:
             if self._why:
                 raise RemoteEnded(self._why)
@@ -146,7 +147,7 @@ class RemoteCollector(Collector):
                 return answer
 
     def _checked(self, packet: bytes, fds: list[int], flags: int, command: int) -> _Answer | None:
-        """The answer, None if it is the greeting."""
+        """Returns the answer; None for the greeting."""
         try:
             if not packet:
                 raise RemoteEnded(_ENDED)
@@ -184,7 +185,7 @@ class RemoteCollector(Collector):
         return answer
 
     def _quietly(self, command: int, argument: bytes = b"", size: int = 0, limit_s: float = _LIMIT_S) -> _Answer:
-        """Like _ask; a collector that is gone answers nothing."""
+        """Like _ask, but returns an empty answer if the collector is gone."""
         try:
             return self._ask(command, argument, limit_s, size)
         except RemoteEnded as exc:
@@ -193,24 +194,24 @@ class RemoteCollector(Collector):
     def _structure(
         self, kind: type[_Struct], command: int, argument: bytes = b"", limit_s: float = _LIMIT_S
     ) -> _Struct:
-        """A result structure; zeros where there is none."""
+        """Returns a result structure, zeros if there is none."""
         answer = self._quietly(command, argument, ctypes.sizeof(kind), limit_s)
         return kind.from_buffer_copy(answer.result) if answer.result else kind()
 
     # ------------------------------------------------------------ collector_binding.Collector
 
     def open(self, path: str) -> int:
-        """Open libcupti; gives its version number."""
+        """Opens libcupti and returns its version number."""
         _check_abi_of(self)
         version: int = _UINT.unpack(self._asked(_OPEN, os.fsencode(path), _UINT.size).result)[0]
         return version
 
     def drain(self, limit_ms: int, streams: Sequence[int] = ()) -> DrainResult:
-        """Wait for a moment in which CUPTI's first call does not wait for the GPU, before prepare()."""
+        """Waits, before prepare(), for a moment at which CUPTI's first call does not block on the GPU."""
         return self._structure(DrainResult, _DRAIN, bytes(DrainWish(limit_ms, LONG_SETTLE_MS, 0)))
 
     def prepare(self, config: CollectorConfig) -> int:
-        """Make the arena; gives a descriptor of ours for it, valid until close()."""
+        """Creates the arena; returns a descriptor of ours for it, valid until close()."""
         answer = self._asked(_PREPARE, bytes(config))
         if answer.fd < 0:
             raise SourceError("ARENA_FAILED", "the collector gave no arena")
@@ -219,39 +220,39 @@ class RemoteCollector(Collector):
         return self._arena_fd
 
     def keep_calls(self, domain: int, patterns: Sequence[str]) -> None:
-        """Choose the API calls of a domain (1 driver, 2 runtime) to record, by fnmatch patterns."""
+        """Chooses the API calls of a domain (1 driver, 2 runtime) to record, by fnmatch patterns."""
         joined = b"".join(pattern.encode() + b"\0" for pattern in patterns) + b"\0"
         self._asked(_KEEP_CALLS, _UINT.pack(domain) + joined)
 
     def subscribe(self) -> int:
-        """Take CUPTI's only subscriber; gives CUPTI's result: 39 if another tool has it. After prepare()."""
+        """Takes CUPTI's only subscriber; returns CUPTI's result: 39 if another tool has it. After prepare()."""
         answer = self._quietly(_SUBSCRIBE, size=_INT.size)
-        if answer.code == _BUSY:
-            raise SourceError("GPU_DOES_NOT_DRAIN", BUSY_BY_NOW)
         result: int = _INT.unpack(answer.result)[0] if answer.result else _NOT_ASKED
+        if answer.code == _BUSY:
+            raise busy(result)  # then a kc_drain_outcome
         return result
 
     def others(self) -> OtherUsers:
-        """The other users of CUPTI; zeros when nothing is recorded."""
+        """Returns the other users of CUPTI; zeros when nothing is recorded."""
         return self._structure(OtherUsers, _OTHERS)
 
     def record_calls(self) -> str:
-        """Record the chosen API calls through the subscriber; gives the reason if that fails. After start()."""
+        """Records the chosen API calls through the subscriber; returns the reason if that fails. After start()."""
         answer = self._quietly(_RECORD_CALLS)
         return answer.text if answer.code < 0 else ""
 
     def yield_subscriber(self) -> None:
-        """Let go of the subscriber."""
+        """Releases the subscriber."""
         self._quietly(_YIELD)
 
     def start(self, kinds: Sequence[int]) -> EnableResult:
-        """Begin to record; never raises."""
+        """Starts the recording; never raises."""
         answer = self._quietly(_START, struct.pack(f"={len(kinds)}I", *kinds), _INT.size * len(kinds))
         results = struct.unpack(f"={len(kinds)}i", answer.result) if answer.result else (0,) * len(kinds)
         return EnableResult(answer.code, dict(zip(kinds, results, strict=True)), answer.text)
 
     def counts(self) -> NativeCounts:
-        """The records so far; zeros when nothing is recorded."""
+        """Returns the records so far; zeros when nothing is recorded."""
         return self._structure(NativeCounts, _COUNTS)
 
     def stop(self, limit_ms: int) -> CollectorResult:
@@ -262,26 +263,26 @@ class RemoteCollector(Collector):
         return result
 
     def detach(self, limit_ms: int) -> DetachResult:
-        """Take CUPTI out of the process at the end of its next CUDA call."""
+        """Takes CUPTI out of the process at the end of its next CUDA call."""
         return self._structure(DetachResult, _DETACH, _UINT.pack(limit_ms), limit_ms / 1000 + _LIMIT_S)
 
     def close(self) -> None:
-        """Free the arena, unless CUPTI still uses it."""
+        """Frees the arena, unless CUPTI still uses it."""
         self._close_arena()
         self._quietly(_CLOSE)
 
     def result_text(self, result: int) -> str:
-        """CUPTI's own words for one of its results."""
+        """Returns CUPTI's own text for one of its results."""
         return self._quietly(_RESULT_TEXT, _INT.pack(result)).text
 
-    # ------------------------------------------------------------ beyond it
+    # ------------------------------------------------------------ additions to it
 
     def device(self, index: int, attributes: bytes) -> bytes:
         """See Collector.device; b"" if the process is gone."""
         return self._quietly(_DEVICE, _UINT.pack(index) + attributes, cuda_devices.FACTS.size).result
 
     def leave(self, limit_s: float = _LIMIT_S) -> None:
-        """End whatever is recorded, take CUPTI out and let the thread end. Nothing can be asked afterwards."""
+        """Ends any recording, takes CUPTI out and ends the thread. Nothing can be asked afterwards."""
         self._quietly(_LEAVE, limit_s=limit_s)
         with self._lock:
             self._why = self._why or "the daemon has released its collector"

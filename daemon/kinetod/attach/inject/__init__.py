@@ -1,1 +1,1 @@
-"""Stops one thread of the target, makes it call one function and lets it go."""
+"""Stops one thread of the target, makes it call one function and releases it."""

@@ -1,15 +1,18 @@
-"""What depends on the processor: registers, system calls, how a stopped thread is sent to the trampoline and back.
+"""Everything that depends on the processor: registers, system calls, sending a stopped thread to the trampoline and
+back.
 
 Theory of operation
-    A thread that stood in a blocking system call has been interrupted by our stop. Linux restarts such a call when
-    the thread goes on; a thread that we send elsewhere has to do that itself, exactly as the kernel would:
-    x86-64  rip is behind the syscall instruction, rax tells what to do: -512, -513, -514 start the call again with
-            the number in orig_rax; -516 goes on by restart_syscall, which knows the time that is left
+    A thread that stood in a blocking system call has been interrupted by our stop. Linux restarts such a call when the
+    thread continues; a thread that we send elsewhere must do that itself, exactly as the kernel would:
+    x86-64  rip is behind the syscall instruction, rax says what to do: -512, -513, -514 start the call again with the
+            number in orig_rax; -516 continues by restart_syscall, which knows the remaining time (ptrace.py makes -514
+            of the EINTR of some calls)
     aarch64 the kernel has put pc back to the svc instruction and x0 to the first argument before we see it. It
             has also forgotten whether restart_syscall would be right, so only calls whose time is absolute, or is
             written back by the kernel (ppoll, pselect), are used
 """
 
+import errno
 import platform
 import struct
 from abc import ABC, abstractmethod
@@ -18,10 +21,10 @@ from functools import lru_cache
 from pathlib import Path
 
 from kinetod.attach.attach_types import AttachCode, AttachError
-from kinetod.attach.inject.ptrace import StoppedThread
+from kinetod.attach.inject.ptrace import NT_PRSTATUS, StoppedThread
 from kinetod.attach.inspect.target_memory import TargetMemory
 
-NT_PRSTATUS, NT_PRFPREG, NT_ARM_SYSTEM_CALL, NT_ARM_SVE = 1, 2, 0x404, 0x405
+NT_PRFPREG, NT_ARM_SYSTEM_CALL, NT_ARM_SVE = 2, 0x404, 0x405
 RED_ZONE = 128
 _U32, _U64 = 2**32 - 1, 2**64
 _FUTEX_WAIT, _FUTEX_WAIT_BITSET = 0, 9
@@ -39,36 +42,37 @@ class InterruptedCall:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Where a stopped thread is."""
+    """State of a stopped thread."""
 
     pc: int
     sp: int
-    call: InterruptedCall | None  # the restartable call that it is parked in
+    call: InterruptedCall | None  # the restartable call that it is blocked in, or entered on the way to the stop
     registers: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """Registers with which the thread goes on as if nothing had been."""
+    """Registers with which the thread continues as if it had never been stopped."""
 
     registers: tuple[int, ...]
-    pc_interrupted: int  # where it goes on with -EINTR when a signal came meanwhile; 0: it was in no call
+    pc_interrupted: int  # where to continue with -EINTR if a signal arrived in between; 0: it was in no call
 
 
 class Machine(ABC):
     """One processor architecture."""
 
     name: str
-    parked_calls: dict[int, str]  # number -> name: they restart transparently
-    waiting_calls: dict[int, str]  # these too while they have no time limit: for want of a thread in a parked call
+    parked_calls: dict[int, str]  # number -> name: the kernel restarts them transparently
+    waiting_calls: dict[int, str]  # used too, if they have no time limit, when no thread is in a parked call
     futex: int
-    injected_calls: dict[str, int]  # what the trampoline calls in the target: for the check of seccomp filters
+    # system calls that the trampoline makes in the target, for the check of seccomp filters
+    injected_calls: dict[str, int]
     register_bytes: int
 
     def point(self, thread: StoppedThread, memory: TargetMemory) -> Point | None:
-        """Where the thread is; None when it cannot be used there at all."""
+        """Returns the thread's state; None if it cannot be used there at all."""
         data = thread.registers(NT_PRSTATUS, self.register_bytes)
-        if len(data) != self.register_bytes:  # runs 32-bit code
+        if len(data) != self.register_bytes:  # it runs 32-bit code
             return None
         return self._point(thread, struct.unpack(f"<{len(data) // 8}Q", data), memory)
 
@@ -77,14 +81,14 @@ class Machine(ABC):
 
     @abstractmethod
     def resumption(self, point: Point) -> Resumption:
-        """How the thread resumes from there."""
+        """Returns how the thread resumes from there."""
 
     @abstractmethod
     def redirect(self, thread: StoppedThread, point: Point, pc: int, parameters: int, saved: int) -> None:
-        """Let it go on in the trampoline, with its stack ending at the parameters. All at once or not at all."""
+        """Makes the thread continue in the trampoline, with its stack ending at the parameters; all or nothing."""
 
     def parked_call(self, number: int, arguments: tuple[int, ...]) -> InterruptedCall | None:
-        """The call, if a thread that stands in it may be used."""
+        """Returns the call if a thread that is blocked in it may be used."""
         name = self.parked_calls.get(number)
         if name is None:
             return None
@@ -92,19 +96,21 @@ class Machine(ABC):
             return None
         return InterruptedCall(number, arguments)
 
-    def waiting_call(self, number: int, arguments: tuple[int, ...]) -> InterruptedCall | None:
-        """The call, if its arguments set no time limit (a socket may have one of its own)."""
+    def waiting_call(self, number: int, arguments: tuple[int, ...], *, begun: bool = False) -> InterruptedCall | None:
+        """Returns the call if its arguments set no time limit (a socket may have its own), or if it has just begun."""
         name = self.waiting_calls.get(number)
         if name is None:
             return None
-        if name.startswith("epoll") and arguments[3] & _U32 != _U32:  # a timeout of -1
+        if name.startswith("epoll") and arguments[3] & _U32 != _U32 and not begun:  # a timeout of -1
+            return None
+        if name == "rt_sigtimedwait" and arguments[2] and not begun:
             return None
         if name == "epoll_pwait" and arguments[4]:
             return None
         return InterruptedCall(number, arguments)
 
     def holds_no_low_level_lock(self, call: InterruptedCall) -> bool:
-        """Whether a thread parked so cannot be inside an allocator or the dynamic loader.
+        """Whether a thread blocked in this call cannot be inside an allocator or the dynamic loader.
 
         Their locks wait by FUTEX_WAIT; semaphores, condition variables and joins by FUTEX_WAIT_BITSET.
         """
@@ -117,7 +123,7 @@ _X86_STRUCT = (  # struct user_regs_struct
 )
 _X86_NAMES = _X86_STRUCT.split()
 _X86 = {name: index for index, name in enumerate(_X86_NAMES)}
-# In the order in which the trampoline takes them from the stack.
+# In the order in which the trampoline pops them from the stack.
 _X86_POPPED = "r15 r14 r13 r12 r11 r10 r9 r8 rbp rbx rdx rcx rsi rdi rax eflags rip"
 
 
@@ -131,7 +137,7 @@ class X86_64(Machine):
         35: "nanosleep",
         61: "wait4",
         202: "futex",
-        219: "restart_syscall",  # what of these was interrupted before: futex, nanosleep, poll
+        219: "restart_syscall",  # an interrupted futex, nanosleep or poll
         230: "clock_nanosleep",
         247: "waitid",
         270: "pselect6",
@@ -143,6 +149,7 @@ class X86_64(Machine):
         43: "accept",
         45: "recvfrom",
         47: "recvmsg",
+        128: "rt_sigtimedwait",
         232: "epoll_wait",
         281: "epoll_pwait",
         288: "accept4",
@@ -157,7 +164,7 @@ class X86_64(Machine):
     _RESTART_SYSCALL = 219
     _ERESTART = (_U64 - 512, _U64 - 513, _U64 - 514)
     _ERESTART_RESTARTBLOCK = _U64 - 516
-    _EINTR, _EPOLL_CALLS = _U64 - 4, (232, 281)  # these say EINTR where others are restarted
+    _EINTR = _U64 - errno.EINTR
     _TRAP_AND_DIRECTION = 0x500  # eflags
 
     def _point(self, thread: StoppedThread, registers: tuple[int, ...], memory: TargetMemory) -> Point | None:
@@ -165,21 +172,22 @@ class X86_64(Machine):
             return None
         pc, number, result = registers[_X86["rip"]], registers[_X86["orig_rax"]], registers[_X86["rax"]]
         call = None
-        if number < _U64 // 2:  # it is on its way out of a system call
-            epoll = result == self._EINTR and number in self._EPOLL_CALLS
-            if epoll or result in (*self._ERESTART, self._ERESTART_RESTARTBLOCK):
+        if number < _U64 // 2:  # the thread is leaving a system call
+            if result in (*self._ERESTART, self._ERESTART_RESTARTBLOCK):
                 arguments = tuple(registers[_X86[name]] for name in ("rdi", "rsi", "rdx", "r10", "r8", "r9"))
-                call = self.parked_call(number, arguments) or self.waiting_call(number, arguments)
+                call = self.parked_call(number, arguments) or self.waiting_call(number, arguments, begun=True)
                 if call is None or memory.read(pc - 2, 2) != self._SYSCALL:
                     return None
+            elif result == self._EINTR and self.waiting_calls.get(number, "").startswith("epoll"):
+                call = InterruptedCall(number, ())  # left alone by ptrace.py: the caller itself continues to wait
             elif result >= _U64 - 4095:
-                return None  # let it take its error as it is
+                return None  # it must see its error unchanged
         return Point(pc, registers[_X86["rsp"]], call, registers)
 
     def resumption(self, point: Point) -> Resumption:
         """See Machine."""
         registers = list(point.registers)
-        if point.call is None:
+        if point.call is None or registers[_X86["rax"]] == self._EINTR:
             return Resumption(tuple(registers), 0)
         again = registers[_X86["rax"]] != self._ERESTART_RESTARTBLOCK
         registers[_X86["rax"]] = registers[_X86["orig_rax"]] if again else self._RESTART_SYSCALL
@@ -193,7 +201,7 @@ class X86_64(Machine):
         registers[_X86["rsp"]] = registers[_X86["rbx"]] = parameters
         registers[_X86["rbp"]] = saved
         registers[_X86["rax"]] = 0
-        registers[_X86["orig_rax"]] = _U64 - 1  # the kernel restarts nothing
+        registers[_X86["orig_rax"]] = _U64 - 1  # makes the kernel restart nothing
         registers[_X86["eflags"]] &= ~self._TRAP_AND_DIRECTION
         thread.set_registers(NT_PRSTATUS, struct.pack(f"<{len(registers)}Q", *registers))
 
@@ -228,7 +236,7 @@ class Aarch64(Machine):
             call = self.parked_call(registers[8], arguments) or self.waiting_call(registers[8], arguments)
             if call is None:
                 return None
-        elif self._has_live_sve(thread):  # lost at the trampoline's first system call
+        elif self._has_live_sve(thread):  # would be lost at the trampoline's first system call
             return None
         return Point(pc, registers[self.SP], call, registers)
 
@@ -259,7 +267,7 @@ class Aarch64(Machine):
     def _has_live_sve(self, thread: StoppedThread) -> bool:
         try:
             header = thread.registers(NT_ARM_SVE, 16)
-        except OSError:  # a processor without
+        except OSError:  # a processor without SVE
             return False
         return bool(struct.unpack_from("<H", header, 12)[0] & self._SVE_LIVE)
 

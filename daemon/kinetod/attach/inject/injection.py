@@ -1,18 +1,17 @@
-"""Makes one thread of the target call one function: a single stop, and nothing to undo from outside.
+"""Makes one thread of the target call one function with a single stop; nothing has to be undone from outside.
 
 Theory of operation
-    1. Without a stop: facts, a place for the trampoline in a code cave, an address for the region. Nothing is written:
-       by execve the process may have become another user's.
-    2. One thread is stopped, its point checked. Bad: it is let go, and it is tried again a little later. Good: it is
-       compared with what was approved (user, rights, program). From here on all that is written goes to that memory:
-       by a descriptor that was opened for it, or through the thread (ptrace.py). An execve by another of its threads
-       makes both fail.
-    3. The trampoline goes into its cave, the frame goes below its stack's red zone, then its registers are set to the
-       trampoline, once, and it is let go. Whoever kills us before has changed nothing that matters, after that the
-       thread restores itself.
-    4. Without a stop: the mailbox is read until the result is there.
-    A lock (flock on the target's /proc/PID/stat, held by this process's life at most) keeps a second daemon out: two
-    must not write code into the same cave at once.
+    1. Without a stop: read facts, find a place for the trampoline in a code cave and an address for the region. Nothing
+       is written: an execve may have made the process another user's.
+    2. Stop one thread and check its point. Bad: release it and retry a little later. Good: compare the process with
+       what was approved (user, rights, program). From here on every write goes to that memory, by a descriptor that was
+       opened for it, or through the thread (ptrace.py). Both fail after an execve by another of its threads.
+    3. Write the trampoline into its cave and the frame below the stack's red zone, then set the registers to the
+       trampoline, once, and release the thread. If we are killed before, nothing that matters has changed; after that
+       the thread restores itself.
+    4. Without a stop: read the mailbox until the result is there.
+    A lock (flock on the target's /proc/PID/stat, which ends with this process) excludes a second daemon: two must not
+    write code into the same cave at once.
 """
 
 import contextlib
@@ -29,29 +28,36 @@ from kinetod.attach.attach_types import AttachCode, AttachError, Deadline, Stop
 from kinetod.attach.inject import trampoline
 from kinetod.attach.inject.arch import Machine, Point, this_machine
 from kinetod.attach.inject.ptrace import LostError, StoppedThread, StuckError, in_own_thread, translate
-from kinetod.attach.inject.thread_policy import ThreadPolicy, read_facts, refuse_unsuitable, thread_state
+from kinetod.attach.inject.thread_policy import (
+    ThreadPolicy,
+    read_facts,
+    refuse_unsuitable,
+    takes_eintr,
+    thread_state,
+    why_none,
+)
 from kinetod.attach.inject.trampoline import Frame, Placed, Work
 from kinetod.attach.inspect import standstill
 from kinetod.attach.inspect.target_image import Mapping, TargetImage
 from kinetod.attach.inspect.target_memory import gone
 
-# Regions lie side by side from here on, between heap and libraries: they share page tables and are in nobody's way.
+# Regions lie side by side from here on, between heap and libraries: they share page tables and are out of the way.
 _ANCHOR = 0x6B69_6E65_0000
 _RETRY_S = 0.0003
-_FAST_RETRY_S, _FAST_RETRIES = 0.00001, 200  # most threads come to a good point soon
+_FAST_RETRY_S, _FAST_RETRIES = 0.00001, 200  # most threads reach a good point soon
 _RETRY_STEPS = 7  # pauses of different lengths, so as not to fall in step with a loop of the target
 _POLL_S = 30e-6
 _SLOW_POLL_S = 0.001
 _SLOW_AFTER_S = 0.02
 _TRIES_BETWEEN_LOOKS = 16
-_LOOK_EVERY_S = 0.05  # whether it has been stopped or frozen meanwhile
+_LOOK_EVERY_S = 0.05  # at whether the target has been stopped or frozen
 _LOCK_RETRY_S = 0.005
 _MAX_MAP_FAILURES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class CallRequest:
-    """The call that the target makes."""
+    """One call for the target to make."""
 
     function: int
     arguments: tuple[int, ...]
@@ -61,29 +67,31 @@ class CallRequest:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a method makes its call: the region's address comes first, then the request for it."""
+    """How a method makes its call: the region's address is chosen first, then `request` builds the call."""
 
     policy: ThreadPolicy
-    request: Callable[[int, tuple[int, ...]], CallRequest]  # of the region's address and those of `codes`
+    request: Callable[[int, tuple[int, ...]], CallRequest]  # from the region's address and those of `codes`
     codes: tuple[bytes, ...] = ()  # constant code besides the trampoline
-    needed: int = 1  # so many of these; others where there is room
+    needed: int = 1  # how many of these must fit; the others are placed if there is room
 
 
 @dataclass(frozen=True, slots=True)
 class CallOutcome:
-    """What the trampoline reports."""
+    """Result reported by the trampoline."""
 
     stop: Stop
     initialised: bool  # the check passed and the function was called
-    result: int  # of the function: 64 bits, unsigned
+    result: int  # return value of the function: 64 bits, unsigned
 
 
 class BadPointError(Exception):
-    """The thread stopped where it must not be redirected."""
+    """The thread stopped at a point from which it must not be redirected."""
 
 
 def hand_over(image: TargetImage, plan: Plan, deadline: Deadline) -> CallOutcome:
-    """Makes the call. Raises AttachError. TIMEOUT: no thread reached a good point, or the chosen one does not run."""
+    """Makes the call. Raises AttachError, with TIMEOUT if no thread reached a good point or the chosen one does not
+    run.
+    """
     with _exclusive(image, deadline):
         while True:
             try:
@@ -98,17 +106,17 @@ def hand_over(image: TargetImage, plan: Plan, deadline: Deadline) -> CallOutcome
 
 
 class _HandOver:
-    """One hand-over. Runs in a thread of its own, see ptrace.py."""
+    """One call. Runs in a thread of its own, see ptrace.py."""
 
     def __init__(self, image: TargetImage, plan: Plan, deadline: Deadline) -> None:
         self._image, self._plan, self._deadline = image, plan, deadline
         self._machine: Machine = this_machine()
         facts = read_facts(image)
         refuse_unsuitable(image, facts)
-        self._see_signals = not facts.filtered  # a filter may kill for rt_sigpending
+        self._see_signals = not facts.filtered  # a filter may kill the process for rt_sigpending
         self._attempts = 0
         self._longest_stop_ns = 0
-        self._last = "no thread is at a point where code can be injected safely"
+        self._last = ""
 
     def run(self) -> CallOutcome:
         for _failure in range(_MAX_MAP_FAILURES):
@@ -118,11 +126,11 @@ class _HandOver:
             outcome = self._await_result(tid, work, frame)
             if outcome is not None:
                 return outcome
-            self._image.refresh()  # the address was taken meanwhile
+            self._image.refresh()  # the address has been taken since
         raise AttachError(AttachCode.FAILED, f"process {self._image.pid}: no address is free for one page")
 
     def _place(self) -> tuple[Placed, ...]:
-        """The trampoline first. It is written in the stop."""
+        """Places of the codes, the trampoline first. It is written during the stop."""
         placed: list[Placed] = []
         for code in (trampoline.TRAMPOLINE[self._machine.name], *self._plan.codes):
             try:
@@ -151,7 +159,7 @@ class _HandOver:
     def _redirect_any(self, work: Work, placed: tuple[Placed, ...]) -> tuple[int, Frame]:
         while True:
             if self._attempts % _TRIES_BETWEEN_LOOKS == 0:
-                standstill.check(self._image.pid)  # one that is frozen could be redirected, but would not run
+                standstill.check(self._image.pid)  # a frozen thread could be redirected, but would not run
             for tid in self._plan.policy.candidates():
                 frame = self._try(tid, work, placed)
                 if frame is not None:
@@ -162,18 +170,18 @@ class _HandOver:
                 raise AttachError(
                     AttachCode.TIMEOUT,
                     f"process {self._image.pid} never reached a point where code could be injected"
-                    f" ({self._attempts} tries; the last one: {self._last}); try again",
+                    f" ({self._attempts} tries): {self._last or why_none(self._image)}; try again",
                 )
             pause_s = _FAST_RETRY_S if self._attempts < _FAST_RETRIES else _RETRY_S
             time.sleep(pause_s * (1 + self._attempts % _RETRY_STEPS))
 
     def _try(self, tid: int, work: Work, placed: tuple[Placed, ...]) -> Frame | None:
         self._attempts += 1
-        thread = StoppedThread(self._image.pid, tid)
+        thread = StoppedThread(self._image.pid, tid, takes_eintr=takes_eintr(self._image, tid))
         collecting = gc.isenabled()
-        gc.disable()  # not while the target stands
+        gc.disable()  # not while the target is stopped
         try:
-            # Now too: what it takes is at hand in the stop then, which lasts half as long.
+            # Before the stop, too: it warms what the check needs during the stop, which then takes half as long.
             thread.check(self._image.approved)
             with thread:
                 return self._redirect(thread, work, placed)
@@ -213,7 +221,7 @@ class _HandOver:
             thread.write(frame.parameters, frame.data)
         self._machine.redirect(thread, point, placed[0].address, frame.parameters, frame.saved)
         with contextlib.suppress(OSError):  # killed at this moment
-            # after: else a death in between would leave them blocked
+            # afterwards: if we died in between, they would stay blocked
             thread.set_signal_mask(trampoline.BLOCKED_SIGNALS | old_mask)
         return frame
 
@@ -234,7 +242,9 @@ class _HandOver:
         raise BadPointError(f"not enough stack at {point.sp:#x}")
 
     def _await_result(self, tid: int, work: Work, frame: Frame) -> CallOutcome | None:
-        """The trampoline's result; None if the region could not be mapped there, so another address may do."""
+        """Returns the trampoline's result; None if the region could not be mapped there, so that another address may
+        work.
+        """
         began = time.monotonic()
         look_at = began + _LOOK_EVERY_S
         while True:
@@ -249,7 +259,7 @@ class _HandOver:
                 raise AttachError(
                     AttachCode.LIMIT,
                     f"process {self._image.pid} cannot map a page: {os.strerror(error)}; raise its limit on address "
-                    "space ('ulimit -v')",
+                    "space ('ulimit -v') or the host's vm.max_map_count",
                 )
             if thread_state(self._image, self._image.pid) == "X":
                 raise gone(self._image.pid)
@@ -266,7 +276,7 @@ class _HandOver:
 
 
 def free_address(maps: list[Mapping], size: int) -> int:
-    """A hole of that many bytes, a page-aligned address; raises AttachError when there is none."""
+    """Returns the page-aligned address of a hole of `size` bytes. Raises AttachError when there is none."""
     highest = max((mapping.start for mapping in maps if mapping.path != "[vsyscall]"), default=0)
     address = _ANCHOR if highest > _ANCHOR else _middle_of_largest_hole(maps)
     for mapping in maps:

@@ -1,17 +1,20 @@
-"""ptrace(2) for one thread: seize, stop, look, redirect, let go.
+"""ptrace(2) for one thread: seize, stop, read, redirect, release.
 
 Theory of operation
-    The kernel lets go of what a thread traces when that thread ends, however it ends. So everything here runs in
-    an operating-system thread that is started for one hand-over (`in_own_thread`): a target thread that would not
-    stop in time is forgotten by ending our own.
-    Waiting is waitpid(WNOHANG) and very short sleeps: a blocking waitpid has no deadline. If this process stops running
-    meanwhile, another one ends it (watchdog.py).
+    When a tracing thread ends, for whatever reason, the kernel releases the threads it traces. So everything here runs
+    in an operating-system thread started for one call (`in_own_thread`): a target thread that does not stop in time is
+    released by ending our own. After a stop some calls, such as sigtimedwait, return EINTR, and the kernel does not
+    restart them. Before the thread continues, their result is set to the one with which the kernel repeats the call
+    unless a handler runs. Where the caller itself continues with the remaining time (thread_policy.py), the EINTR
+    stays: a repeated call would start its time anew. Waiting is waitpid(WNOHANG) and very short sleeps: a blocking
+    waitpid has no deadline. If this process stops running during a stop, another one kills it (watchdog.py).
 """
 
 import contextlib
 import ctypes
 import errno
 import os
+import platform
 import signal
 import struct
 import threading
@@ -40,6 +43,17 @@ _EVENT_STOP = 128
 _WALL = 0x40000000
 _PR_SET_TIMERSLACK = 29
 _MASK_BYTES = 8
+# x86-64: calls that return EINTR after a stop, and only if they have done nothing yet. Socket calls do so only with a
+# time limit. On aarch64 the result has replaced the first argument, which cannot be read back: there EINTR stays.
+REPEATED_CALLS = frozenset(
+    {
+        *(128, 65, 220, 208, 333, 232, 281, 441),  # rt_sigtimedwait, semop, io_getevents, epoll_wait and their variants
+        *(0, 43, 288, 44, 46, 45, 47, 299),  # read, accept, sendto, sendmsg, recvfrom and their variants
+    }
+)
+NT_PRSTATUS = 1
+REGISTERS, RAX, ORIG_RAX = struct.Struct("<27Q"), 10, 15  # x86-64: struct user_regs_struct
+_EINTR, _RESTARTNOHAND = 2**64 - errno.EINTR, 2**64 - 514
 _STOPPING = (signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 
 LIBC.ptrace.restype = ctypes.c_long
@@ -49,21 +63,21 @@ Result = TypeVar("Result")
 
 
 class LostError(Exception):
-    """This thread of the target cannot be used at the moment: it ended, did not stop, or took a signal."""
+    """This thread of the target cannot be used now: it ended, did not stop, or received a signal."""
 
 
 class StuckError(LostError):
-    """This thread of the target has not stopped in time: it is let go when ours ends (in_own_thread)."""
+    """This thread of the target has not stopped in time: it is released when ours ends (in_own_thread)."""
 
 
 def in_own_thread(work: Callable[[], Result]) -> Result:
-    """Run `work` in a thread that ends with it; its exceptions are raised here."""
+    """Runs `work` in a thread that ends with it; its exceptions are raised here."""
     results: list[Result] = []
     failures: list[BaseException] = []
 
     def run() -> None:
-        LIBC.prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)  # else every short sleep takes 50 us more
-        with contextlib.suppress(OSError):  # not to lose the processor while the target stands; ends with the thread
+        LIBC.prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)  # otherwise every short sleep takes 50 us longer
+        with contextlib.suppress(OSError):  # not to lose the CPU while the target is stopped; ends with the thread
             os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
         try:
             results.append(work())
@@ -71,8 +85,12 @@ def in_own_thread(work: Callable[[], Result]) -> Result:
             failures.append(error)
 
     thread = threading.Thread(target=run, name="kinetod-ptrace")
-    with WATCHDOG.awake():  # until it has ended: only then is what did not stop in time let go
-        thread.start()
+    with WATCHDOG.awake():  # until our thread has ended: only then is a thread that did not stop in time released
+        try:
+            thread.start()
+        except RuntimeError as exc:
+            reason = f"the attach helper cannot start a thread ({exc}): raise kinetod's limit on threads (pids.max)"
+            raise AttachError(AttachCode.FAILED, reason) from None
         thread.join()
     if failures:
         raise failures[0]
@@ -80,14 +98,14 @@ def in_own_thread(work: Callable[[], Result]) -> Result:
 
 
 class StoppedThread:
-    """A context in which one thread of the target stands still; leaving it lets the thread go on.
+    """Context in which one thread of the target is stopped; leaving it releases the thread.
 
-    Entering raises LostError, and AttachError when the process may not be traced, or is stopped by job control.
+    Entering raises LostError, or AttachError if the process may not be traced or is stopped by job control.
     """
 
-    def __init__(self, pid: int, tid: int) -> None:
-        self.pid, self.tid = pid, tid
-        self.stopped_ns = 0  # until it was let go, from when it was last seen running; known after the context
+    def __init__(self, pid: int, tid: int, *, takes_eintr: bool = False) -> None:
+        self.pid, self.tid, self._takes_eintr = pid, tid, takes_eintr
+        self.stopped_ns = 0  # from when it was last seen running until its release; known after the context
         self._signal = 0
         self._held = False
         self._since_ns = 0
@@ -113,31 +131,33 @@ class StoppedThread:
         self._let_go()
 
     def registers(self, regset: int, size: int) -> bytes:
-        """One register set; its length tells how much the kernel has."""
+        """Returns one register set; the length shows how much the kernel has."""
         buffer = ctypes.create_string_buffer(size)
         vector = Iovec(ctypes.addressof(buffer), size)
         self._request(_GETREGSET, regset, ctypes.addressof(vector))
         return buffer.raw[: vector.length]
 
     def set_registers(self, regset: int, data: bytes) -> None:
-        """One register set, all at once."""
+        """Sets one register set, all at once."""
         buffer = ctypes.create_string_buffer(data, len(data))
         vector = Iovec(ctypes.addressof(buffer), len(data))
         self._request(_SETREGSET, regset, ctypes.addressof(vector))
 
     def signal_mask(self) -> int:
-        """Its blocked signals, signal 1 in bit 0."""
+        """Returns its blocked signals, signal 1 in bit 0."""
         buffer = ctypes.create_string_buffer(_MASK_BYTES)
         self._request(_GETSIGMASK, _MASK_BYTES, ctypes.addressof(buffer))
         return int(struct.unpack("<Q", buffer.raw)[0])
 
     def set_signal_mask(self, mask: int) -> None:
-        """See signal_mask()."""
+        """Sets the blocked signals; see signal_mask()."""
         buffer = ctypes.create_string_buffer(struct.pack("<Q", mask), _MASK_BYTES)
         self._request(_SETSIGMASK, _MASK_BYTES, ctypes.addressof(buffer))
 
     def seccomp_filter(self, index: int) -> bytes:
-        """One of its filters, the oldest is 0: an array of struct sock_filter. Raises OSError; ENOENT: no more."""
+        """Returns one of its filters (0 is the oldest) as an array of struct sock_filter. Raises OSError; ENOENT: no
+        more.
+        """
         buffer = ctypes.create_string_buffer(_MAX_FILTER_BYTES)
         length = LIBC.ptrace(_SECCOMP_GET_FILTER, self.tid, index, ctypes.addressof(buffer))
         if length < 0:
@@ -145,16 +165,17 @@ class StoppedThread:
         return buffer.raw[: length * _SOCK_FILTER_BYTES]
 
     def poke(self, address: int, data: bytes) -> None:
-        """Write memory whatever its protection; whole words of 8 bytes."""
+        """Writes memory regardless of its protection; whole words of 8 bytes."""
         for offset in range(0, len(data), 8):
             (word,) = struct.unpack_from("<Q", data, offset)
             self._request(_POKEDATA, address + offset, word)
 
     def write(self, address: int, data: bytes) -> None:
-        """Write memory that its protection lets be written; whole words of 8 bytes.
+        """Writes memory that its protection allows to write; whole words of 8 bytes.
 
-        To the memory of this very thread, whatever happens to its process: by its own number, which nobody else gets
-        while it is ours, or, as a main thread's number goes to the thread that calls execve, word by word.
+        Writes to the memory of this very thread, whatever happens to its process: by its own thread id, which nobody
+        else
+        gets while we hold it, or word by word, since a main thread's id passes to a thread that calls execve.
         """
         if self.tid != self.pid or len(os.listdir(f"/proc/{self.pid}/task")) == 1:  # noqa: PTH208 -- in a hurry
             write_of(self.tid, address, data)
@@ -162,7 +183,7 @@ class StoppedThread:
             self.poke(address, data)
 
     def check(self, approved: Credentials) -> None:
-        """Whether it is a thread of what was approved. Raises AttachError, and LostError if it was killed."""
+        """Raises AttachError if the thread does not belong to what was approved, and LostError if it was killed."""
         try:
             found = credentials.read(self.pid, self.tid)
         except ProcessLookupError:
@@ -198,19 +219,30 @@ class StoppedThread:
             waited_s = time.monotonic() - began
             if waited_s > STOP_LIMIT_S:
                 raise StuckError(f"thread {self.tid} did not stop within {STOP_LIMIT_S} s")
-            # Longer by and by: with real-time priority, on every processor, we would keep it from running to its stop.
+            # Increasing: polling with real-time priority on every CPU would keep the thread from running to its stop.
             time.sleep(min(max(_POLL_S, waited_s * _POLL_SHARE), _MAX_POLL_S))
         if not os.WIFSTOPPED(status):
             self._held = False
             raise LostError(f"thread {self.tid} ended")
         number = os.WSTOPSIG(status)
-        if status >> 16 != _EVENT_STOP:  # a signal was on its way: it gets it as we let go
+        if status >> 16 != _EVENT_STOP:  # a signal was on its way: it is delivered when we release the thread
             self._signal = number
             self._let_go()
             raise LostError(f"thread {self.tid} took signal {number}")
         if number in _STOPPING:
             self._let_go()
             raise job_stopped(self.pid)
+        if platform.machine() == "x86_64" and not self._takes_eintr:
+            self._repeat_call()
+
+    def _repeat_call(self) -> None:
+        data = self.registers(NT_PRSTATUS, REGISTERS.size)
+        if len(data) != REGISTERS.size:  # runs 32-bit code
+            return
+        registers = list(REGISTERS.unpack(data))
+        if registers[RAX] == _EINTR and registers[ORIG_RAX] in REPEATED_CALLS:
+            registers[RAX] = _RESTARTNOHAND
+            self.set_registers(NT_PRSTATUS, REGISTERS.pack(*registers))
 
     def _let_go(self) -> None:
         if self._held:
@@ -223,7 +255,7 @@ class StoppedThread:
             self._held = False
 
     def _reap(self) -> None:
-        """A thread that was killed while it was ours must be waited for: an execve of its process waits for that."""
+        """Waits for a thread that was killed while we held it: an execve of its process waits for that."""
         end = time.monotonic() + _REAP_S
         with contextlib.suppress(ChildProcessError):
             while time.monotonic() < end:
@@ -238,7 +270,7 @@ class StoppedThread:
 
 
 def tracer_of(pid: int, tid: int) -> int:
-    """Process id of the thread's tracer; 0: none."""
+    """Returns the process id of the thread's tracer; 0: none."""
     try:
         with open(f"/proc/{pid}/task/{tid}/status", errors="replace") as status:  # noqa: PTH123 -- while it stands
             return next((int(line.split()[1]) for line in status if line.startswith("TracerPid:")), 0)
@@ -247,7 +279,7 @@ def tracer_of(pid: int, tid: int) -> int:
 
 
 def traced(pid: int, tracer: int) -> AttachError:
-    """The error for a process that another one traces."""
+    """Error for a process that another one traces."""
     name = "?"
     with contextlib.suppress(OSError), open(f"/proc/{tracer}/comm", errors="replace") as comm:  # noqa: PTH123
         name = comm.read().strip()
@@ -258,7 +290,7 @@ def traced(pid: int, tracer: int) -> AttachError:
 
 
 def job_stopped(pid: int) -> AttachError:
-    """The error for a process that job control has stopped."""
+    """Error for a process that job control has stopped."""
     return AttachError(
         AttachCode.UNSUITABLE,
         f"process {pid} cannot be attached to: it is stopped (SIGSTOP or Ctrl-Z); resume it: kill -CONT {pid}",
@@ -266,7 +298,7 @@ def job_stopped(pid: int) -> AttachError:
 
 
 def translate(pid: int, error: OSError) -> AttachError:
-    """What a failed request or access means for the whole process."""
+    """Translates a failed request or access into an error about the whole process."""
     if error.errno == errno.ESRCH:
         return gone(pid)
-    return AttachError(AttachCode.FAILED, f"process {pid}: {error}")
+    return AttachError(AttachCode.FAILED, f"process {pid} could not be entered: {error}; try again")

@@ -1,21 +1,25 @@
-"""Which thread of the target may be redirected, and at which points.
+"""Decides which thread of the target may be redirected, and at which points.
 
 Theory of operation
     pending call   Py_AddPendingCall takes one lock of the interpreter. A thread that holds it must not be redirected:
-                   it would wait for itself. A thread parked in a blocking system call does not hold it, nor does the
-                   main thread between two bytecodes (pc in the evaluation loop).
+                   it would deadlock. A thread parked in a blocking system call does not hold it, nor does the main
+                   thread between two bytecodes (pc in the evaluation loop) or in an extension's code.
     native thread  pthread_create allocates and takes locks of the loader. So: a thread parked in a call in which no
                    low-level lock waits, or one whose innermost code is a module that is neither the allocator
                    (exports malloc), nor the C library, nor the loader. The interpreter's own locks do not matter: the
                    new thread waits for them, not the redirected one.
-    Nobody is stopped in a call that the stop itself would end early: the main thread may wait in some more calls
-    (recv, accept, epoll_wait), but without a time limit, since such a call starts from anew.
-    A bystander, parked, is always better than the main thread: training is not stopped at all.
+    No thread is stopped in a call that the stop itself would end early: the main thread may wait in some more calls
+    (recv, accept, epoll_wait, sigwaitinfo), but without a time limit, since such a call starts over. A thread that
+    enters one with a time limit on the way to the stop may be used: hardly any of its time has passed. Python's own
+    epoll.poll() may be interrupted: it continues with the remaining time (PEP 475). A parked thread other than the main
+    one is always better: training is not stopped at all.
 """
 
 import contextlib
 import os
+import re
 import socket
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -31,13 +35,17 @@ from kinetod.attach.inspect.target_memory import gone
 EVALUATION_LOOP = "_PyEval_EvalFrameDefault"
 _UNUSABLE_STATES = "ZXtTD"
 _TIMEVAL_BYTES = 16
+_CALLER_BYTES = 256  # of the stack: by far more than epoll_wait of a C library uses
+# On the way to the call, and code without a file, as ours is.
+_NO_CALLER = re.compile(r"(?:(?:libc|libpthread|ld)[-.].*|\[vdso\])?")
+_OWN_MODULES = "/lib-dynload/"  # of which select calls it
 
 
 class ThreadPolicy(Protocol):
-    """Which threads to try, best first, and whether the point where one stopped is good."""
+    """Decides which threads to try and whether a stopped one is at a good point."""
 
     def candidates(self) -> Iterator[int]:
-        """The ids of threads to try, best first."""
+        """Yields thread ids to try, best first."""
 
     def accepts(self, tid: int, point: Point) -> bool:
         """Whether the thread may be redirected from there."""
@@ -45,7 +53,7 @@ class ThreadPolicy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What /proc/PID/status says."""
+    """Facts from /proc/PID/status."""
 
     state: str
     tracer: int
@@ -54,7 +62,7 @@ class Facts:
 
 
 def read_facts(image: TargetImage) -> Facts:
-    """The facts of the main thread. Raises AttachError if the process is gone."""
+    """Reads the facts of the main thread. Raises AttachError if the process is gone."""
     fields = read_status(image.proc)
     if not fields:
         raise gone(image.pid)
@@ -83,7 +91,7 @@ def refuse_unsuitable(image: TargetImage, facts: Facts) -> None:
 
 
 def thread_ids(image: TargetImage) -> list[int]:
-    """All threads at the moment; raises AttachError when the process is gone."""
+    """Returns the ids of all threads. Raises AttachError when the process is gone."""
     try:
         return sorted(int(name) for name in os.listdir(image.proc / "task"))  # noqa: PTH208 -- in a hurry
     except OSError:
@@ -91,7 +99,7 @@ def thread_ids(image: TargetImage) -> list[int]:
 
 
 def thread_state(image: TargetImage, tid: int) -> str:
-    """One letter, as in ps; X when it has ended."""
+    """Returns the state letter, as in ps; X when the thread has ended."""
     try:
         with open(image.proc / "task" / str(tid) / "stat", "rb") as stat:  # noqa: PTH123 -- in a hurry
             return stat.read().rpartition(b")")[2].split(None, 1)[0].decode()
@@ -100,35 +108,77 @@ def thread_state(image: TargetImage, tid: int) -> str:
 
 
 def parked_call(image: TargetImage, tid: int, machine: Machine) -> InterruptedCall | None:
-    """The restartable call that the thread stands in. None as well when it may not be known."""
-    call = _standing_call(image, tid)
+    """Returns the restartable call that the thread is blocked in; None also if that cannot be read."""
+    call = standing_call(image, tid)
     return machine.parked_call(call.number, call.arguments) if call is not None else None
 
 
-def _standing_call(image: TargetImage, tid: int) -> InterruptedCall | None:
-    """The call that the thread stands in, whichever it is."""
+def standing_call(image: TargetImage, tid: int) -> InterruptedCall | None:
+    """Returns the call that the thread is blocked in; None if it runs or has ended."""
+    fields = _standing(image, tid)
+    return InterruptedCall(fields[0], fields[1:7]) if fields else None
+
+
+def _standing(image: TargetImage, tid: int) -> tuple[int, ...]:
+    """Returns the call that the thread is blocked in, its six arguments, stack pointer and program counter; () if it
+    runs.
+    """
     with contextlib.suppress(OSError, ValueError), open(image.proc / "task" / str(tid) / "syscall", "rb") as file:  # noqa: PTH123
-        fields = file.read().split()
-        if len(fields) == 9:  # else: running
-            return InterruptedCall(int(fields[0]), tuple(int(field, 16) for field in fields[1:7]))
-    return None
+        number, *fields = file.read().split()
+        if len(fields) == 8:  # otherwise it runs
+            return (int(number), *(int(field, 16) for field in fields))
+    return ()
+
+
+def takes_eintr(image: TargetImage, tid: int) -> bool:
+    """Whether the thread waits, with a time limit, in an epoll_wait called by Python's own epoll.poll().
+
+    The caller is somewhere in the top of the stack, among addresses that earlier calls have left there. So all that lie
+    in code must be Python's own.
+    """
+    fields = _standing(image, tid)
+    machine = this_machine()
+    if not fields or image.python is None or not machine.waiting_calls.get(fields[0], "").startswith("epoll"):
+        return False
+    if machine.waiting_call(fields[0], fields[1:7]) is not None:  # no time limit: the kernel repeats it unchanged
+        return False
+    with contextlib.suppress(AttachError, OSError):
+        stack = image.memory.read(fields[7], _CALLER_BYTES)
+        words = [word for (word,) in struct.iter_unpack("<Q", stack[: len(stack) // 8 * 8])]
+        code = {each.path for each in map(image.mapping_at, words) if each is not None and "x" in each.permissions}
+        callers = [path for path in code if not _NO_CALLER.fullmatch(path.rpartition("/")[2])]
+        return bool(callers) and all(path == image.python.path or _OWN_MODULES in path for path in callers)
+    return False
+
+
+def why_none(image: TargetImage) -> str:
+    """Explains why no thread may be stopped, by the call that the main thread is in now."""
+    call, machine = standing_call(image, image.pid), this_machine()
+    if call is None or call.number in machine.parked_calls:
+        return "no thread is at a point where code can be injected safely"
+    name = machine.waiting_calls.get(call.number, f"system call {call.number}")
+    limited = " with a time limit" if name.startswith("epoll") else ""
+    return (
+        f"its main thread waits in {name}{limited}, which a stop would end early (EINTR), and no other thread can be "
+        "entered before that one wakes"
+    )
 
 
 def _main_may_be_stopped(image: TargetImage, machine: Machine) -> bool:
-    """Not in a call that would return early, be it with EINTR or with less than was asked for."""
+    """Whether it is not in a call that would return early, be it with EINTR or with less than was asked for."""
     if thread_state(image, image.pid) in _UNUSABLE_STATES:
         return False
-    call = _standing_call(image, image.pid)
+    call = standing_call(image, image.pid)
     if call is None or machine.parked_call(call.number, call.arguments) is not None:
         return True
     if machine.waiting_call(call.number, call.arguments) is None:
-        return False
+        return takes_eintr(image, image.pid)
     name = machine.waiting_calls[call.number]
-    return name == "pause" or name.startswith("epoll") or _waits_for_good(image, call.arguments[0])
+    return name in ("pause", "rt_sigtimedwait") or name.startswith("epoll") or _waits_for_good(image, call.arguments[0])
 
 
 def _waits_for_good(image: TargetImage, descriptor: int) -> bool:
-    """Whether reading it has no time limit, and is not part of what holds a lock of the loader (a file)."""
+    """Whether reading it has no time limit and cannot be part of work under a lock of the loader (a file)."""
     try:
         name = os.readlink(image.proc / "fd" / str(descriptor))  # noqa: PTH115
         if not name.startswith("socket:"):
@@ -153,14 +203,16 @@ class PendingCallPolicy:
         self._loop = range(loop[0], loop[0] + loop[1]) if loop is not None else range(0)
 
     def candidates(self) -> Iterator[int]:
-        """Bystanders that are parked, then the main thread."""
+        """Yields parked threads, then the main thread."""
         yield from _parked(self._image, self._machine)
         if _main_may_be_stopped(self._image, self._machine):
             yield self._image.pid
 
     def accepts(self, tid: int, point: Point) -> bool:
         """See the theory of operation."""
-        return point.call is not None or (tid == self._image.pid and point.pc in self._loop)
+        if point.call is not None or tid != self._image.pid:
+            return point.call is not None
+        return point.pc in self._loop or _in_an_extension(self._image, point.pc)
 
 
 class NativeThreadPolicy:
@@ -171,10 +223,10 @@ class NativeThreadPolicy:
         self._machine = this_machine()
 
     def candidates(self) -> Iterator[int]:
-        """Threads that are parked, the main thread last of them; then whatever runs."""
+        """Yields parked threads, the main thread last of them; then running ones."""
         main = self._image.pid
         for tid in (*_parked(self._image, self._machine), main):
-            call = _standing_call(self._image, tid)
+            call = standing_call(self._image, tid)
             if call is None or (tid == main and not _main_may_be_stopped(self._image, self._machine)):
                 continue
             if self._machine.holds_no_low_level_lock(call):
@@ -187,15 +239,26 @@ class NativeThreadPolicy:
         """See the theory of operation."""
         if point.call is not None:
             return self._machine.holds_no_low_level_lock(point.call)
-        mapping = self._image.mapping_at(point.pc)
-        if mapping is None or not mapping.is_file:
-            return False
-        image = self._image
-        return (
-            mapping.path in image.modules
-            and mapping.path not in image.loader_modules
-            and not image.exports(mapping.path, "malloc")
-        )
+        return _in_no_allocator(self._image, point.pc)
+
+
+def _in_no_allocator(image: TargetImage, pc: int) -> bool:
+    """Whether pc lies in a module that is neither an allocator nor the C library nor the loader."""
+    mapping = image.mapping_at(pc)
+    if mapping is None or not mapping.is_file:
+        return False
+    return (
+        mapping.path in image.modules
+        and mapping.path not in image.loader_modules
+        and not image.exports(mapping.path, "malloc")
+    )
+
+
+def _in_an_extension(image: TargetImage, pc: int) -> bool:
+    """Whether pc lies in such a module, and not in the interpreter."""
+    mapping = image.mapping_at(pc)
+    interpreter = image.python.path if image.python is not None else ""
+    return mapping is not None and mapping.path != interpreter and _in_no_allocator(image, pc)
 
 
 def _parked(image: TargetImage, machine: Machine) -> Iterator[int]:
@@ -205,5 +268,5 @@ def _parked(image: TargetImage, machine: Machine) -> Iterator[int]:
 
 
 def _has_main_filters(image: TargetImage, tid: int) -> bool:
-    """Whether the thread has as many seccomp filters as the main one, which have been looked at (preconditions.py)."""
+    """Whether the thread has as many seccomp filters as the main one, whose filters were checked (preconditions.py)."""
     return thread_seccomp(image.pid, tid) == thread_seccomp(image.pid, image.pid)

@@ -1,21 +1,21 @@
-"""The code that a redirected thread runs in the target, where it is put, and what lies on the thread's stack for it.
+"""The code that a redirected thread runs in the target, its location, and its data on the thread's stack.
 
 Theory of operation
-    Code     trampoline_*.S is constant: it holds nothing of the process or the attach, all of that lies on the
-             redirected thread's stack. So a copy that is there already serves every later attach, and one that is
-             still run by a thread is never written over. It is put into a code cave: the zero bytes between the
-             end of a library's code and the end of its last page. Nothing of the library lies there; the kernel
-             makes a private copy of that one page. No mapping is both writable and executable at any time.
+    Code     trampoline_*.S is constant: everything that depends on the process or the attach lies on the redirected
+             thread's stack. So an existing copy serves every later attach, and one that a thread still runs is never
+             overwritten. It is put into a code cave: the zero bytes between the end of a library's code and the end of
+             its last page. Nothing of the library lies there; the kernel makes a private copy of that one page. No
+             mapping is both writable and executable at any time.
     Stack    below the red zone, ending lowest: the registers to restore | payload | parameters. A thread that is
-             redirected later, by anyone, finds its own stack. Signal handlers do not reach what lies above sp.
+             redirected later, by anyone, has its own stack. Signal handlers do not reach what lies above sp.
     Region   mapped by the trampoline at an address chosen by us: one page with the mailbox and the payload, which
-             stays, and pages for the vector registers, which do not. When the mailbox holds our nonce, the work is
-             done and its result is there. Unlike a stop, reading it disturbs nobody.
+             stays, and pages for the vector registers, which do not. Once the mailbox holds our nonce, the work is done
+             and the result is in it. Unlike a stop, reading it disturbs nobody.
     Return   x86-64: registers from the stack, then `ret 128`, which restores rip and rsp at once and needs neither a
-             register nor a per-process literal. rt_sigreturn would forget the time that is left of an interrupted
-             poll or nanosleep. aarch64 has no such instruction and goes back by rt_sigreturn.
-    Signals  are blocked by the tracer as it redirects and by the trampoline's first system call. At its end the
-             trampoline looks for signals that came meanwhile: if there are any, the interrupted system call
+             register nor a per-process literal. rt_sigreturn would lose the remaining time of an interrupted poll or
+             nanosleep. aarch64 has no such instruction and goes back by rt_sigreturn.
+    Signals  are blocked by the tracer at the redirection and by the trampoline's first system call. At its end the
+             trampoline checks for signals that arrived in between: if there are any, the interrupted system call
              returns -EINTR, as it would have, and is not restarted (else Ctrl-C could be lost for a long time).
     Not for  threads with a user shadow stack: `ret` would be refused.
 """
@@ -35,8 +35,8 @@ MAILBOX = struct.Struct("<3Q")  # nonce, status, result
 DONE, UNINITIALISED = 1, 2
 RESULT_OFFSET, SPARE_OFFSET, PAYLOAD_OFFSET = 16, 24, 64
 MAX_PAYLOAD_BYTES = PAGE - PAYLOAD_OFFSET
-# All but 32 and 33, by which the C library makes a thread change its user, or end: a thread that is started with
-# these blocked would never answer, and setuid() anywhere in the process would wait for it for good.
+# All but 32 and 33, which the C library uses to make a thread change its user or end: a thread started with these
+# blocked would never answer, and setuid() anywhere in the process would wait for it forever.
 BLOCKED_SIGNALS = 2**64 - 1 & ~(0b11 << 31)
 CALL_STACK_BYTES = 24 << 10  # for the called function; binding a symbol lazily saves 11 KiB of AMX and AVX registers
 
@@ -57,15 +57,15 @@ _A64_VECTORS = struct.Struct("<512sII")  # user_fpsimd_state: v0 - v31, fpsr, fp
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What the trampoline does. Addresses in the region are known in advance, since we choose where it lies."""
+    """Work for the trampoline. Addresses in the region are known in advance, since we choose its location."""
 
     region: int
     nonce: int
     function: int
     arguments: tuple[int, ...]  # up to 4
     payload: bytes  # copied to region + PAYLOAD_OFFSET
-    check: int = 0  # called first; when it returns 0 the function is not called
-    see_signals: bool = True  # one rt_sigpending more
+    check: int = 0  # called first; if it returns 0 the function is not called
+    see_signals: bool = True  # one more rt_sigpending
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Frame:
 
     @property
     def lowest(self) -> int:
-        """The lowest stack address that may be touched."""
+        """Returns the lowest stack address that may be touched."""
         return self.parameters - CALL_STACK_BYTES
 
 
@@ -92,14 +92,14 @@ class Placed:
 
 
 def region_bytes(machine: Machine) -> int:
-    """Size of the region while the trampoline runs; one page stays."""
+    """Returns the size of the region while the trampoline runs; one page stays."""
     return PAGE + (_XSAVE_AREA_BYTES if isinstance(machine, X86_64) else PAGE)
 
 
 def build_frame(
     machine: Machine, thread: StoppedThread, point: Point, resumption: Resumption, work: Work, old_mask: int
 ) -> Frame:
-    """What the trampoline needs on the stack of that thread."""
+    """Returns the stack data that the trampoline needs on that thread."""
     top = point.sp - RED_ZONE
     if isinstance(machine, X86_64):
         saved_data = struct.pack("<17Q", *(resumption.registers[index] for index in machine.saved_registers))
@@ -123,14 +123,14 @@ def build_frame(
         resumption.pc_interrupted,
         work.nonce,
         _XSAVE_COMPONENTS,
-        0,  # nonce, echoed beside an error
+        0,  # nonce, repeated beside an error
     )
     padding = saved - parameters - len(head) - len(work.payload)
     return Frame(parameters, saved, head + work.payload + bytes(padding) + saved_data)
 
 
 def read_result(image: TargetImage, work: Work) -> tuple[int, int] | None:
-    """Status and result, when the trampoline has done its work."""
+    """Returns status and result, once the trampoline has done its work."""
     try:
         nonce, status, result = MAILBOX.unpack(image.memory.read(work.region, MAILBOX.size))
     except OSError:
@@ -139,7 +139,7 @@ def read_result(image: TargetImage, work: Work) -> tuple[int, int] | None:
 
 
 def read_error(image: TargetImage, work: Work, frame: Frame) -> int:
-    """The errno with which the region could not be mapped; 0: none is known."""
+    """Returns the errno with which the region could not be mapped; 0: none is known."""
     try:
         if image.memory.u64(frame.parameters + _ECHO_OFFSET) != work.nonce:
             return 0
@@ -150,7 +150,7 @@ def read_error(image: TargetImage, work: Work, frame: Frame) -> int:
 
 
 def find_place(image: TargetImage, code: bytes, taken: Sequence[Placed] = ()) -> Placed:
-    """Where the code lies already, or a free place for it. Raises AttachError when there is none.
+    """Returns where the code already lies, or a free place for it. Raises AttachError when there is none.
 
     taken: places of other codes, which may not have been written yet.
     """
@@ -164,7 +164,7 @@ def find_place(image: TargetImage, code: bytes, taken: Sequence[Placed] = ()) ->
         address = start + used + (-(start + used) % _CAVE_ALIGNMENT)
         if free is None and address + len(code) <= start + len(content):
             free = address
-        if free is not None:  # a copy in a later cave is not worth the search
+        if free is not None:  # a copy in a later cave does not justify the search
             return Placed(free, code, missing=True)
     raise AttachError(
         AttachCode.UNSUPPORTED,
@@ -173,7 +173,7 @@ def find_place(image: TargetImage, code: bytes, taken: Sequence[Placed] = ()) ->
 
 
 def _caves(image: TargetImage) -> Iterator[tuple[int, bytes]]:
-    """The unused bytes behind the code of each module; first of those that are never unloaded."""
+    """Yields the unused bytes behind each module's code, first of modules that are never unloaded."""
     python = image.python.path if image.python is not None else ""
     lasting = [*sorted(image.loader_modules), python, image.exe]
     others = [path for path in image.modules if path.startswith("/") and path not in lasting]
@@ -197,7 +197,7 @@ def _is_private_code(mapping: Mapping) -> bool:
 
 
 def _signal_frame(resumption: Resumption, old_mask: int, vectors: bytes) -> bytes:
-    """What rt_sigreturn of aarch64 takes."""
+    """Returns the frame that rt_sigreturn of aarch64 expects."""
     frame = bytearray(_A64_FRAME_BYTES)
     struct.pack_into("<Q", frame, _A64_SIGMASK, old_mask)
     struct.pack_into("<34Q", frame, _A64_REGISTERS, *resumption.registers)

@@ -1,20 +1,21 @@
-"""A second process that ends this one if it keeps a thread of the target standing.
+"""A second process that kills this one if it keeps a thread of the target stopped too long.
 
 Theory of operation
-    While a thread of the target stands still, this process may lose its processor to a quota, or be stopped or frozen.
-    Then nobody lets that thread go. The kernel does, once its tracer has ended, and the target is in order at every
-    moment (injection.py). So a process of its own looks every LOOK_S whether the tracer has given a sign of life within
-    LIMIT_S, and else kills it: SIGKILL also ends a process that is stopped or frozen.
+    While a thread of the target is stopped, this process may lose its CPU to a quota, or be stopped or frozen. Then
+    nobody releases that thread. The kernel does once its tracer has ended, and the target is consistent at every moment
+    (injection.py). So a separate process checks every LOOK_S whether the tracer has beaten within LIMIT_S, and
+    otherwise kills it: SIGKILL also ends a process that is stopped or frozen.
 
-    The sign of life is a time in shared memory: set before a thread is stopped and while it is waited for, cleared once
-    the thread has been let go. Two looks must have seen the same time: if both processes stood still, the tracer
-    gets its turn first.
+    The beat is a time in shared memory: set before a thread is stopped and while waiting for it, cleared once the
+    thread has been released. Two checks must have seen the same time: if both processes were stopped, the tracer runs
+    first.
 
-    The watchdog sleeps between hand-overs, and ends when the tracer's end of its pipe is closed.
+    The watchdog sleeps between calls, and ends when the tracer's end of its pipe is closed.
 
 Limits
-    A freezer or quota of a control group that both are in stops the watchdog, too. A quota does not if both may have
-    real-time priority (CAP_SYS_NICE); else a thread stands still until its next period, by default for 0.1 s at most.
+    A freezer or quota of a control group that contains both stops the watchdog, too. A quota does not if both may have
+    real-time priority (CAP_SYS_NICE); otherwise a thread stays stopped until its next period, by default for 0.1 s at
+    most.
 """
 
 import contextlib
@@ -27,20 +28,20 @@ import time
 from collections.abc import Iterator
 
 LIMIT_S = 0.012
-LOOK_S = 0.004  # LIMIT_S and two looks are 20 ms
+LOOK_S = 0.004  # LIMIT_S and two checks are 20 ms
 _WORD = struct.Struct("=Q")
 _STEP = b"x"
 
 
 class Watchdog:
-    """`start` makes the process; without it, nobody watches."""
+    """`start` creates the process; without it, nothing is watched."""
 
     def __init__(self) -> None:
-        self._since = mmap.mmap(-1, _WORD.size)  # monotonic ns; 0: nothing stands still
+        self._since = mmap.mmap(-1, _WORD.size)  # monotonic ns; 0: nothing is stopped
         self._pipe = -1
 
     def start(self) -> None:
-        """Call it while this process has one thread. Raises OSError."""
+        """Starts the process. Call it while this process has one thread. Raises OSError."""
         reader, self._pipe = os.pipe()
         tracer = os.pidfd_open(os.getpid())
         try:
@@ -54,7 +55,7 @@ class Watchdog:
 
     @contextlib.contextmanager
     def awake(self) -> Iterator[None]:
-        """For the length of a hand-over."""
+        """Keeps the watchdog checking for the duration of a call."""
         self._step()
         try:
             yield
@@ -63,11 +64,11 @@ class Watchdog:
             self._step()
 
     def beat(self) -> None:
-        """A sign of life, from which on a thread may stand still."""
+        """Records that the tracer is alive; from then on a thread may be stopped."""
         _WORD.pack_into(self._since, 0, time.monotonic_ns())
 
     def rest(self) -> None:
-        """Nothing stands still."""
+        """Records that no thread is stopped."""
         _WORD.pack_into(self._since, 0, 0)
 
     def _step(self) -> None:
@@ -78,9 +79,10 @@ class Watchdog:
     # ------------------------------------------------------------ in the second process
 
     def _begin(self, reader: int, tracer: int) -> None:
-        os.setsid()  # whoever stops the tracer's group does not stop this
+        os.setsid()  # so that stopping the tracer's group does not stop this process
         first = 0
-        for kept in sorted((reader, tracer)):  # all others: the daemon must see the end of the tracer's standard input
+        # closes all others: the daemon must see the end of the tracer's standard input
+        for kept in sorted((reader, tracer)):
             os.closerange(first, kept)
             first = kept + 1
         os.closerange(first, os.sysconf("SC_OPEN_MAX"))
@@ -94,7 +96,7 @@ class Watchdog:
                 return
 
     def _holds_too_long(self, reader: int) -> bool:
-        """Look until the hand-over ends. True: a thread stands still, and the tracer does nothing about it."""
+        """Watches until the call ends. Returns True if a thread is stopped and the tracer does nothing about it."""
         seen = 0
         while not select.select([reader], [], [], LOOK_S)[0]:
             (since,) = _WORD.unpack_from(self._since, 0)

@@ -1,1 +1,1 @@
-"""Looks at a target process and its files and changes nothing."""
+"""Reads a target process and its files; changes nothing."""

@@ -1,9 +1,9 @@
-"""Dynamic symbols of a module, read from the memory of the process that has it.
+"""Dynamic symbols of a module, read from the memory of the process that loaded it.
 
 Theory of operation
     No file is opened: deleted and replaced files and files of other mount namespaces make no difference. The
     program headers lead to PT_DYNAMIC, that to the symbol and string tables and to a hash table. DT_GNU_HASH
-    finds a name in four or five small reads; DT_HASH, the older table, serves where it is the only one.
+    finds a name in four or five small reads; DT_HASH, the older table, is used where it is the only one.
 """
 
 import struct
@@ -17,7 +17,7 @@ _EHDR_SIZE, _DYN_SIZE, _SYM_SIZE = 64, 16, 24
 _SYM = struct.Struct("<IBBHQQ")  # st_name, st_info, st_other, st_shndx, st_value, st_size
 _PHDR = struct.Struct("<IIQQQQQQ")  # p_type, p_flags, p_offset, p_vaddr, p_paddr, p_filesz, p_memsz, p_align
 _MAX_DYNAMIC_BYTES = 1 << 16
-_MAX_CHAIN = 1 << 12  # some ten are usual; one that has no end would keep a helper busy, and others waiting
+_MAX_CHAIN = 1 << 12  # about ten are usual; an endless chain would keep a helper busy and others waiting
 _PAGE = 4096
 
 
@@ -32,7 +32,7 @@ class Reader(Protocol):
 
 
 class NotElfError(Exception):
-    """No 64-bit little-endian ELF image with dynamic symbols lies there."""
+    """There is no 64-bit little-endian ELF image with dynamic symbols at this address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Elf:
         self._found: dict[str, tuple[int, int] | None] = {}
 
     def lookup(self, name: str) -> tuple[int, int] | None:
-        """Address and size (bytes) of a defined symbol; for one that is chosen at load (ifunc) that of the chooser."""
+        """Address and size (bytes) of a defined symbol; for an ifunc, those of its resolver."""
         if name not in self._found:
             self._found[name] = self._search(name.encode())
         return self._found[name]

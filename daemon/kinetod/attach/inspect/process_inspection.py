@@ -1,9 +1,9 @@
-"""What /proc says of a process and of ourselves, as far as it matters for attaching.
+"""Reads from /proc the facts about a process and about ourselves that matter for attaching.
 
 Theory of operation
-    Nothing here stops or changes the process. What the kernel does not let us see is None or empty: the rules that
-    use these values (preconditions.py) say "unknown" then. All reads are bounded, but reading a hostile process can
-    still block (its memory may lie on a file system of its own): call this in a process that can be killed.
+    Nothing here stops or changes the process. Values that the kernel hides from us are None or empty: the rules that
+    use them (preconditions.py) then say "unknown". All reads are bounded, but reading a hostile process can still block
+    (its memory may lie on a file system of its own): call this in a process that can be killed.
 
     `access` asks the kernel instead of imitating it: process_vm_readv of an address that nobody maps fails with
     EFAULT where tracing would be allowed (credentials, capabilities, Yama and other security modules) and with EPERM
@@ -24,13 +24,12 @@ from pathlib import Path
 from kinetod.attach.inspect.target_memory import Iovec
 from kinetod.base.libc import LIBC
 from kinetod.processes import profiler_signs
+from kinetod.processes.budgets import BudgetRoom, what_is_left
 from kinetod.processes.cgroups import frozen_by
-from kinetod.processes.memory_limits import Room, address_room, data_room, memory_room, stack_bytes
-from kinetod.processes.task_limits import TaskRoom, task_room
 
 PROC = Path("/proc")
 NAMESPACES = ("pid", "mnt", "net", "user")
-# The capabilities that attaching is about, by their number in capability(7).
+# The capabilities that matter for attaching, by their number in capability(7).
 CAPABILITIES = {1: "CAP_DAC_OVERRIDE", 2: "CAP_DAC_READ_SEARCH", 19: "CAP_SYS_PTRACE", 21: "CAP_SYS_ADMIN"}
 SECCOMP_STRICT, SECCOMP_FILTER = 1, 2
 X86_64, AARCH64 = "x86-64", "aarch64"
@@ -39,14 +38,15 @@ _MAX_TEXT_BYTES = 1 << 16
 _MAX_MAPS_BYTES = 32 << 20
 _CUPTI_STAYS = "kineto-cupti-stays-"  # agent/native/cupti/detach_safety.c
 _HOST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO: the same on every Linux
-_STAT_FLAGS, _PF_EXITING, _PF_KTHREAD = 6, 0x4, 0x200000  # /proc/PID/stat behind the name
+_STAT_FLAGS, _PF_EXITING, _PF_KTHREAD = 6, 0x4, 0x200000  # index in /proc/PID/stat after the name
 _ELF_BITS = {1: 32, 2: 64}
 _ELF_MACHINES = {3: "i386", 40: "arm", 62: X86_64, 183: AARCH64}
-NEEDED_THREADS = 8  # an agent starts up to four, and the program goes on starting its own
-_FEW_DESCRIPTORS = 64  # that few are counted one by one
 _SECTION_NAME_BYTES = 1 << 16
 _LIBPYTHON = re.compile(r"libpython3\.\d+[a-z]*\.so")
 _OTHER_PYTHONS = (("PyPy", re.compile(r"libpypy[\d.]*-c\.so|pypy[\d.]*")), ("GraalPy", re.compile(r"libpythonvm\.so")))
+# Of a process whose threads outlive its first one (pthread_exit).
+MAIN_THREAD_ENDED = "its main thread has ended while others run, and /proc shows neither its memory nor its files then"
+MAIN_THREAD_ADVICE = "let the main thread wait for the others (join) in place of ending"
 
 
 class Access(Enum):
@@ -67,32 +67,21 @@ class Seccomp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Executable:
-    """The head of /proc/PID/exe. frozen: by which tool the program was packed; empty: by none."""
+    """The head of /proc/PID/exe. frozen: the tool that packed the program; empty: none."""
 
     path: str
     deleted: bool
-    bits: int  # 0: cannot be told
+    bits: int  # 0: unknown
     machine: str
     frozen: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rooms:
-    """What limits leave to a process. None: no visible limit is in reach."""
-
-    memory: Room | None = None
-    addresses: Room | None = None  # RLIMIT_AS
-    data: Room | None = None  # RLIMIT_DATA
-    threads: TaskRoom | None = None  # a limit that leaves fewer than NEEDED_THREADS
-    stack_bytes: int = 8 << 20  # of a new thread
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class InspectedProcess:
-    """One process. user ids: real, effective, saved, of the file system."""
+    """One process. uids: real, effective, saved, file system."""
 
     pid: int
-    process_pid: int  # another one where pid is the number of a thread
+    process_pid: int  # differs from `pid` if that is the number of a thread
     name: str
     state: str  # R, S, D, T, t, Z, X, I
     kernel_thread: bool
@@ -105,17 +94,15 @@ class InspectedProcess:
     no_new_privs: bool
     shadow_stack: bool
     seccomp: Seccomp
-    dumpable: bool | None  # None: cannot be told (root's processes)
+    dumpable: bool | None  # None: unknown (root's processes)
     executable: Executable | None
     access: Access
-    free_descriptors: int | None = None  # below its limit, at least; None: cannot be told
-    descriptor_limit: int = 0  # RLIMIT_NOFILE
-    hard_descriptor_limit: int = 0
     files_visible: bool  # whether /proc/PID/fd can be read
     thread_count: int = 1
-    switches: int = 0  # how often the main thread has left the processor
-    frozen_by: str = ""  # the file of the control group that it is frozen by
-    rooms: Rooms = Rooms()
+    switches: int = 0  # context switches of the main thread so far
+    frozen_by: str = ""  # file of the control group that freezes it
+    sees_proc: bool = True  # whether /proc is mounted in its root directory
+    budgets: tuple[BudgetRoom, ...] = ()  # the limits that an attach draws on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,17 +121,17 @@ class OwnFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MappedFacts:
-    """What /proc/PID/maps and /proc/PID/fd show. Paths as the process sees them."""
+    """Facts from /proc/PID/maps and /proc/PID/fd. Paths as the process sees them."""
 
-    libc: str  # "glibc", "musl", empty: neither
+    libc: str  # "glibc", "musl" or "" for neither
     libpython: str
     other_python: str  # an interpreter that is not CPython: "PyPy"
     cuda: tuple[str, ...]  # libcuda, libcudart
     cupti: str
     torch: str
     gpu_files: tuple[str, ...]
-    profilers: tuple[str, ...] = ()  # other tools that trace it, by their libraries
-    cupti_stays: bool = False  # a capture has left CUPTI in it for good, because of CUDA graphs
+    profilers: tuple[str, ...] = ()  # other tools whose libraries show that they trace it
+    cupti_stays: bool = False  # a capture has left CUPTI in it permanently, because of CUDA graphs
 
 
 def read_process(pid: int, proc: Path = PROC) -> InspectedProcess:
@@ -154,7 +141,6 @@ def read_process(pid: int, proc: Path = PROC) -> InspectedProcess:
     if not status:
         raise ProcessLookupError(f"there is no process {pid}")
     tracer = _number(status.get("TracerPid"))
-    limit, hard_limit = _descriptor_limits(folder)
     uids = _numbers(status.get("Uid"))
     return InspectedProcess(
         pid=pid,
@@ -174,19 +160,17 @@ def read_process(pid: int, proc: Path = PROC) -> InspectedProcess:
         dumpable=_dumpable(folder, uids),
         executable=_executable(folder),
         access=_access(pid),
-        free_descriptors=_free_descriptors(folder, limit),
-        descriptor_limit=limit,
-        hard_descriptor_limit=hard_limit,
         files_visible=_files_visible(folder),
         thread_count=_number(status.get("Threads")),
         switches=sum(_number(status.get(f"{kind}_ctxt_switches")) for kind in ("voluntary", "nonvoluntary")),
         frozen_by=frozen_by(pid, proc),
-        rooms=_rooms(pid, proc),
+        sees_proc=_sees_proc(folder),
+        budgets=what_is_left(pid, proc=proc),
     )
 
 
 def read_own(proc: Path = PROC) -> OwnFacts:
-    """What this process may do. Its parent counts as the daemon."""
+    """Reads what this process may do. Its parent counts as the daemon."""
     status = read_status(proc / "self")
     effective = int(status.get("CapEff", "0"), 16)
     init = read_status(proc / "1")
@@ -203,19 +187,19 @@ def read_own(proc: Path = PROC) -> OwnFacts:
 
 
 def thread_seccomp(pid: int, tid: int, proc: Path = PROC) -> Seccomp | None:
-    """One thread's seccomp state, which may differ from its process's; None if the thread has ended."""
+    """Returns one thread's seccomp state, which may differ from its process's; None if the thread has ended."""
     status = read_status(proc / str(pid) / "task" / str(tid))
     return _seccomp(status) if status else None
 
 
 def read_mapped(pid: int, proc: Path = PROC) -> MappedFacts | None:
-    """What the process has loaded; None if the daemon may not read that."""
+    """Reads what the process has loaded; None if the daemon may not read that."""
     folder = proc / str(pid)
     try:
         paths = mapped_paths(folder)
     except OSError:
         return None
-    if not paths:  # a zombie's and a kernel thread's are empty
+    if not paths:  # those of zombies and kernel threads are empty
         return None
     names = {path: path.rpartition("/")[2] for path in paths}
 
@@ -236,7 +220,7 @@ def read_mapped(pid: int, proc: Path = PROC) -> MappedFacts | None:
 
 
 def read_file(path: Path, limit: int = _MAX_TEXT_BYTES) -> bytes:
-    """At most `limit` bytes of a regular file, which is never waited for. Raises OSError."""
+    """Reads at most `limit` bytes of a regular file, without ever blocking on it. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     parts = []
     try:
@@ -249,7 +233,7 @@ def read_file(path: Path, limit: int = _MAX_TEXT_BYTES) -> bytes:
 
 
 def environment(pid: int, proc: Path = PROC) -> dict[str, str] | None:
-    """The environment that the process was started with; None if it may not be read."""
+    """Returns the environment that the process was started with; None if it may not be read."""
     with contextlib.suppress(OSError):
         text = read_file(proc / str(pid) / "environ", 1 << 21).decode("utf-8", "replace")
         return {name: value for name, _, value in (entry.partition("=") for entry in text.split("\0"))}
@@ -257,42 +241,11 @@ def environment(pid: int, proc: Path = PROC) -> dict[str, str] | None:
 
 
 def read_status(folder: Path) -> dict[str, str]:
-    """/proc/PID/status; empty if there is no such process."""
+    """Returns the fields of /proc/PID/status; empty if there is no such process."""
     with contextlib.suppress(OSError):
         lines = read_file(folder / "status").decode("utf-8", "replace").split("\n")
         return {name: value.strip() for name, _, value in (line.partition(":") for line in lines) if value}
     return {}
-
-
-def _rooms(pid: int, proc: Path) -> Rooms:
-    return Rooms(
-        memory=memory_room(pid, proc),
-        addresses=address_room(pid, proc),
-        data=data_room(pid, proc),
-        threads=task_room(pid, NEEDED_THREADS, proc),
-        stack_bytes=stack_bytes(pid, proc),
-    )
-
-
-def _descriptor_limits(folder: Path) -> tuple[int, int]:
-    """The soft and the hard limit; 0: unlimited or unknown."""
-    with contextlib.suppress(OSError, IndexError):
-        for line in read_file(folder / "limits").decode("ascii", "replace").split("\n"):
-            if line.startswith("Max open files"):
-                return _number(line.split()[3]), _number(line.split()[4])
-    return 0, 0
-
-
-def _free_descriptors(folder: Path, limit: int) -> int | None:
-    """Numbers at or above the limit (it may have been lowered) leave those below it free."""
-    if not limit:
-        return None
-    with contextlib.suppress(OSError):
-        used = (folder / "fd").stat().st_size  # Linux 6.2 and later; else 0
-        if not used or limit - used < _FEW_DESCRIPTORS:
-            used = sum(int(name) < limit for name in os.listdir(folder / "fd"))  # noqa: PTH208
-        return limit - used
-    return None
 
 
 def _flags(folder: Path) -> int:
@@ -326,8 +279,19 @@ def _foreign_namespaces(folder: Path, proc: Path) -> tuple[str, ...] | None:
     return tuple(name for name in NAMESPACES if theirs[name] != _link(proc / "self" / "ns" / name))
 
 
+def _sees_proc(folder: Path) -> bool:
+    """Checks the link itself: its target is another process's business. True where the root cannot be read."""
+    try:
+        (folder / "root" / "proc" / "self").lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return not (folder / "root").exists()
+    except OSError:
+        return True
+    return True
+
+
 def _dumpable(folder: Path, uids: list[int]) -> bool | None:
-    """The files of a process that is not dumpable belong to root, whoever it runs as."""
+    """The files of a non-dumpable process belong to root, whatever user it runs as."""
     if len(uids) != 4 or uids[1] == 0:
         return None
     with contextlib.suppress(OSError):
@@ -359,7 +323,7 @@ def _executable(folder: Path) -> Executable | None:
 
 
 def elf_kind(head: bytes) -> tuple[int, str]:
-    """Bits and machine from the first 20 bytes of an ELF file; (0, "") if it is none."""
+    """Returns bits and machine from the first 20 bytes of an ELF file; (0, "") for any other file."""
     if len(head) < 20 or head[:4] != b"\x7fELF":
         return 0, ""
     number = int.from_bytes(head[18:20], "little")
@@ -367,7 +331,7 @@ def elf_kind(head: bytes) -> tuple[int, str]:
 
 
 def _section_names(descriptor: int) -> list[bytes]:
-    """The section names of a 64-bit little-endian ELF file; empty if it has none or is damaged."""
+    """Returns the section names of a 64-bit little-endian ELF file; empty if it has none or is damaged."""
     with contextlib.suppress(struct.error):
         head = os.pread(descriptor, 64, 0)
         (table,) = struct.unpack_from("<Q", head, 40)
@@ -406,7 +370,7 @@ def _files_visible(folder: Path) -> bool:
 
 
 def mapped_paths(folder: Path) -> list[str]:
-    """Each file that a process maps once, in order. folder: /proc/PID. Raises OSError."""
+    """Returns each file that a process maps once, in order. folder: /proc/PID. Raises OSError."""
     content = read_file(folder / "maps", _MAX_MAPS_BYTES)
     lines = (line for line in content.split(b"\n") if b"/" in line)
     paths = dict.fromkeys(line[line.index(b"/") :] for line in lines)

@@ -1,4 +1,4 @@
-"""Whether a process stands still as a whole, so that nothing which is handed to it runs, or the agent's thread does."""
+"""Detects whether a whole process, or the agent's thread in it, is stopped, so that injected code does not run."""
 
 import contextlib
 import os
@@ -12,18 +12,18 @@ from kinetod.processes.identity import PROC
 
 D_STATE = "it is blocked in the kernel (state D) and cannot be interrupted: by a device or a network file system"
 D_STATE_ADVICE = "try again; if it stays in that state, check the device"
-_AGENT = "kineto-agent"  # the name of its thread
-# Numbers of read, stat, openat and newfstatat; and of futex.
+_AGENT = "kineto-agent"  # name of its thread
+# System call numbers: read, stat, openat and newfstatat; and futex.
 _FILE_CALLS, _FUTEX = {"x86_64": ({0, 4, 257, 262}, 202)}.get(os.uname().machine, ({63, 56, 79}, 98))
 
 
 def stopped(pid: int) -> tuple[str, str]:
-    """Detail and advice for a process that job control has stopped."""
+    """Returns detail and advice for a process that job control has stopped."""
     return "it is stopped (SIGSTOP or Ctrl-Z)", f"resume it: kill -CONT {pid}"
 
 
 def frozen(file: str) -> tuple[str, str]:
-    """The same of one that a control group freezes, by that file."""
+    """Returns detail and advice for a process that a control group freezes through that file."""
     thaw = f"`echo {'THAWED' if file.endswith('freezer.state') else '0'} > {file}`"
     return "its control group is frozen", f"thaw it: {thaw}, or `docker unpause` if Docker paused it"
 
@@ -31,7 +31,7 @@ def frozen(file: str) -> tuple[str, str]:
 def check(pid: int, proc: Path = PROC) -> None:
     """Raises AttachError if the process is stopped or frozen. Reads nothing that a process could block."""
     state = read_status(proc / str(pid)).get("State", "?")[:1]
-    file = frozen_by(pid, proc) if state in "SD" else ""  # a frozen one is D in version 1, S in version 2
+    file = frozen_by(pid, proc) if state in "SD" else ""  # a frozen process is in state D in version 1, S in version 2
     if state == "T":
         what, advice = stopped(pid)
     elif file:
@@ -42,7 +42,7 @@ def check(pid: int, proc: Path = PROC) -> None:
 
 
 def delay(pid: int, proc: Path = PROC) -> str:
-    """What the agent's thread, which is being started, waits for without the GIL, in words; "" if for nothing known."""
+    """Explains what the agent's starting thread waits for without the GIL; "" if no known reason applies."""
     for task in (proc / str(pid) / "task").glob("*"):
         with contextlib.suppress(OSError, ValueError, AttachError):  # it has ended, or runs
             if (task / "comm").read_text().rstrip("\n") != _AGENT:

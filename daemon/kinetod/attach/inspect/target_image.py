@@ -1,5 +1,6 @@
-"""What a target process is made of: mappings, modules, the Python interpreter in it. Looks, changes nothing."""
+"""The mappings, modules and Python interpreter of a target process. Reads, changes nothing."""
 
+import contextlib
 import os
 import re
 import sys
@@ -29,6 +30,7 @@ _INTERPRETER_NAME = re.compile(r"(python|pypy)[\d.]*[a-z]*(-[a-z]+)?( \(deleted\
 _C_LIBRARY = re.compile(r"(libc|libpthread|libdl)[-.]|ld-musl-")
 _LOADER = re.compile(r"ld[-.]|ld-")
 _OLD_VERSION = re.compile(rb"(?<![\d.])(2\.7\.\d+|3\.(?:[5-9]|10)\.\d+)\+?\0")
+_OURS, _MOST_OURS = "kineto-", 16  # thread names of the agent, and how many threads it has at most
 _MAX_TEXT_SCAN_BYTES = 16 << 20
 
 
@@ -44,7 +46,7 @@ class Mapping:
 
     @property
     def is_file(self) -> bool:
-        """Whether a file lies below."""
+        """Whether the mapping has a file."""
         return self.path.startswith("/")
 
 
@@ -53,11 +55,11 @@ class PythonImage:
     """The module that holds the interpreter."""
 
     path: str
-    version: tuple[int, int, int]  # major, minor, micro; micro 0 when it is not known
+    version: tuple[int, int, int]  # major, minor, micro; micro is 0 if unknown
     elf: Elf
 
     def symbol(self, name: str) -> tuple[int, int] | None:
-        """Address and size (bytes) of an exported symbol."""
+        """Address and size (bytes) of an exported symbol; None if there is none."""
         return self.elf.lookup(name)
 
     def address(self, name: str) -> int:
@@ -76,7 +78,7 @@ def _found(pid: int, proc: Path) -> Credentials:
 
 
 def read_maps(pid: int, proc: Path = PROC) -> list[Mapping]:
-    """All mappings by rising address; raises AttachError."""
+    """Returns all mappings by rising address. Raises AttachError."""
     try:
         text = os.fsdecode((proc / str(pid) / "maps").read_bytes())
     except PermissionError:
@@ -84,7 +86,7 @@ def read_maps(pid: int, proc: Path = PROC) -> list[Mapping]:
     except (FileNotFoundError, ProcessLookupError):
         raise gone(pid) from None
     maps = []
-    for line in text.split("\n")[:-1]:  # a path may hold what str.splitlines would take for an end of a line
+    for line in text.split("\n")[:-1]:  # a path may contain what str.splitlines would take for the end of a line
         fields = line.split(None, 5)
         path = fields[5] if len(fields) > 5 else ""
         try:
@@ -100,13 +102,13 @@ def read_maps(pid: int, proc: Path = PROC) -> list[Mapping]:
 
 
 class TargetImage:
-    """A process at one moment. `python` is None when it is no Python process.
+    """A process at one moment. `python` is None if it has no interpreter.
 
     Raises AttachError: GONE, NOT_PERMITTED, or UNSUPPORTED for an interpreter that cannot be used.
     """
 
     def __init__(self, pid: int, proc: Path = PROC, *, approved: Credentials | None = None) -> None:
-        """approved: what it must be in every stop; None: what it was when nobody had opened its memory yet."""
+        """approved: the credentials that every stop requires; None: those it had before its memory was opened."""
         self.pid = pid
         self.approved = approved or _found(pid, proc)
         self.proc = proc / str(pid)
@@ -124,11 +126,11 @@ class TargetImage:
         self.python = self._find_python()
 
     def refresh(self) -> None:
-        """Read the mappings again."""
+        """Reads the mappings again."""
         self.maps = read_maps(self.pid, self.proc.parent)
 
     def elf(self, path: str) -> Elf | None:
-        """The module's image; None when it is no module or has no dynamic symbols."""
+        """Returns the module's image; None if it is not a module or has no dynamic symbols."""
         if path not in self._elves:
             self._elves[path] = None
             if path in self.modules:
@@ -168,8 +170,18 @@ class TargetImage:
         raise AttachError(AttachCode.UNSUPPORTED, f"process {self.pid} has no C library that exports {name}")
 
     @cached_property
+    def one_threaded(self) -> bool:
+        """Whether all of its threads but one are ours, as of the first call."""
+        names = list[str]()
+        with contextlib.suppress(OSError):
+            for tid in os.listdir(self.proc / "task")[: _MOST_OURS + 2]:  # noqa: PTH208 -- in a hurry
+                with contextlib.suppress(OSError):  # a thread has ended
+                    names.append((self.proc / "task" / tid / "comm").read_text(errors="replace"))
+        return sum(not name.startswith(_OURS) for name in names) == 1
+
+    @cached_property
     def loader_modules(self) -> frozenset[str]:
-        """The C library and the dynamic loader."""
+        """Paths of the C library and the dynamic loader."""
         names = {path: PurePosixPath(path).name for path in self.modules}
         return frozenset(path for path, name in names.items() if _C_LIBRARY.match(name) or _LOADER.match(name))
 
@@ -181,7 +193,7 @@ class TargetImage:
         image = self.elf(path)
         try:
             return image.lookup(name) if image is not None else None
-        except OSError:  # unloaded meanwhile
+        except OSError:  # unloaded since
             return None
 
     def _refuse_32_bit(self) -> None:
@@ -231,7 +243,7 @@ class TargetImage:
         match = _LIBPYTHON.search(path) or _PYTHON_NAME.search(PurePosixPath(path).name)
         if match:
             return int(match[1]), int(match[2]), 0
-        text = self._find_text(path, _OLD_VERSION)  # linked into a program of another name
+        text = self._find_text(path, _OLD_VERSION)  # linked into a program with another name
         if text is None:
             return 0, 0, 0
         major, minor, micro = text.split(".")
@@ -250,7 +262,7 @@ class TargetImage:
 
 
 def _modules(maps: list[Mapping]) -> dict[str, int]:
-    """Path -> address of the ELF header, of every file that is mapped from its start and has code."""
+    """Maps path -> address of the ELF header, for every file that is mapped from its start and has code."""
     modules: dict[str, int] = {}
     start: Mapping | None = None
     for mapping in maps:

@@ -10,7 +10,7 @@ from pathlib import Path
 from kinetod.attach.attach_types import AttachCode, AttachError
 from kinetod.base.libc import LIBC
 
-_LAST_ADDRESS = (1 << 63) - 1  # of user space at the very most; the kernel takes no larger offset
+_LAST_ADDRESS = (1 << 63) - 1  # upper bound of user space; the kernel accepts no larger offset
 YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 
 LIBC.process_vm_readv.restype = ctypes.c_ssize_t
@@ -24,7 +24,7 @@ class Iovec(ctypes.Structure):
 
 
 def gone(pid: int) -> AttachError:
-    """The error for a process that has no memory any more."""
+    """Error for a process that no longer has memory."""
     return AttachError(
         AttachCode.GONE,
         f"process {pid} has ended (or now runs another program, or is a kernel thread, which has no memory of its own)",
@@ -32,7 +32,7 @@ def gone(pid: int) -> AttachError:
 
 
 def not_permitted(pid: int) -> AttachError:
-    """The error for a process that the kernel does not let us trace; names what may be in the way."""
+    """Error for a process that the kernel does not let us trace; names possible causes."""
     scope = "0"
     with contextlib.suppress(OSError):
         scope = YAMA.read_text().strip()
@@ -52,13 +52,12 @@ def _unmapped(address: int, pid: int) -> OSError:
 
 
 class TargetMemory:
-    """Reads and writes by /proc/PID/mem, which is the memory of the program that runs as this is made: after an execve
-    it is at its end.
+    """Reads and writes through /proc/PID/mem: the memory of the program that runs at construction; after an execve,
+    reads return nothing.
 
-    Where the mode of that file is in the way (with CAP_SYS_PTRACE but without CAP_DAC_OVERRIDE), it is read only, and
-    what must be written is written through a stopped thread; without CAP_DAC_READ_SEARCH too it is read by
-    process_vm_readv. Only /proc/PID/mem and ptrace write through the protection of a page (a private copy of code is
-    made).
+    Where the mode of that file forbids it (with CAP_SYS_PTRACE but without CAP_DAC_OVERRIDE), it is opened read-only,
+    and a stopped thread does the writing; without CAP_DAC_READ_SEARCH, too, process_vm_readv does the reading. Only
+    /proc/PID/mem and ptrace write through the protection of a page (a private copy of code is made).
 
     Every method raises AttachError when the process has ended or may not be traced, and OSError where nothing is
     mapped.
@@ -67,20 +66,20 @@ class TargetMemory:
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self._fd = -1
-        self.writes = True  # else only through a stopped thread
+        self.writes = True  # otherwise only a stopped thread can write
         try:
             self._fd = self._opened(os.O_RDWR)
             if self._fd < 0:
                 self.writes = False
                 self._fd = self._opened(os.O_RDONLY)
             if self._fd < 0:
-                with contextlib.suppress(OSError):  # EFAULT: permitted, nothing lies there
+                with contextlib.suppress(OSError):  # EFAULT: permitted, but nothing is mapped there
                     self.read(0, 1)
         except (FileNotFoundError, ProcessLookupError):
             raise gone(pid) from None
 
     def _opened(self, mode: int) -> int:
-        """-1: the mode of the file is in the way."""
+        """Returns the descriptor; -1 if the mode of the file forbids it."""
         try:
             return os.open(f"/proc/{self.pid}/mem", mode | os.O_CLOEXEC)
         except PermissionError:
@@ -97,21 +96,21 @@ class TargetMemory:
 
     def read(self, address: int, size: int) -> bytes:
         """Exactly `size` bytes."""
-        if not 0 <= address <= _LAST_ADDRESS:  # calculated from what the process says
+        if not 0 <= address <= _LAST_ADDRESS:  # computed from values that the process controls
             raise _unmapped(address, self.pid)
         if self._fd < 0:
             buffer = ctypes.create_string_buffer(size)
             _transfer(LIBC.process_vm_readv, self.pid, address, buffer, size)
             return buffer.raw
         data = os.pread(self._fd, size, address)
-        if not data and size:  # an unmapped address is EIO, a memory that is no more is the end of the file
+        if not data and size:  # an unmapped address gives EIO, a memory that is gone gives the end of the file
             raise gone(self.pid)
         if len(data) != size:
             raise _unmapped(address, self.pid)
         return data
 
     def write(self, address: int, data: bytes) -> None:
-        """All of it, where this `writes`."""
+        """Writes all of the data, if this object `writes`."""
         written = os.pwrite(self._fd, data, address)
         if not written and data:
             raise gone(self.pid)
@@ -128,7 +127,7 @@ class TargetMemory:
 
 
 def write_of(tid: int, address: int, data: bytes) -> None:
-    """All of it, into the memory of whatever has that number. Raises as Memory does."""
+    """Writes all of the data into the memory of the thread with this number. Raises as TargetMemory does."""
     _transfer(LIBC.process_vm_writev, tid, address, ctypes.create_string_buffer(data, len(data)), len(data))
 
 

@@ -1,19 +1,19 @@
-/* What a new thread of a process without Python runs first: makes the channel, gets the collector, serves it.
+/* The first code of a new thread in a process without Python: creates the channel, receives the collector, serves it.
  *
  *     python daemon/native/generate_stub_code.py
  *
- * compiles it into the bytes of collector_code.py. It is copied into the target alone: no data, no relocation, no
- * libc; system calls are made here, and what must be the target's own comes in the argument. It may block and may
- * take any lock, for it runs on a thread of its own. collector_thread.py has the other half. It makes no system call that
- * attach_syscalls.py does not list: a filter may kill for it.
+ * compiles it into the bytes of collector_code.py. Only these bytes are copied into the target: no data, no relocation,
+ * no libc. It makes its own system calls, and gets functions of the target in the argument. It may block and may take
+ * any lock, since it runs on a thread of its own. collector_thread.py is the other half. It makes only system calls
+ * that attach_syscalls.py lists: a filter may kill the process for others.
  *
- * Nothing of it is on the stack while the collector serves, which may be for days: kc_serve is the last call and
- * returns to where this would, so the place of these bytes can be used for something else by then.
+ * It leaves no frame on the stack while the collector serves, possibly for days: kc_serve is a tail call, so the memory
+ * of these bytes can be reused by then.
  */
 #include "collector_stub.h"
 
 struct way {
-    collector_serve serve; /* NULL: the end */
+    collector_serve serve; /* NULL: end the thread */
     long socket;
 };
 
@@ -118,7 +118,7 @@ static inline void put_number(char *text, unsigned int number) {
     *text = 0;
 }
 
-/* Whether a packet (or the end) is there before the limit. */
+/* Whether a packet (or the end) arrives before the limit. */
 static inline int await(int socket, long limit_ms) {
     struct {
         int fd;
@@ -144,7 +144,7 @@ static inline void fill(struct message *message, struct part *part, void *contro
     message->flags = 0;
 }
 
-/* The descriptor that came with the first packet; -1: none came, -2: no packet. */
+/* Returns the descriptor that came with the first packet; -1: none came, -2: no packet. */
 static inline int receive(int socket, long limit_ms) {
     struct control control;
     char byte;
@@ -158,7 +158,7 @@ static inline int receive(int socket, long limit_ms) {
                                                                                                        : -1;
 }
 
-/* Tells why there is no collector. */
+/* Reports why there is no collector. */
 static inline void complain(int socket, const struct collector_argument *argument) {
     char text[TEXT_BYTES];
     struct part part = {text, 1};
@@ -180,7 +180,7 @@ static inline collector_serve load(struct collector_argument *argument, int libr
 
 static __attribute__((noinline)) struct way prepare(const struct collector_argument *given) {
     const struct way nowhere = {0, 0};
-    struct collector_argument argument; /* what was given may be gone soon */
+    struct collector_argument argument; /* the caller's copy may be gone soon */
     for (unsigned long i = 0; i < sizeof argument; i++) {
         ((volatile char *)&argument)[i] = ((const char *)given)[i];
     }

@@ -1,15 +1,15 @@
-"""The method for a CUDA process without Python: a thread of its own there that serves the collector.
+"""Attach method for a CUDA process without Python: starts a thread there that serves the collector.
 
 Theory of operation
-    1. A new thread of the target runs collector_stub.c: it makes a channel as a bootstrap does (a socket pair, and a
-       memfd whose name tells which end is ours) and waits for one packet.
+    1. A new thread of the target runs collector_stub.c: it creates a channel like a bootstrap's (a socket pair, and a
+       memfd named after our end) and waits for one packet.
     2. We take our end and send one byte, with the collector library as a sealed memfd. The thread opens it by
-       /proc/self/fd, so no path and no mount namespace matters, and calls kc_serve, which greets. A thread that cannot
-       says why, in dlopen's words.
+       /proc/self/fd, so no path and no mount namespace matters, and calls kc_serve, which sends a greeting. If it
+       fails, the thread sends dlopen's error text.
     3. The daemon gives the channel to a process of its own (proxy_agent.py), where the agent's logic runs.
 
-    The library is never unloaded. The memfd's name has its digest: where the very same one is loaded already, it is
-    used again, since two collectors with one CUPTI would get each other's buffers.
+    The library is never unloaded. The memfd's name contains its digest: an identical library that is already loaded is
+    reused, since two collectors with one CUPTI would get each other's buffers.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from kineto_agent.sources.cupti.collector_binding import LIBRARY
 
 from kinetod.attach.attach_types import AttachCode, AttachError, Deadline, Stop
 from kinetod.attach.channel.payload import sealed_memfd
-from kinetod.attach.channel.private_channel import await_channel
+from kinetod.attach.channel.private_channel import await_channel, let_go
 from kinetod.attach.channel.remote_collector import RemoteEnded, read_greeting
 from kinetod.attach.inject.arch import this_machine
 from kinetod.attach.inspect.target_image import TargetImage
@@ -35,14 +35,14 @@ from kinetod.attach.methods.native_thread import start_thread
 METHOD = "collector"
 # struct collector_argument: dlopen, dlsym, dlerror, pthread_self, pthread_detach, kc_serve, wait, three texts
 _ARGUMENT = struct.Struct("=6Qq64s32s16s")
-_WAIT_MS = 10_000  # of the thread, for us
+_WAIT_MS = 10_000  # how long the thread waits for us
 _REFUSED = b"E"
 _PACKET = b"K"
 _MAX_ANSWER_BYTES = 8192
 
 
 class CollectorImage(NamedTuple):
-    """The collector as it travels."""
+    """The collector library to send."""
 
     fd: int  # a sealed memfd of this process
     name: str
@@ -50,7 +50,7 @@ class CollectorImage(NamedTuple):
 
 @functools.cache
 def library(path: str = LIBRARY) -> CollectorImage:
-    """The installed collector; the same at every call. Raises AttachError if there is none."""
+    """Returns the installed collector, the same at every call. Raises AttachError if there is none."""
     try:
         data = Path(path).read_bytes()
     except OSError as exc:
@@ -62,7 +62,7 @@ def library(path: str = LIBRARY) -> CollectorImage:
 
 
 def bring_in(target: TargetImage, token: int, deadline: Deadline) -> tuple[Stop, socket.socket]:
-    """Starts the collector's thread; gives the channel to it, which the caller owns. Raises AttachError."""
+    """Starts the collector's thread; returns the channel to it, which the caller owns. Raises AttachError."""
     found = target.symbol_in((f"memfd:{library().name}",), "kc_serve")
     stop = start_thread(target, CODE[this_machine().name], argument(target, token, found[0] if found else 0), deadline)
     channel = await_channel(target.pid, token, deadline, target.approved)
@@ -75,13 +75,13 @@ def bring_in(target: TargetImage, token: int, deadline: Deadline) -> tuple[Stop,
     try:
         deliver(channel, target.pid, None if found else library().fd, deadline)
     except BaseException:
-        channel.close()
+        let_go(channel)
         raise
     return stop, channel
 
 
 def argument(target: TargetImage, token: int, serve: int = 0) -> bytes:
-    """What collector_thread is given. serve: address of kc_serve where it is loaded already. Raises AttachError."""
+    """Packs the argument of collector_thread. serve: address of kc_serve if already loaded. Raises AttachError."""
     try:
         opens, finds = target.libc_symbol("dlopen"), target.libc_symbol("dlsym")
     except AttachError as exc:
@@ -110,13 +110,13 @@ def _optional(target: TargetImage, name: str) -> int:
 
 
 def _detaching(target: TargetImage) -> tuple[int, int]:
-    """pthread_self and pthread_detach: without both the thread's stack stays when it ends."""
+    """Returns pthread_self and pthread_detach: without both, the thread's stack stays when it ends."""
     both = _optional(target, "pthread_self"), _optional(target, "pthread_detach")
     return both if all(both) else (0, 0)
 
 
 def deliver(channel: socket.socket, pid: int, library_fd: int | None, deadline: Deadline) -> None:
-    """Sends the library (None: the thread has it) and waits until it is served. Raises AttachError."""
+    """Sends the library (None: already loaded) and waits until it is served. Raises AttachError."""
     try:
         socket.send_fds(channel, [_PACKET], [] if library_fd is None else [library_fd], socket.MSG_NOSIGNAL)
         poller = select.poll()

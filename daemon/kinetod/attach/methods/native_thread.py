@@ -2,25 +2,22 @@
 
 from collections.abc import Callable
 
-from kinetod.attach.attach_types import AttachError, Bootstrap, Deadline, Stop
+from kinetod.attach.attach_types import Bootstrap, Deadline, Stop
 from kinetod.attach.inject.injection import CallOutcome, CallRequest, Plan, hand_over
 from kinetod.attach.inject.thread_policy import NativeThreadPolicy
 from kinetod.attach.inject.trampoline import PAYLOAD_OFFSET, SPARE_OFFSET
 from kinetod.attach.inspect.target_image import TargetImage
 from kinetod.attach.methods import python_entry
 from kinetod.attach.methods.pending_call import python_of, starting_or_ending
-from kinetod.attach.methods.python_entry import Handed
+from kinetod.attach.methods.python_entry import Handed, PythonEntry
 
-_Argument = Callable[[int, tuple[int, ...]], bytes]  # of its own address and those of the codes
+_Argument = Callable[[int, tuple[int, ...]], bytes]  # from its own address and those of the codes
 
 
-class NativeThread:
+class NativeThread(PythonEntry):
     """Implements `method.Method`. The thread takes the GIL, runs the bootstrap and ends."""
 
     name = "native_thread"
-
-    def __init__(self) -> None:
-        self.handed: Handed | None = None  # the last one
 
     def hand_over(self, target: TargetImage, bootstrap: Bootstrap, deadline: Deadline) -> Stop:
         """See Method."""
@@ -36,23 +33,13 @@ class NativeThread:
             raise starting_or_ending(target)
         return _checked(target, outcome)
 
-    def problem(self) -> AttachError | None:
-        """Why what was handed over does not run."""
-        return self.handed.problem() if self.handed is not None else None
-
-    def finish(self) -> None:
-        """A thread that has not got the GIL yet does nothing any more."""
-        if self.handed is not None:
-            self.handed.cancel()
-        self.handed = None
-
 
 def start_thread(image: TargetImage, code: bytes, argument: bytes, deadline: Deadline) -> Stop:
-    """Start a thread on machine code, its first parameter the address of a copy of `argument`. Raises AttachError.
+    """Starts a thread on machine code; its first parameter is the address of a copy of `argument`. Raises AttachError.
 
-    The code: position-independent and constant (it is shared by all attaches to this process, and stays), at most
-    some hundred bytes, its last byte not zero, on aarch64 its first instruction `bti c`. The argument: at most 4032
-    bytes; it stays too, writable. All signals are blocked in the thread. It is joinable: the code should begin by
+    code: position-independent and constant (all attaches to this process share it, and it stays), at most a few hundred
+    bytes, its last byte not zero, on aarch64 its first instruction `bti c`. argument: at most 4032 bytes; it stays too,
+    writable. All signals are blocked in the thread. It is joinable: the code should begin with
     pthread_detach(pthread_self()).
     """
     return _checked(image, _start(image, (code,), lambda _page, _placed: argument, deadline, 0))

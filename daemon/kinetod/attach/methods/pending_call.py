@@ -1,6 +1,6 @@
 """Runs the bootstrap by a pending call: the main thread executes it between two bytecodes.
 
-The call is python_stub.c, which starts a thread for the bootstrap: no Python is run on the main thread.
+The call is python_stub.c, which starts a thread for the bootstrap: no Python runs on the main thread.
 """
 
 import time
@@ -11,19 +11,16 @@ from kinetod.attach.inject.thread_policy import PendingCallPolicy
 from kinetod.attach.inject.trampoline import PAYLOAD_OFFSET
 from kinetod.attach.inspect.target_image import PythonImage, TargetImage
 from kinetod.attach.methods import python_entry
-from kinetod.attach.methods.python_entry import Handed
+from kinetod.attach.methods.python_entry import Handed, PythonEntry
 
 _QUEUE_FULL_RETRY_S = 0.02
-_MAX_QUEUE_FULL = 10  # every one costs the target a page
+_MAX_QUEUE_FULL = 10  # each costs the target a page
 
 
-class PendingCall:
+class PendingCall(PythonEntry):
     """Implements `method.Method`."""
 
     name = "pending_call"
-
-    def __init__(self) -> None:
-        self.handed: Handed | None = None  # the last one
 
     def hand_over(self, target: TargetImage, bootstrap: Bootstrap, deadline: Deadline) -> Stop:
         """See Method."""
@@ -53,26 +50,16 @@ class PendingCall:
             f"the queue of pending calls of process {target.pid} is full: its main thread does not run them",
         )
 
-    def problem(self) -> AttachError | None:
-        """Why what was handed over does not run."""
-        return self.handed.problem() if self.handed is not None else None
-
-    def finish(self) -> None:
-        """A call that is still in the queue does nothing any more."""
-        if self.handed is not None:
-            self.handed.cancel()
-        self.handed = None
-
 
 def python_of(target: TargetImage) -> PythonImage:
-    """The interpreter of a process. Raises AttachError if it has none."""
+    """Returns the interpreter of a process. Raises AttachError if it has none."""
     if target.python is None:
         raise AttachError(AttachCode.UNSUPPORTED, f"process {target.pid} ({target.exe}) has no Python interpreter")
     return target.python
 
 
 def starting_or_ending(target: TargetImage) -> AttachError:
-    """The error for an interpreter that is not initialised."""
+    """Error for an interpreter that is not initialised."""
     return AttachError(
         AttachCode.UNSUITABLE, f"the Python interpreter of process {target.pid} is starting or ending; try again"
     )

@@ -1,11 +1,10 @@
-"""Python source on a thread of its own in the target: what python_stub.c and gil_turns.c are given, and what became
-of it.
+"""Runs Python source on a thread of its own in the target: the arguments of python_stub.c and gil_turns.c, and their
+progress.
 
 Theory of operation
-    One page of the target holds the stub's argument with the source behind it. The stub is called with it twice: as
-    a pending call, which does nothing but pthread_create, and as the start routine of that thread. Both write how far
-    they have come. Whoever reads that knows at once why no channel appears; whoever writes `cancelled` makes sure that
-    a call that comes late does nothing.
+    One page of the target holds the stub's argument with the source behind it. The stub is called with it twice: as a
+    pending call, which only calls pthread_create, and as the start routine of that thread. Both write their stage,
+    which explains at once why no channel appears. Setting `cancelled` makes sure that a late call does nothing.
 """
 
 import contextlib
@@ -16,11 +15,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kinetod.attach.attach_types import AttachCode, AttachError
-from kinetod.attach.channel.bootstrap import LACKING
+from kinetod.attach.channel.bootstrap import lacking
+from kinetod.attach.channel.payload import cannot_run
 from kinetod.attach.channel.private_channel import closed_by_the_program
 from kinetod.attach.inject.arch import this_machine
 from kinetod.attach.inject.ptrace import LostError, StoppedThread, in_own_thread
 from kinetod.attach.inject.thread_policy import PendingCallPolicy
+from kinetod.attach.inspect.process_inspection import read_status
 from kinetod.attach.inspect.target_image import PythonImage, TargetImage
 from kinetod.attach.methods.opening_code import CODE as OPENING_CODE
 from kinetod.attach.methods.python_code import CODE
@@ -28,14 +29,21 @@ from kinetod.attach.methods.turns_code import CODE as TURNS_CODE
 
 PENDING, THREAD, WAITS, RUNS, ENDED, NO_THREAD, NO_STATE, RAISED = range(1, 9)  # enum python_stage
 _HEAD = struct.Struct("<IIq")  # struct python_argument: stage, cancelled, error,
-_FUNCTIONS = struct.Struct("<31Q")  # code and functions,
+_FUNCTIONS = struct.Struct("<42Q")  # code and functions, then hushed,
 _METHOD = struct.Struct("<QQqQ")  # struct python_method: name, code, flags, words
-_TURNS = struct.Struct("<8IQ6Q11Q")  # struct python_turns: the agent's thread, what it does, three roles, functions
-_TEXTS = struct.Struct("<16s8s8s16s")  # builtins_name, modules_name, native_name and format
+_TURNS = struct.Struct("<8IQ6Q11Qq")  # struct python_turns: state, three roles, functions, own
+_TEXTS = struct.Struct("<16s8s8s16s16s16s8s8s24s96s96s")  # from builtins_name on
 TURNS_OFFSET = _HEAD.size + _FUNCTIONS.size + _METHOD.size
 _NATIVE_NAME_OFFSET = TURNS_OFFSET + _TURNS.size + 24
-_CANCELLED_OFFSET, _SAID_OFFSET = 4, TURNS_OFFSET + _TURNS.size + _TEXTS.size  # where the source was
+# the exception's text replaces the source
+_CANCELLED_OFFSET, _SAID_OFFSET = 4, TURNS_OFFSET + _TURNS.size + _TEXTS.size
 _FORMAT = b"yzkkk|OOOO"  # of native(path, symbol, address, bytes, number[, spec, name, file, modules])
+_WORDS = (
+    *(b"__builtins__", b"modules", b"native", _FORMAT, b"<kineto-boot>", b"_warnings", b"filters", b"ignore"),
+    b"(O(ssOOi)(ssOOi))",
+)
+_FORK_WARNING = b"This process (pid=%d) is multi-threaded, use of %s() may lead to deadlocks in the child."
+_FORKS_WARN = (3, 12)  # from this Python on
 _TAKES_TUPLE = 1  # METH_VARARGS
 CODES_NEEDED = 2
 _BEGIN, _THREAD, _CALL = 1, 3, 4  # enum turns_role
@@ -43,21 +51,26 @@ _HANDED_OFFSET = TURNS_OFFSET + 12
 _SAID_BYTES = 240
 _CANCELLED = b"\1\0\0\0"
 _CANCEL_S = 0.05
-_ENTER_TRACING = "PyThreadState_EnterTracing"  # from 3.11 on; before, a new thread is traced by nobody
+_ENTER_TRACING = "PyThreadState_EnterTracing"  # from 3.11 on; before, a new thread is not traced
 _THREADS = ("pthread_create", "pthread_self", "pthread_detach")
 _ATTRIBUTES = ("pthread_attr_init", "pthread_attr_setstacksize")
 _QUEUE = "_PyEval_AddPendingCall"
 _BEFORE_TRACING = ("PyInterpreterState_Main", "PyThreadState_New", "PyEval_AcquireThread")
 _AFTER_TRACING = (
     *("PyThreadState_Clear", "PyThreadState_DeleteCurrent", "PyDict_New", "PyEval_GetBuiltins"),
-    *("PyDict_SetItemString", "PySys_GetObject", "PyRun_StringFlags", "Py_DecRef", "PyErr_Fetch"),
+    *("PyDict_SetItemString", "PySys_GetObject", "Py_CompileString", "PyEval_EvalCode", "Py_DecRef", "PyErr_Fetch"),
     *("PyErr_NormalizeException", "PyObject_Repr", "PyUnicode_AsUTF8", "PyErr_Clear"),
     *("PyBytes_FromStringAndSize", "PyCFunction_NewEx"),
 )
 _R_STATE_OFFSET = 24  # in struct r_debug, which debuggers read
 _LOADER = ("dlopen", "dlsym")
 _MODULES = ("PyArg_ParseTuple", "PyModule_GetDef", "PyModule_FromDefAndSpec2", "PyModule_ExecDef")
-_KEEP = "_PyImport_FixupExtensionObject"  # up to 3.12; later ones make every extension module anew
+_FORK_WARNS = "PyExc_DeprecationWarning"
+_FILTERS = (
+    *("_Py_NoneStruct", "Py_BuildValue", "PyDict_GetItemString", "PyModule_GetDict", "PyTuple_GetItem"),
+    *("PyList_Insert", "PySequence_Index", "PySequence_DelItem"),
+)
+_KEEP = "_PyImport_FixupExtensionObject"  # up to 3.12; later versions create every extension module anew
 
 
 def codes() -> tuple[bytes, bytes, bytes]:
@@ -69,7 +82,7 @@ def codes() -> tuple[bytes, bytes, bytes]:
 def argument(
     target: TargetImage, python: PythonImage, stage: int, page: int, placed: tuple[int, ...], source: bytes
 ) -> bytes:
-    """What they are given. page: where it will lie; placed: where the codes lie. Raises AttachError."""
+    """Packs their argument. page: its address; placed: addresses of the codes. Raises AttachError."""
     address, opening, *others = placed
     tracing, keep = python.symbol(_ENTER_TRACING), python.symbol(_KEEP)
     debug = target.symbol_in(("ld-", "ld."), "_r_debug")
@@ -84,16 +97,26 @@ def argument(
         *(python.address(name) for name in _MODULES),
         keep[0] if keep is not None else 0,
         debug[0] + _R_STATE_OFFSET if debug is not None else 0,
+        python.address(_FORK_WARNS) if would_be_warned(target) else 0,
+        *(python.address(name) for name in _FILTERS),
+        0,
     )
     turns = page + TURNS_OFFSET
     method = _METHOD.pack(page + _NATIVE_NAME_OFFSET, opening, _TAKES_TUPLE, 0)
-    head = _HEAD.pack(stage, 0, 0) + _FUNCTIONS.pack(*functions) + method + _turns(target, python, turns, others)
+    process = int(read_status(target.proc).get("NSpid", str(target.pid)).split()[-1])
+    head = _HEAD.pack(stage, 0, process) + _FUNCTIONS.pack(*functions) + method + _turns(target, python, turns, others)
     given = b"turns,syscall,dlopen,dlsym=%d,%d,%d,%d\n" % (turns, target.libc_symbol("syscall"), *loader)
-    return head + _TEXTS.pack(b"__builtins__", b"modules", b"native", _FORMAT) + given + source + b"\0"
+    warnings = [_FORK_WARNING % (process, call) for call in (b"fork", b"forkpty")]
+    return head + _TEXTS.pack(*_WORDS, *warnings) + given + source + b"\0"
+
+
+def would_be_warned(target: TargetImage) -> bool:
+    """Whether its forks would warn because of our threads alone; the same throughout an attach."""
+    return target.python is not None and target.python.version[:2] >= _FORKS_WARN and target.one_threaded
 
 
 def _turns(target: TargetImage, python: PythonImage, address: int, placed: Sequence[int]) -> bytes:
-    queue = python.symbol(_QUEUE)  # private, but exported by all that are supported; without it we do without
+    queue = python.symbol(_QUEUE)  # private, but exported by all supported versions; optional
     code = placed[0] if placed and queue is not None else 0
     return _TURNS.pack(
         *(0,) * 9,
@@ -101,20 +124,20 @@ def _turns(target: TargetImage, python: PythonImage, address: int, placed: Seque
         *(code, *(target.libc_symbol(name) for name in (*_ATTRIBUTES, *_THREADS))),
         *(python.address("PyInterpreterState_Main"), python.address("Py_IsInitialized")),
         queue[0] if queue is not None else 0,
-        *(python.address("PyEval_SaveThread"), python.address("PyEval_RestoreThread")),
+        *(python.address("PyEval_SaveThread"), python.address("PyEval_RestoreThread"), 0),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Handed:
-    """One that was handed over."""
+    """One argument that was handed over."""
 
     target: TargetImage
     address: int
 
     def cancel(self) -> None:
-        """Whoever has not begun yet does nothing. Where that cannot be written without a stop, and no thread stops in
-        time, it opens its channel, waits for us in vain and ends.
+        """Makes every call that has not begun do nothing. If this cannot be written without a stop, and no thread stops
+        in time, the call opens its channel, waits for us in vain and ends.
         """
         memory = self.target.memory
         with contextlib.suppress(OSError, AttachError):
@@ -134,16 +157,22 @@ class Handed:
             if time.monotonic() > end:
                 return
 
+    def stage(self) -> int:
+        """Returns how far it has come, an enum python_stage; 0: no longer readable."""
+        with contextlib.suppress(OSError, AttachError):
+            return self.target.memory.u32(self.address)
+        return 0
+
     def turns_given(self) -> int:
-        """How often the program's threads have given the GIL away for ours."""
+        """Returns how often the program's threads have given up the GIL for ours."""
         return int.from_bytes(self.target.memory.read(self.address + _HANDED_OFFSET, 4), "little")
 
     def problem(self) -> AttachError | None:
-        """Why no channel will appear, if none has. None: one may."""
+        """Explains why no channel will appear. None: one still may."""
         try:
             stage, _cancelled, error = _HEAD.unpack(self.target.memory.read(self.address, _HEAD.size))
             said = self.target.memory.read(self.address + _SAID_OFFSET, _SAID_BYTES) if stage == RAISED else b""
-        except (OSError, AttachError):  # it has ended; others tell that better
+        except (OSError, AttachError):  # it has ended; other code reports that better
             return None
         pid = self.target.pid
         if stage == NO_THREAD:
@@ -154,27 +183,39 @@ class Handed:
         if stage == RAISED:
             words = said.partition(b"\0")[0].decode("utf-8", "replace")
             words = "".join(char for char in words if char.isprintable())
-            if LACKING in words:
-                return lacking(pid, words)
-            reason = f"process {pid} does not let the agent's code run: {words}. Does one of its audit hooks forbid it?"
-            return AttachError(AttachCode.UNSUITABLE, reason)
+            return lacking(pid, words) or cannot_run(pid, words)
         if stage == ENDED:
             return closed_by_the_program(pid)
         return None
 
 
-def lacking(pid: int, words: str) -> AttachError:
-    """The interpreter lacks a module of its standard library; `words`: of the exception, which names the module."""
-    return AttachError(
-        AttachCode.UNSUPPORTED,
-        f"Python in process {pid} does not find its standard library, which the agent needs ({words}): was its "
-        "environment removed or moved while it ran, is the program frozen (cx_Freeze), or was the interpreter built "
-        "without libffi (no _ctypes)? Restart it from a complete environment, or call kineto_agent.start() in it",
-    )
+class PythonEntry:
+    """What the methods have in common: the most recent argument."""
+
+    def __init__(self) -> None:
+        self.handed: Handed | None = None
+
+    def begun(self) -> bool:
+        """See Method."""
+        return self.handed is not None and self.handed.stage() in (THREAD, WAITS, RUNS, ENDED)
+
+    def nameless(self) -> bool:
+        """See Method."""
+        return self.handed is not None and self.handed.stage() == THREAD
+
+    def problem(self) -> AttachError | None:
+        """See Method."""
+        return self.handed.problem() if self.handed is not None else None
+
+    def finish(self) -> None:
+        """Makes what has not begun yet, or waits for the GIL, do nothing any more."""
+        if self.handed is not None:
+            self.handed.cancel()
+        self.handed = None
 
 
 def no_thread(pid: int, error: int) -> AttachError:
-    """pthread_create failed with that error number."""
+    """Error for a pthread_create that failed with this errno."""
     return AttachError(
         AttachCode.LIMIT,
         f"process {pid} cannot start a thread: {os.strerror(error)}; raise its limit on threads"

@@ -1,7 +1,7 @@
 """The system calls that the hand-over, the bootstrap and the agent make in a target, as a seccomp filter sees them.
 
-Numbers are those of x86-64 and aarch64 (None: the machine does not have the call). A call that is made with
-different arguments is listed with each kind of them, since filters look at arguments. Pointers stand for any.
+Numbers are those of x86-64 and aarch64 (None: the machine does not have the call). A call made with different arguments
+lists each kind of them, since filters check arguments. Any pointer stands for all.
 """
 
 from dataclasses import dataclass
@@ -12,21 +12,21 @@ _RW, _RX = 3, 5
 _PRIVATE, _SHARED, _FIXED, _ANONYMOUS, _DENYWRITE = 0x2, 0x1, 0x10, 0x20, 0x800
 _NORESERVE_STACK, _FIXED_NOREPLACE = 0x20000, 0x100000
 _NO_FD = 2**64 - 1
-_CLONE_THREAD = 0x3D0F00  # what pthread_create asks for
+_CLONE_THREAD = 0x3D0F00  # as pthread_create sets them
 _CLOEXEC = 0o2000000
 _AT_FDCWD = 2**64 - 100
-_CPU_CLOCK_OF_THREAD = 2**64 - 8 * 1001 + 6  # that of thread 1000
+_CPU_CLOCK_OF_THREAD = 2**64 - 8 * 1001 + 6  # for thread 1000
 
 ANY_ERROR = frozenset(range(4096))
 NO_ERROR: frozenset[int] = frozenset()
-FALLS_BACK = frozenset((_ENOSYS,))  # the C library takes another call then
-_PLAIN_READ = frozenset((_EPERM, _ENOSYS))  # the collector reads names of kernels otherwise then
+FALLS_BACK = frozenset((_ENOSYS,))  # the C library then uses another call
+_PLAIN_READ = frozenset((_EPERM, _ENOSYS))  # the collector then reads kernel names another way
 Arguments = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class SystemCall:
-    """One system call. tolerated: the error numbers that do no harm when a filter makes it fail."""
+    """One system call. tolerated: errno values that do no harm if a filter returns them."""
 
     name: str
     x86_64: int | None
@@ -35,7 +35,7 @@ class SystemCall:
     tolerated: frozenset[int] = NO_ERROR
 
 
-# The hand-over runs on a thread of the program: these first.
+# The injection runs on a thread of the program: these first.
 HAND_OVER = (
     SystemCall("rt_sigprocmask", 14, 135, ((2, _POINTER, _POINTER, 8),)),
     SystemCall(
@@ -52,8 +52,8 @@ HAND_OVER = (
         ),
     ),
     SystemCall("munmap", 11, 215, ((_POINTER, _PAGE),)),
-    SystemCall("rt_sigreturn", None, 139, ((),)),  # how the hand-over ends on aarch64
-    # The kernel makes this one itself when a sleep or a poll goes on behind a stop.
+    SystemCall("rt_sigreturn", None, 139, ((),)),  # how the injection ends on aarch64
+    # The kernel itself makes this one when a sleep or a poll continues after a stop.
     SystemCall("restart_syscall", 219, 128, ((),)),
     SystemCall("futex", 202, 98, ((_POINTER, 0x80, 0), (_POINTER, 0x81, 1), (_POINTER, 0x189, 0))),
 )
@@ -97,7 +97,7 @@ AGENT = (
     SystemCall("getsockname", 51, 204, ((_FD, _POINTER, _POINTER),)),
     SystemCall("geteuid", 107, 175, ((),), ANY_ERROR),
     SystemCall("getsockopt", 55, 209, ((_FD, 1, 7, _POINTER, _POINTER),), ANY_ERROR),
-    SystemCall("ioctl", 16, 29, ((_FD, 0x5401, _POINTER),), ANY_ERROR),  # asks whether a file is a terminal
+    SystemCall("ioctl", 16, 29, ((_FD, 0x5401, _POINTER),), ANY_ERROR),  # checks whether a file is a terminal
     SystemCall("rt_sigaction", 13, 134, ((33, _POINTER, _POINTER, 8),), ANY_ERROR),
     SystemCall("process_vm_readv", 310, 270, ((1000, _POINTER, 1, _POINTER, 1, 0),), _PLAIN_READ),
     SystemCall("set_robust_list", 273, 99, ((_POINTER, 24),), ANY_ERROR),

@@ -1,13 +1,12 @@
 """Whether a process may and can be attached to: one table of rules, for the attach and for `kinetoctl doctor`.
 
 Theory of operation
-    `examine` gathers plain values about the process and about us, without touching it. From them each
-    rule finds OK, NOTE (works, with a restriction), PROBLEM (would fail, with the attach's code) or UNKNOWN (may not
-    be read).
-    `check` raises the first PROBLEM; diagnosis.py shows all findings. Rules are ordered so that the first PROBLEM is
-    the one that explains the others.
+    `examine` gathers plain values about the process and about us, without touching it. From them each rule derives OK,
+    NOTE (works, with a restriction), PROBLEM (would fail, with the attach's code) or UNKNOWN (not readable). `check`
+    raises the first PROBLEM; diagnosis.py shows all findings. Rules are ordered so that the first PROBLEM explains the
+    others.
 
-    Only `check` reads seccomp filters, since that takes a stop (seccomp_reader.py); the rule is the same.
+    Only `check` reads seccomp filters, since that takes a stop (seccomp_check.py); the rule is the same.
 """
 
 import re
@@ -16,34 +15,33 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
-from kineto_protos.units import format_size
-
-from kinetod.attach.attach_types import NEWEST_TRIED, AttachCode, AttachError, Deadline
-from kinetod.attach.finding import Finding, Status
+from kinetod.attach.attach_types import NEWEST_TRIED, AttachCode, AttachError, Deadline, Finding, Status
 from kinetod.attach.inspect import process_inspection, standstill
-from kinetod.attach.inspect.process_inspection import AARCH64, X86_64, Access, InspectedProcess, OwnFacts
+from kinetod.attach.inspect.process_inspection import (
+    AARCH64,
+    MAIN_THREAD_ADVICE,
+    MAIN_THREAD_ENDED,
+    X86_64,
+    Access,
+    InspectedProcess,
+    OwnFacts,
+)
 from kinetod.attach.inspect.target_image import TargetImage
-from kinetod.attach.policy import seccomp_reader
+from kinetod.attach.policy import seccomp_check, traceback_watchdog
 from kinetod.attach.policy.seccomp_check import DEADLY, Filter, SeccompError, forbidden
+from kinetod.processes.budgets import BUDGETS
 from kinetod.processes.credentials import Credentials
 
 HOST_INIT = 1
-# Channel (3), agent and library that come over it (3), its wake-up and arenas, with room for a second attach.
-NEEDED_DESCRIPTORS = 16
-_USUAL_DESCRIPTORS = 1024
 START_WITH_AGENT = "start it with the agent: `kinetoctl run -- <command>`"
 _FREE_THREADED_OFFSET, _COOKIE = 16, b"xdebugpy"  # _Py_DebugOffsets, from 3.13 on
-# What an attach with a first, small trace takes: 4.4 MiB of memory, 154 MiB of addresses (at times 208; heaps and
-# stacks of two threads), 28 MiB of data segments were measured; with room for the program beside it.
-NEEDED_MEMORY_BYTES = 12 << 20
-_HEAPS_BYTES, _THREADS_STACKS = 232 << 20, 3
-_DATA_BYTES = 24 << 20
 _NO_SHRINKING_BYTES = 832 << 20  # half of it: three sources with the usual limit of 128 MiB and their names
 _D_STATE_PAUSE_S = 0.01
-LOOK_S = 0.1  # at a process in state D, by doctor
+LOOK_S = 0.1  # how long doctor watches a process in state D
 _OTHER_PYTHONS = {"pypy": "PyPy", "graalpy": "GraalPy", "jython": "Jython"}
 _MAX_CALLS_NAMED = 4
-# Programs that run a program's code translated: by their own file, or by the library that they put into its process.
+# Programs that run a program's code translated: recognised by their own file, or by the library that they load into its
+# process.
 _VALGRIND = r"(?:\w+|exp-bbv)-(?:amd64|arm64|x86)-(?:linux|freebsd|solaris|darwin)"
 _TRANSLATORS = (
     ("Valgrind", re.compile(_VALGRIND)),
@@ -57,7 +55,7 @@ _TRANSLATORS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """The facts that the rules use. If there is no image, `image_problem` may say why."""
+    """The facts that the rules use. Without an image, `image_problem` may say why."""
 
     process: InspectedProcess
     own: OwnFacts
@@ -71,7 +69,7 @@ Rule = Callable[[Subject], Finding]
 
 
 def check(pid: int, image: TargetImage | None, patience_s: float = LOOK_S) -> None:
-    """Raises AttachError with the first reason not to attach. Without an image it runs only the rules that need none.
+    """Raises AttachError with the first reason not to attach. Without an image, only rules that need none run.
 
     patience_s: how long to watch a process that is blocked in the kernel.
     """
@@ -81,19 +79,17 @@ def check(pid: int, image: TargetImage | None, patience_s: float = LOOK_S) -> No
         return
     _raise_first(subject, IMAGE_RULES)
     if _filters_matter(subject):
-        filters = seccomp_reader.read_filters(
-            pid, subject.process.seccomp, subject.own.machine, approved=image.approved
-        )
+        filters = seccomp_check.read_filters(pid, subject.process.seccomp, subject.own.machine, approved=image.approved)
         subject = replace(subject, filters=tuple(filters))
     _raise_first(subject, (seccomp,))
 
 
 def suitable_image(pid: int, patience_s: float = LOOK_S, approved: Credentials | None = None) -> TargetImage:
-    """The image of a process that can be attached to. approved: as TargetImage has it. Raises AttachError."""
+    """Returns the image of a process that can be attached to. approved: see TargetImage. Raises AttachError."""
     try:
         image = TargetImage(pid, approved=approved)
     except AttachError:
-        check(pid, None)  # may know better why
+        check(pid, None)  # may give a better reason
         raise
     check(pid, image, patience_s)
     return image
@@ -141,7 +137,9 @@ def process(subject: Subject) -> Finding:
         detail = "it is the daemon itself or one of its processes"
         return _problem("process", unsuitable, detail, "name another process")
     if found.state in "ZX" or found.exiting:
-        detail = _ended(found) if found.state == "Z" else "it is ending"
+        if found.state == "Z" and found.thread_count > 1:
+            return _problem("process", unsuitable, MAIN_THREAD_ENDED, MAIN_THREAD_ADVICE)
+        detail = "it has ended and waits for its parent to reap it (zombie)" if found.state == "Z" else "it is ending"
         return _problem("process", unsuitable, detail, "`kinetoctl ps --all` lists the others")
     if found.frozen_by:
         return _problem("process", unsuitable, *standstill.frozen(found.frozen_by))
@@ -150,12 +148,6 @@ def process(subject: Subject) -> Finding:
     if found.state == "T":
         return _problem("process", unsuitable, *standstill.stopped(found.pid))
     return Finding("process", Status.OK, f"{found.name}, state {found.state}")
-
-
-def _ended(found: InspectedProcess) -> str:
-    if found.thread_count > 1:
-        return "its main thread has ended, and only that thread runs what is injected into the interpreter"
-    return "it has ended and waits for its parent to reap it (zombie)"
 
 
 def tracer(subject: Subject) -> Finding:
@@ -168,7 +160,7 @@ def tracer(subject: Subject) -> Finding:
 
 
 def executable(subject: Subject) -> Finding:
-    """Whether it is a program of a kind that can be entered."""
+    """Whether the program is of a kind that can be entered."""
     found = subject.process.executable
     if found is None or not found.bits:
         return Finding("executable", Status.UNKNOWN, "the daemon may not read its file")
@@ -198,15 +190,24 @@ def executable(subject: Subject) -> Finding:
 
 
 def _translator(subject: Subject) -> str:
-    """The program that translates the target's code: stopped threads are then inside the translator, not the target."""
+    """The program that translates the target's code: stopped threads are then in the translator, not the target."""
     found = subject.process.executable
     paths = [found.path if found else "", *(subject.image.modules if subject.image else ())]
     names = [PurePosixPath(path).name for path in paths]
     return next((title for title, pattern in _TRANSLATORS if any(map(pattern.fullmatch, names))), "")
 
 
+def proc_files(subject: Subject) -> Finding:
+    """The agent finds its library, threads and mappings there."""
+    if not subject.process.sees_proc:
+        detail = "its root directory (chroot) has no /proc, through which an agent loads its library"
+        advice = "mount a proc file system on its /proc"
+        return _problem("/proc", AttachCode.UNSUITABLE, detail, advice)
+    return Finding("/proc", Status.OK, "mounted in its root directory")
+
+
 def permission(subject: Subject) -> Finding:
-    """The kernel's own answer. Explained by the rules owner, ptrace_scope and capabilities."""
+    """Whether the kernel permits tracing. The rules owner, ptrace_scope and capabilities explain it."""
     answer = subject.process.access
     if answer is Access.ALLOWED:
         return Finding("permission", Status.OK, "the kernel lets the daemon trace it")
@@ -278,55 +279,24 @@ def capabilities(subject: Subject) -> Finding:
     return Finding(name, Status.OK, "; ".join(lacking))
 
 
-def descriptors(subject: Subject) -> Finding:
-    """Whether enough descriptors are free for the agent's files and sockets."""
-    name, free, limit = "descriptors", subject.process.free_descriptors, subject.process.descriptor_limit
-    if free is None:
-        return Finding(name, Status.UNKNOWN, "the daemon may not read its limit and open files")
-    if free < NEEDED_DESCRIPTORS:
-        detail = f"it has {max(free, 0)} free descriptors of {limit}; an agent needs up to {NEEDED_DESCRIPTORS}"
-        return _problem(name, AttachCode.LIMIT, detail, _more_descriptors(subject.process))
-    return Finding(name, Status.OK, f"{free} of {limit} are free")
+def budget(name: str) -> Rule:
+    """Makes a rule: do the limits of that check leave what an attach takes? See the table in budgets.py."""
 
+    def rule(subject: Subject) -> Finding:
+        found = [each for each in subject.process.budgets if each.budget.check == name]
+        short = next((each for each in found if each.short), None)
+        if short is not None:
+            return _problem(name, AttachCode.LIMIT, short.text(), short.room.advice)
+        if not found and name == "threads":  # counted only near a limit
+            return Finding(name, Status.OK, "no limit on threads is near")
+        if not found:
+            return Finding(name, Status.UNKNOWN, "the daemon may not read its limits")
+        detail = "; ".join(str(each.room) for each in found)
+        if any(each.budget.buffers and each.room.left < _NO_SHRINKING_BYTES for each in found):
+            return Finding(name, Status.NOTE, detail, "a capture may have to shrink its buffers to fit")
+        return Finding(name, Status.OK, detail)
 
-def _more_descriptors(found: InspectedProcess) -> str:
-    """The soft limit cannot exceed the hard one, which root alone may raise."""
-    wanted = max(2 * found.descriptor_limit, _USUAL_DESCRIPTORS)
-    if wanted <= found.hard_descriptor_limit:
-        return f"raise its limit: `prlimit --pid {found.pid} --nofile={wanted}:`"
-    return f"raise both of its limits, as root: `prlimit --pid {found.pid} --nofile={wanted}:{wanted}`"
-
-
-def memory(subject: Subject) -> Finding:
-    """Whether a trace fits: the kernel must not kill for it, nor may the program's next allocation fail."""
-    rooms, told = subject.process.rooms, []
-    heaps = _THREADS_STACKS * rooms.stack_bytes
-    for room, needed, what in (
-        (rooms.memory, NEEDED_MEMORY_BYTES, "of memory"),
-        (rooms.addresses, heaps + _HEAPS_BYTES, "of address space, mostly reserved and unused"),
-        (rooms.data, heaps + _DATA_BYTES, "of data segments"),
-    ):
-        if room is None:
-            continue
-        told.append(str(room))
-        if room.left_bytes < needed:
-            detail = f"{room}; an agent and a small trace take up to {format_size(needed)} {what}"
-            return _problem("memory", AttachCode.LIMIT, detail, room.advice)
-    if not told:
-        return Finding("memory", Status.UNKNOWN, "the daemon may not read its limits")
-    if any(room.left_bytes < _NO_SHRINKING_BYTES for room in (rooms.memory, rooms.addresses) if room is not None):
-        return Finding("memory", Status.NOTE, "; ".join(told), "a capture may have to shrink its buffers to fit")
-    return Finding("memory", Status.OK, "; ".join(told))
-
-
-def threads(subject: Subject) -> Finding:
-    """Whether the agent may start its threads."""
-    room = subject.process.rooms.threads
-    if room is None:
-        return Finding("threads", Status.OK, "no limit on threads is near")
-    wanted = process_inspection.NEEDED_THREADS
-    detail = f"it may start {max(room.left, 0)} more threads below {room.limit}; an attach needs {wanted}"
-    return _problem("threads", AttachCode.LIMIT, detail, room.advice)
+    return rule
 
 
 def _run_with(capability: str) -> str:
@@ -357,6 +327,22 @@ def interpreter(subject: Subject) -> Finding:
     return Finding(name, Status.OK, detail)
 
 
+def faulthandler(subject: Subject) -> Finding:
+    """Whether tracebacks of all threads are dumped often: one in some thousands of such dumps ends the process."""
+    name, image = "faulthandler", subject.image
+    if image is None:
+        return Finding(name, Status.UNKNOWN, "the daemon may not read its memory")
+    found = traceback_watchdog.find(image)
+    if found is None:
+        return Finding(name, Status.OK, "no watchdog (dump_traceback_later)")
+    detail = f"dump_traceback_later() watches it with a period of {found.period_s:g} s"
+    if found.period_s < traceback_watchdog.SHORTEST_S:
+        detail += ", and a dump that meets the agent's thread may end the process (SIGSEGV)"
+        advice = f"let it dump every {traceback_watchdog.SHORTEST_S:g} s at most, or cancel_dump_traceback_later()"
+        return _problem(name, AttachCode.UNSUITABLE, detail, advice)
+    return Finding(name, Status.NOTE, f"{detail}; an attach waits until no dump is due within half a second")
+
+
 def uses_cuda(image: TargetImage) -> bool:
     """Whether the CUDA driver is loaded."""
     return any(PurePosixPath(path).name.startswith("libcuda.so") for path in image.modules)
@@ -378,14 +364,16 @@ def _filters_matter(subject: Subject) -> bool:
 
 
 def _same_filters_as_ours(subject: Subject) -> bool:
-    """The target, we and our common init have equally many filters: then they are init's, since none is ever lost."""
+    """Whether the target, we and our common init have equally many filters: then they are init's, since none is ever
+    removed.
+    """
     own, theirs = subject.own, subject.process
     same_namespace = theirs.foreign_namespaces is not None and "pid" not in theirs.foreign_namespaces
     return same_namespace and theirs.seccomp.filters > 0 and theirs.seccomp == own.seccomp == own.init_seccomp
 
 
 def seccomp(subject: Subject) -> Finding:
-    """Whether its filters allow the agent's calls: one that kills would end the process for such a call."""
+    """Whether its filters allow the agent's calls: a filter that kills would end the process for such a call."""
     found, own, name = subject.process.seccomp, subject.own, "seccomp"
     refuse = AttachCode.SECCOMP
     if found.mode == 0:
@@ -417,6 +405,7 @@ def seccomp(subject: Subject) -> Finding:
     return _problem(name, refuse, detail, "allow these system calls in its sandbox or container profile")
 
 
-# In the order in which they explain things. The second part needs the image.
-RULES: tuple[Rule, ...] = (process, tracer, executable, permission, capabilities, descriptors, memory, threads)
-IMAGE_RULES: tuple[Rule, ...] = (interpreter,)
+LIMIT_RULES: tuple[Rule, ...] = tuple(budget(name) for name in dict.fromkeys(each.check for each in BUDGETS))
+# Ordered so that a finding explains later ones. The second part needs the image.
+RULES: tuple[Rule, ...] = (process, tracer, executable, permission, capabilities, proc_files, *LIMIT_RULES)
+IMAGE_RULES: tuple[Rule, ...] = (interpreter, faulthandler)

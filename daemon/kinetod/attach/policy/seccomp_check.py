@@ -1,23 +1,47 @@
-"""What a seccomp filter would do to the system calls that we bring into a process.
+"""Reads the seccomp filters of a process, and predicts what they would do to the system calls that we make in it.
 
 Theory of operation
     A filter is a classic BPF program over struct seccomp_data: the call's number, the machine, the instruction
-    pointer, six arguments. Its 32-bit result is an action and 16 bits of data; of several filters the strictest
-    action counts. `Filter.run` follows the kernel's rules (seccomp_check_filter and what the checks guarantee:
-    jumps only go forward, so every program ends); a program that breaks them is refused, never guessed at.
+    pointer, six arguments. Its 32-bit result is an action and 16 bits of data; with several filters, the strictest
+    action counts. `Filter.run` follows the kernel's rules (seccomp_check_filter and what the checks guarantee: jumps
+    only go forward, so every program ends); a program that breaks them is refused, never guessed at.
 
     `forbidden` runs the table of `attach_syscalls` through the filters. KILL and TRAP would end the process, so any of
-    them counts; so does a supervisor's decision (USER_NOTIF), which nobody knows beforehand. A call that only
-    fails counts where we cannot do without it.
+    them counts; so does a supervisor's decision (USER_NOTIF), which cannot be predicted. A call that merely fails
+    counts if we need it.
+
+    The kernel shows a thread's filters only to its tracer, only with CAP_SYS_ADMIN, and only to one that has no
+    filter itself. So a thread is stopped (ptrace.py), queried and released. If we die at any point, the kernel releases
+    it.
+
+    After a stop the kernel continues sleeps and polls through restart_syscall, which filters see too. A filter that
+    kills a process for that would kill it for any stop (also for SIGSTOP and SIGCONT). Threads that run, or wait where
+    the kernel just repeats the call, are preferred; on others, if the filter turns out to be of that kind, one register
+    (the pending result) is changed so that the call starts anew.
 """
 
+import contextlib
+import errno
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from pathlib import Path
 
-from kinetod.attach.inspect.process_inspection import AARCH64, X86_64
+from kinetod.attach.attach_types import AttachCode, AttachError
+from kinetod.attach.inject.ptrace import (
+    NT_PRSTATUS,
+    ORIG_RAX,
+    RAX,
+    REGISTERS,
+    REPEATED_CALLS,
+    LostError,
+    StoppedThread,
+    in_own_thread,
+)
+from kinetod.attach.inspect.process_inspection import AARCH64, PROC, SECCOMP_FILTER, X86_64, Seccomp, thread_seccomp
 from kinetod.attach.policy.attach_syscalls import CALLS, SystemCall
+from kinetod.processes.credentials import Credentials
 
 MAX_INSTRUCTIONS = 4096  # BPF_MAXINSNS
 INSTRUCTION = struct.Struct("<HBBI")  # struct sock_filter: code, jump if true, jump if false, k
@@ -25,15 +49,40 @@ _DATA = struct.Struct("<iIQ6Q")  # struct seccomp_data
 _WORD = struct.Struct("<I")
 _ARCHITECTURES = {X86_64: 0xC000003E, AARCH64: 0xC00000B7}  # AUDIT_ARCH_*
 _U32, _U64 = 2**32 - 1, 2**64 - 1
-_SOMEWHERE = 0x7F00_0000_1000  # an instruction pointer; `looks_at_the_caller` says whether it matters
+_SOMEWHERE = 0x7F00_0000_1000  # an arbitrary instruction pointer; `looks_at_the_caller` says whether it matters
 _IP_WORDS = (8, 12)
 _ACTION_MASK, _DATA_MASK = 0xFFFF0000, 0x0000FFFF
 _ENOSYS = 38
-
-# Instruction classes and the bits beside them (linux/bpf_common.h)
+# Instruction classes and the other bit fields (linux/bpf_common.h)
 _LD, _LDX, _ST, _STX, _ALU, _JMP, _RET, _MISC = range(8)
-_IMM, _ABS, _MEM, _LEN = 0x00, 0x20, 0x60, 0x80  # where a load takes its word from
+_IMM, _ABS, _MEM, _LEN = 0x00, 0x20, 0x60, 0x80  # operand sources of a load
 _USE_X, _RET_A, _TAX, _TXA, _JA, _DIVIDE = 0x08, 0x16, 0x07, 0x87, 0x05, 0x34
+_COMPARISONS: dict[int, Callable[[int, int], bool]] = {
+    0x15: lambda a, b: a == b,
+    0x25: lambda a, b: a > b,
+    0x35: lambda a, b: a >= b,
+    0x45: lambda a, b: a & b != 0,
+}
+_ARITHMETIC: dict[int, Callable[[int, int], int]] = {
+    0x04: lambda a, b: a + b,
+    0x14: lambda a, b: a - b,
+    0x24: lambda a, b: a * b,
+    _DIVIDE: lambda a, b: a // b,
+    0x44: lambda a, b: a | b,
+    0x54: lambda a, b: a & b,
+    0x64: lambda a, b: a << (b & 31),
+    0x74: lambda a, b: a >> (b & 31),
+    0x84: lambda a, _b: -a,
+    0xA4: lambda a, b: a ^ b,
+}
+_MAX_FILTERS = 64
+_TRIES = 5  # a signal may come first, or the thread may end
+# x86-64: calls that continue through restart_syscall
+_RESTART_SYSCALL = 219
+# nanosleep, clock_nanosleep, poll; starting anew would extend their time limit
+_CONTINUED_CALLS = {35, 230, 7, *REPEATED_CALLS}
+_FUTEX, _FUTEX_TIMEOUT = 202, 4  # also a futex with a timeout; index of its timeout in /proc/PID/task/TID/syscall
+_RESTARTNOINTR, _RESTART_RESTARTBLOCK = 2**64 - 513, 2**64 - 516
 
 
 class SeccompError(Exception):
@@ -54,12 +103,14 @@ class ActionKind(IntEnum):
 
 
 DEADLY = frozenset((ActionKind.KILL_PROCESS, ActionKind.KILL_THREAD, ActionKind.TRAP))
+
+
 _STRICTEST_FIRST = tuple(ActionKind)
 
 
 @dataclass(frozen=True, slots=True)
 class FilterAction:
-    """What the filter does with a call. data: for ERRNO, the error number."""
+    """A filter's decision about a call. data: for ERRNO, the error number."""
 
     kind: ActionKind
     data: int = 0
@@ -89,7 +140,7 @@ class Filter:
 
     @property
     def looks_at_the_caller(self) -> bool:
-        """Whether the instruction pointer is read."""
+        """Whether the filter reads the instruction pointer."""
         return any(code == _LD | _ABS and k in _IP_WORDS for code, _, _, k in self._program)
 
     def run(self, data: bytes) -> int:
@@ -118,7 +169,7 @@ class Filter:
             elif kind == _ALU:
                 operand = x if code & _USE_X else k
                 if code & ~_USE_X == _DIVIDE and operand == 0:
-                    return 0  # as the kernel's programs do
+                    return 0  # as the kernel does
                 a = _ARITHMETIC[code & ~_USE_X](a, operand) & _U32
             elif kind == _LDX:
                 x = _load(code, k, data, memory)
@@ -130,26 +181,6 @@ class Filter:
                 a = x
             else:
                 raise KeyError(hex(code))
-
-
-_COMPARISONS: dict[int, Callable[[int, int], bool]] = {
-    0x15: lambda a, b: a == b,
-    0x25: lambda a, b: a > b,
-    0x35: lambda a, b: a >= b,
-    0x45: lambda a, b: a & b != 0,
-}
-_ARITHMETIC: dict[int, Callable[[int, int], int]] = {
-    0x04: lambda a, b: a + b,
-    0x14: lambda a, b: a - b,
-    0x24: lambda a, b: a * b,
-    _DIVIDE: lambda a, b: a // b,
-    0x44: lambda a, b: a | b,
-    0x54: lambda a, b: a & b,
-    0x64: lambda a, b: a << (b & 31),
-    0x74: lambda a, b: a >> (b & 31),
-    0x84: lambda a, _b: -a,
-    0xA4: lambda a, b: a ^ b,
-}
 
 
 def _load(code: int, k: int, data: bytes, memory: list[int]) -> int:
@@ -181,7 +212,7 @@ def evaluate(filters: Sequence[Filter], number: int, arguments: Sequence[int], m
 
 @dataclass(frozen=True, slots=True)
 class Forbidden:
-    """A call of the agent's that the filters forbid."""
+    """A call of the agent that the filters forbid."""
 
     name: str
     action: FilterAction
@@ -191,7 +222,7 @@ class Forbidden:
 
 
 def forbidden(filters: Sequence[Filter], machine: str, calls: Sequence[SystemCall] = CALLS) -> list[Forbidden]:
-    """The forbidden calls, those that would kill the process first. Raises SeccompError."""
+    """Returns the forbidden calls, those that would kill the process first. Raises SeccompError."""
     found = [each for call in calls for each in _objections(filters, machine, call)]
     return sorted(found, key=lambda each: _STRICTEST_FIRST.index(each.action.kind))
 
@@ -213,3 +244,100 @@ def _harmless(action: FilterAction, call: SystemCall) -> bool:
     if action.kind is ActionKind.TRACE:  # without a tracer the call fails with ENOSYS
         return _ENOSYS in call.tolerated
     return action.kind is ActionKind.ERRNO and action.data in call.tolerated
+
+
+def read_filters(
+    pid: int, seccomp: Seccomp, machine: str = X86_64, *, approved: Credentials | None = None
+) -> list[Filter]:
+    """Returns the filters of the process, oldest first; `seccomp` is its main thread's state.
+
+    approved: the credentials that the process must have; None: any. Raises AttachError: REPLACED if it has others;
+    SECCOMP if filters cannot be read; TRACED or NOT_PERMITTED if the process cannot be stopped; UNSUITABLE, GONE,
+    TIMEOUT.
+    """
+    if seccomp.mode != SECCOMP_FILTER:
+        return []
+    try:
+        return [Filter(program) for program in _read(pid, seccomp, machine, approved)]
+    except SeccompError as exc:
+        raise AttachError(AttachCode.SECCOMP, f"a seccomp filter of process {pid} cannot be evaluated: {exc}") from exc
+
+
+def _read(pid: int, seccomp: Seccomp, machine: str, approved: Credentials | None) -> list[bytes]:
+    def work() -> list[bytes]:
+        with StoppedThread(pid, _thread(pid, seccomp)) as thread:
+            programs = _programs(thread)
+            if machine == X86_64:
+                _keep_alive(thread, programs, machine)  # always: this undoes the effect of our stop
+            if approved is not None:
+                thread.check(approved)
+            return programs
+
+    why = ""
+    for _ in range(_TRIES):
+        if not (PROC / str(pid)).exists():
+            raise AttachError(AttachCode.GONE, f"process {pid} has ended")
+        try:
+            return in_own_thread(work)  # a new thread each time: its end releases a target thread that did not stop
+        except LostError as exc:
+            why = str(exc)
+    raise AttachError(
+        AttachCode.TIMEOUT, f"process {pid} has a seccomp filter that could not be read: {why}; try again"
+    )
+
+
+def _thread(pid: int, seccomp: Seccomp) -> int:
+    """A thread with the main thread's filters, if possible one that a stop does not send through restart_syscall."""
+    tids = []
+    with contextlib.suppress(OSError):
+        tids = sorted(int(entry.name) for entry in (PROC / str(pid) / "task").iterdir())
+    for tid in sorted(tids, key=lambda tid: tid == pid):  # the main thread last: others matter less
+        if thread_seccomp(pid, tid) == seccomp and _repeats(pid, tid):
+            return tid
+    return pid
+
+
+def _repeats(pid: int, tid: int, proc: Path = PROC) -> bool:
+    try:
+        fields = (proc / str(pid) / "task" / str(tid) / "syscall").read_text().split()
+        if fields[0] == "running":
+            return True
+        number = int(fields[0])
+        if number == _FUTEX:
+            return int(fields[_FUTEX_TIMEOUT], 16) == 0
+        return number not in _CONTINUED_CALLS
+    except (OSError, ValueError, IndexError):
+        return False
+
+
+def _programs(thread: StoppedThread) -> list[bytes]:
+    found: list[bytes] = []
+    while len(found) < _MAX_FILTERS:
+        try:
+            found.append(thread.seccomp_filter(len(found)))
+        except OSError as exc:
+            if exc.errno == errno.ENOENT:
+                return found
+            if exc.errno == errno.ESRCH:
+                raise LostError(f"thread {thread.tid} ended") from exc
+            raise AttachError(
+                AttachCode.SECCOMP,
+                f"process {thread.pid} has a seccomp filter that the kernel does not show ({exc.strerror}); one that "
+                "kills would end the process, so it is left alone. Run kinetod with CAP_SYS_ADMIN and without a "
+                "seccomp filter of its own (a privileged container), or start the process with the agent",
+            ) from exc
+    raise AttachError(AttachCode.SECCOMP, f"process {thread.pid} has more than {_MAX_FILTERS} seccomp filters")
+
+
+def _keep_alive(thread: StoppedThread, programs: list[bytes], machine: str) -> None:
+    """Restarts the interrupted call from the beginning if continuing it would end the process (see above)."""
+    data = thread.registers(NT_PRSTATUS, REGISTERS.size)
+    if len(data) != REGISTERS.size:
+        return  # it runs 32-bit code
+    registers = list(REGISTERS.unpack(data))
+    if registers[ORIG_RAX] >> 63 or registers[RAX] != _RESTART_RESTARTBLOCK:
+        return
+    action = evaluate([Filter(program) for program in programs], _RESTART_SYSCALL, (), machine)
+    if action.kind not in (ActionKind.ALLOW, ActionKind.LOG):
+        registers[RAX] = _RESTARTNOINTR
+        thread.set_registers(NT_PRSTATUS, REGISTERS.pack(*registers))

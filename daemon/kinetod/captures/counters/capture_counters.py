@@ -1,24 +1,24 @@
 """The hardware counters of one capture, from its beginning until the window of its last target is over.
 
 Theory of operation
-    `begin` is called when the capture begins, before the recorders are asked, and waits for the sampling a bounded
-    time; the rest of it goes on by itself. The driver says which targets have a context on which GPU. Each of these
-    GPUs is sampled if the caller may have its counters, into a file in the raw folder of each target that uses it,
+    `begin` is called when the capture begins, before the recorders are asked, and waits a bounded time for the
+    sampling; the rest continues by itself. The driver reports which targets have a context on which GPU. Each of these
+    GPUs is sampled if the caller may read its counters, into a file in the raw folder of each target that uses it,
     where the target's decoder finds it.
 
     Each target has a `TargetSampling`. When its window is over, `collected` waits a bounded time for the rows up to
     there and closes its files; `release` closes them at once. With the last one of a GPU its sampling ends.
 
-    Every LOOK_S, and when a window is over, the driver is asked again who is on the GPUs (gpu_access.AccessWatch). A
-    process of somebody else ends the sampling of its GPU, and files that are handed over end at the last look before.
+    Every LOOK_S, and when a window is over, the driver is asked again which processes are on the GPUs
+    (gpu_access.AccessWatch). Another user's process ends the sampling of its GPU, and files end at the last check
+    before it.
 
-    Power, clocks and throttling of the same GPUs, for the same callers, are read beside the counters into files of
-    their own (counters/power); whatever is in the way of one of the two leaves the other alone. Capture.counters is
-    about the counters.
+    Power, clocks and throttling of the same GPUs, for the same callers, are read at the same time into files of their
+    own (counters/power); a problem with one does not affect the other. Capture.counters is about the counters.
 
 Rules
-    Counters never make a capture fail and never delay it beyond BEGIN_S, and DEADLINE_S after a window. Why there are
-    none, or fewer, is a warning of every target that uses the GPU, and in Capture.counters.
+    Counters never make a capture fail and never delay it beyond BEGIN_S, and 3 s after a window. If there are none, or
+    fewer, every target that uses the GPU gets a warning with the reason, as does Capture.counters.
 """
 
 import asyncio
@@ -31,30 +31,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kineto_protos.units import format_duration
 from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.base.quantities import format_duration
 from kineto_trace.errors import FileError
-from kineto_trace.spool.counter_samples import MAX_FILE_BYTES, SUFFIX, cut_off, row_type
-from kineto_trace.spool.target_gpus import TargetGpus
+from kineto_trace.spool.counter_samples import MAX_FILE_BYTES, SUFFIX, TargetGpus, cut_off, row_type
 
 from kinetod.base.safe_text import clean
-from kinetod.captures.counters.counter_messages import recorded_counters
 from kinetod.captures.counters.counter_request import MAX_SAMPLES, SamplingRequest
 from kinetod.captures.counters.gpu_access import AccessWatch, GpuAccess, UsedGpu, why_strange
+from kinetod.captures.counters.recovered_counters import recorded_counters
 from kinetod.counters.counter_client import CounterClient
 from kinetod.counters.counter_recording import CounterRecording, RecordedGpu, record_counters, refusal
 from kinetod.counters.interface import CounterCode, CounterError
 from kinetod.counters.power.interface import MAX_FILE_BYTES as MAX_POWER_BYTES
 from kinetod.counters.power.interface import POWER_SUFFIX
 from kinetod.counters.power.power_recording import PowerRecording, RecordedPower, record_power
-from kinetod.gpus.context_holders import DEADLINE_S
-from kinetod.gpus.gpu_reader import GpuReader
+from kinetod.gpus.gpu_reader import HOLDERS_DEADLINE_S, GpuReader
 from kinetod.permissions.role_policy import Caller
 
 log = logging.getLogger(__name__)
 
-BEGIN_S = 5.0  # taking the counters takes 0.1 to 0.3 s, and a second more where kinetod-counters is not running yet
-AGREED_S = 1.0  # where the first iteration has been agreed with other hosts
+BEGIN_S = 5.0  # taking the counters takes 0.1 to 0.3 s, and a second more if kinetod-counters is not running yet
+AGREED_S = 1.0  # if the first iteration has been agreed with other hosts
 LEAST_LEAD_S = 0.5  # that a planned start needs after the sampling has begun
 EARLY_S = 5.0  # before a planned start
 COVER_S = 2.0  # rows come some 0.1 s after their time
@@ -65,14 +63,14 @@ _NONE = "hardware counters: none were sampled; "
 _NO_POWER = "power and clocks: none were read; the readings had not begun when the recording ended"
 _UNANSWERED = "kinetod-counters did not answer before the recording ended"
 _MAX_NOTES = 16
-_INTERVALS = 3  # of samples that may be missing at the ends of a window before it is told
+_INTERVALS = 3  # of samples that may be missing at the ends of a window without a warning
 _MOMENT_NS = 1_000_000
 _USUAL_METRICS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class CounterSource:
-    """What samples, who may have it, and who reads the GPUs otherwise."""
+    """The client for sampling, the access rules, and the reader for power and clocks."""
 
     client: CounterClient
     access: GpuAccess
@@ -86,25 +84,25 @@ class TargetSampling:
         self.pid = pid
         self.directory = directory
         self.over = False
-        self.left = False  # its files are closed: only then the sampling may end
-        self.contexts: dict[str, str] = {}  # UUIDs of the GPUs that it is on, and their PCI addresses
-        self.notes: list[str] = []  # why there are none of some GPUs
+        self.left = False  # its files are closed: only then may the sampling end
+        self.contexts: dict[str, str] = {}  # UUIDs and PCI addresses of the GPUs that it is on
+        self.notes: list[str] = []  # why some GPUs have none
         self._owner = owner
         self._writing = threading.Lock()
 
     @property
     def folder(self) -> Path:
-        """Where its files lie."""
+        """The folder of its files."""
         return self.directory / "raw"
 
     def note_contexts(self, gpus: Mapping[str, UsedGpu]) -> None:
-        """Adds those of these GPUs that it is on."""
+        """Adds those of these GPUs that it uses."""
         self.contexts |= {uuid: gpu.pci_bus_id for uuid, gpu in gpus.items() if self.pid in gpu.pids}
 
     async def collected(self, start_ns: int, end_ns: int) -> list[str]:
-        """Ends it with the rows up to end_ns, or those that come in time. Returns warnings.
+        """Ends its files with the rows up to end_ns, or those that arrive in time. Returns warnings.
 
-        start_ns, end_ns: the window; start_ns 0: it is not known.
+        start_ns, end_ns: the window; start_ns 0: unknown.
         """
         if self.over:
             return []
@@ -116,17 +114,17 @@ class TargetSampling:
         return notes
 
     def _write_notes(self, notes: Sequence[str]) -> None:
-        with self._writing, contextlib.suppress(OSError):  # the warnings of the target have them, too
+        with self._writing, contextlib.suppress(OSError):  # the target's warnings have them, too
             self._gpus(notes).write(self.directory)
 
     def begun(self) -> None:
-        """Makes the folder and notes the GPUs there, for a later daemon that finds the files. Raises OSError."""
+        """Creates the folder and notes the GPUs in it, for a later daemon that finds the files. Raises OSError."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._gpus(self.notes).write(self.directory)
 
     def looked(self) -> None:
-        """Notes until when the counters are the caller's."""
-        with self._writing, contextlib.suppress(OSError):  # then they are until an earlier time
+        """Notes the time up to which the caller may have the counters."""
+        with self._writing, contextlib.suppress(OSError):  # otherwise the earlier time stays
             if not self.over:
                 self._gpus(self.notes).write(self.directory)
 
@@ -137,7 +135,7 @@ class TargetSampling:
         )
 
     def release(self) -> None:
-        """Ends it at once, whatever is missing."""
+        """Ends its files at once, without waiting for rows."""
         if not self.left:
             self.over = self.left = True
             self._owner.let_go(self)
@@ -157,7 +155,7 @@ class CaptureCounters:
         check: Callable[[], None],
         on_change: Callable[[], None],
     ) -> None:
-        """max_bytes: of a file. check: raises OSError when nothing more may be written."""
+        """max_bytes: of a file. check: raises OSError if nothing more may be written."""
         self._source = source
         self._request = request
         self._capture = capture
@@ -169,29 +167,29 @@ class CaptureCounters:
         self._targets: list[TargetSampling] = []
         self._gpus: Mapping[str, UsedGpu] = {}
         self._recording: CounterRecording | None = None
-        self._unanswered: Sequence[RecordedGpu] = ()  # the results as long as there is no recording
+        self._unanswered: Sequence[RecordedGpu] = ()  # the results while there is no recording
         self._power: PowerRecording | None = None
         self._beginning: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[None] | None = None
         self._late = False  # the recorders were asked before it had begun
-        self._over_s = float("-inf")  # when the latest window was over
-        self._told = False  # Capture.counters is as it stays
+        self._over_s = float("-inf")  # end of the latest window
+        self._told = False  # Capture.counters is final
 
     def add(self, pid: int, directory: Path) -> TargetSampling:
-        """The counters of one more target, before `begin`."""
+        """Adds the counters of one more target, before `begin`."""
         target = TargetSampling(self, pid, directory)
         self._targets.append(target)
         return target
 
     @property
     def permitted_ns(self) -> Mapping[str, int]:
-        """Unix time up to which the counters of each GPU are the caller's; empty for callers who may have all."""
+        """Unix time up to which the caller may have the counters of each GPU; empty for callers who may have all."""
         return self._watch.permitted_ns
 
     @property
     def bytes_written(self) -> int:
-        """Of all files."""
+        """Bytes written to all files."""
         return sum(each.bytes_written for each in (self._recording, self._power) if each is not None)
 
     # the beginning
@@ -199,8 +197,8 @@ class CaptureCounters:
     async def begin(self, start_time_ns: int, *, patience_s: float = BEGIN_S, asked_anew: bool = False) -> None:
         """Begins to sample and waits for it; not for a start that is far away. Raises nothing.
 
-        start_time_ns: when the recorders collect or warm up, Unix time; 0: at once. asked_anew: kinetod-counters is
-        waited for even if it did not answer when the capture was created.
+        start_time_ns: when the recorders collect or warm up, Unix time; 0: at once. asked_anew: wait for
+        kinetod-counters even if it did not answer when the capture was created.
         """
         if self._request.silent and not asked_anew:
             patience_s = 0.0
@@ -229,7 +227,7 @@ class CaptureCounters:
     async def _begin(self) -> None:
         source, targets = self._source, [each for each in self._targets if not each.over]
         asked_ns = time.time_ns()
-        self._gpus = await source.access.used(max_age_s=0.0)  # a process may have come just now
+        self._gpus = await source.access.used(max_age_s=0.0)  # a process may just have appeared
         for target in targets:
             target.note_contexts(self._gpus)
             if not target.contexts:
@@ -274,7 +272,7 @@ class CaptureCounters:
         self._show(recording.results())
 
     async def _begin_power(self, folders: Mapping[str, Sequence[Path]]) -> None:
-        """Power and clocks, which nobody's counters are in the way of."""
+        """Starts reading power and clocks, which no counters can block."""
         if folders and self._source.gpus is not None:
             limit = min(self._max_bytes, MAX_POWER_BYTES)
             self._power = await record_power(self._source.gpus, folders, max_bytes=limit)
@@ -303,17 +301,19 @@ class CaptureCounters:
         self._on_change()
 
     async def _look(self) -> None:
-        """Ends the sampling of a GPU on which a process of somebody else has come."""
+        """Ends the sampling of a GPU on which another user's process has appeared."""
         while True:
             await asyncio.sleep(LOOK_S)
             await self._seen()
             await asyncio.to_thread(_note_looked, self._targets)
 
     async def _seen(self) -> Mapping[str, UsedGpu]:
-        """Looks who is on the GPUs, and ends what is refused. Returns every GPU that was seen. Raises nothing."""
+        """Checks which processes are on the GPUs, and ends refused samplings. Returns every visible GPU. Raises
+        nothing.
+        """
         used: Mapping[str, UsedGpu] = {}
         try:
-            async with asyncio.timeout(DEADLINE_S):
+            async with asyncio.timeout(HOLDERS_DEADLINE_S):
                 used = await self._watch.look([each.pid for each in self._targets])
         except TimeoutError:
             log.warning("the driver did not say in time who is on the GPUs of capture %s", self._capture.id)
@@ -331,7 +331,7 @@ class CaptureCounters:
     # the end
 
     async def leave(self, target: TargetSampling, start_ns: int, end_ns: int) -> list[str]:
-        """Ends the files of a target with the rows up to end_ns. Returns what is missing. See TargetSampling."""
+        """Ends the files of a target with the rows up to end_ns. Returns warnings. See TargetSampling."""
         self._over_s = time.monotonic()
         recording, power = self._recording, self._power
         power_was_late = power is None and self._source.gpus is not None and self._still_beginning() is not None
@@ -349,7 +349,7 @@ class CaptureCounters:
         ]
 
     async def _look_at_end(self, target: TargetSampling) -> None:
-        """Notes the GPUs on which the process has a context by now: its only GPU has to be its only one to the end."""
+        """Notes the GPUs on which the process has a context by now: its only GPU must stay the only one to the end."""
         used = await self._seen()
         self._watch.refuse(gpu for uuid, gpu in self._gpus.items() if uuid in target.contexts and uuid not in used)
         self._end_refused()
@@ -362,7 +362,7 @@ class CaptureCounters:
                 path = folder / f"{uuid}{suffix}"
                 try:
                     cut_off(path, self._watch.permitted_ns[uuid])
-                except FileError:  # there is none, it has no row yet, or the disk is full
+                except FileError:  # it does not exist, has no row yet, or the disk is full
                     path.unlink(missing_ok=True)
 
     def _missing_counters(
@@ -401,7 +401,7 @@ class CaptureCounters:
 
     async def _stop(self) -> None:
         if (beginning := self._still_beginning()) is not None:
-            beginning.cancel()  # samples from now on are nobody's
+            beginning.cancel()  # nobody needs samples from now on
             await asyncio.wait({beginning})
             if self._recording is None:
                 self._show(self._unanswered)
@@ -420,7 +420,7 @@ class CaptureCounters:
             await self._power.stop()
 
     async def ended(self) -> None:
-        """Waits, when all targets have their verdicts, until Capture.counters is complete. Raises nothing."""
+        """Waits, once all targets have their verdicts, until Capture.counters is complete. Raises nothing."""
         for target in self._targets:
             target.release()
         if self._stopping is not None:
@@ -431,7 +431,7 @@ class CaptureCounters:
         self._told = True
 
     def abandon(self) -> None:
-        """Ends everything without waiting, where the daemon stops."""
+        """Ends everything without waiting, because the daemon stops."""
         for task in (self._beginning, self._looking, self._stopping):
             if task is not None:
                 task.cancel()
@@ -452,7 +452,7 @@ def _no_gpu(pid: int, *, told: bool) -> str:
 
 
 def _uncovered(result: RecordedGpu | RecordedPower, start_ns: int, end_ns: int) -> str:
-    """Which part of the window has no samples at its ends; empty: none."""
+    """Describes the part of the window without samples at its ends; empty: none."""
     tolerance_ns = max(_INTERVALS * result.interval_ns, _MOMENT_NS)
     if not result.start_ns:
         return "there is no sample"
@@ -470,7 +470,7 @@ def _note_looked(targets: Sequence[TargetSampling]) -> None:
 
 
 def _made(targets: Sequence[TargetSampling]) -> set[Path]:
-    """The folders that could be made."""
+    """The folders that could be created."""
     made = set[Path]()
     for target in targets:
         try:
@@ -482,5 +482,5 @@ def _made(targets: Sequence[TargetSampling]) -> set[Path]:
 
 
 def file_bytes(max_trace_bytes: int) -> int:
-    """The most bytes of a file: MAX_SAMPLES of the usual metrics, and fewer samples where there are more metrics."""
+    """The size limit of a file: MAX_SAMPLES of the usual metrics; fewer samples if there are more metrics."""
     return min(max_trace_bytes, MAX_FILE_BYTES, MAX_SAMPLES * row_type(_USUAL_METRICS).itemsize)

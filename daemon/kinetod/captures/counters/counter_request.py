@@ -1,26 +1,27 @@
-"""Checks which counters a caller asks for, field by field. Pure but for `with_plan`, which asks kinetod-counters."""
+"""Checks a caller's request for counters, field by field. Pure except `with_plan`, which asks kinetod-counters."""
 
 import asyncio
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from kineto_protos.units import format_duration
 from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.base.quantities import format_duration
 
 from kinetod.base.errors import InvalidRequest, Reason, invalid
 from kinetod.counters.counter_client import CounterClient
 from kinetod.counters.interface import (
     DEFAULT_INTERVAL_NS,
+    OVERVIEW,
+    SETS,
     CounterCode,
     CounterError,
     WantedCounters,
     check_interval,
     checked_wanted,
 )
-from kinetod.counters.metric_sets import OVERVIEW, SETS
 
-MAX_SAMPLES = 1_000_000  # of a GPU in a trace: some 320 MB of rows where eight metrics are sampled
+MAX_SAMPLES = 1_000_000  # per GPU in a trace: about 320 MB of rows with eight metrics
 PLAN_S = 5.0
 _MAX_NAME_CHARS = 128
 
@@ -52,7 +53,7 @@ def checked_sampling(set_name: str, metrics: Sequence[str], interval_ns: int, pa
 
 
 def checked_counters(spec: pb.CaptureSpec) -> SamplingRequest | None:
-    """What a capture is to sample; None: nothing. Raises InvalidRequest."""
+    """The counters that a capture requests; None: none. Raises InvalidRequest."""
     if not spec.HasField("counters"):
         return None
     asked = spec.counters
@@ -70,10 +71,10 @@ def checked_counters(spec: pb.CaptureSpec) -> SamplingRequest | None:
 
 
 async def with_plan(client: CounterClient, request: SamplingRequest) -> SamplingRequest:
-    """The request, with whether kinetod-counters answers.
+    """Returns the request, noting whether kinetod-counters answers.
 
-    Raises InvalidRequest for what no GPU of this host can measure in one pass. Whatever else is in the way of counters
-    is no reason to refuse a capture, which goes on without them.
+    Raises InvalidRequest for counters that no GPU of this host can measure in one pass. Other problems with counters
+    are no reason to refuse a capture, which runs without them.
     """
     try:
         async with asyncio.timeout(PLAN_S):
@@ -85,7 +86,7 @@ async def with_plan(client: CounterClient, request: SamplingRequest) -> Sampling
 
 
 async def _check_plan(client: CounterClient, request: SamplingRequest) -> None:
-    """Raises InvalidRequest, CounterError."""
+    """Raises InvalidRequest or CounterError if the request cannot be measured."""
     refused: CounterError | None = None
     for gpu in {each.chip: each for each in (await client.gpus()).gpus if not each.problem}.values():
         try:

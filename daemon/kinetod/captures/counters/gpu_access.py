@@ -1,11 +1,11 @@
-"""Who is on which GPU, and whose counters a caller may have.
+"""Finds the processes on each GPU, and decides whose counters a caller may read.
 
-A GPU's counters tell of all its processes, and whoever samples them keeps others from it. So a caller must have the
-right to trace every process that is on it; a GPU on which nobody is, or of which nobody tells who is, is for those who
-may trace everything.
+A GPU's counters cover all its processes, and sampling them keeps others from doing so. So a caller must have the right
+to trace every process on it; a GPU without processes, or with unknown ones, is reserved for callers who may trace
+everything.
 
-A sampling that goes on is looked at again (`AccessWatch`), since others may begin to use its GPU at any time. Between
-two looks nobody sees who comes and goes. So what was sampled is the caller's up to the last look that saw nobody else.
+Access is checked again during a sampling (`AccessWatch`), since others may begin to use its GPU at any time. Changes
+between two checks go unnoticed. So the caller gets the samples up to the last check that found nobody else.
 """
 
 import asyncio
@@ -13,8 +13,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from kinetod.gpus.context_holders import DEADLINE_S
-from kinetod.gpus.gpu_reader import MAX_AGE_S, GpuReader
+from kinetod.gpus.gpu_reader import HOLDERS_DEADLINE_S, MAX_AGE_S, GpuReader
 from kinetod.gpus.gpu_types import GpuQuestion, Snapshot
 from kinetod.permissions.role_policy import Action, Caller, may, sees_all
 from kinetod.selection.process_registry import Registry
@@ -34,21 +33,23 @@ class UsedGpu:
 
 
 class GpuAccess:
-    """Asks the driver who is where, and decides."""
+    """Asks the driver for the processes on GPUs, and decides about access."""
 
     def __init__(self, registry: Registry, gpus: GpuReader) -> None:
         self._registry = registry
         self._gpus = gpus
 
-    async def used(self, *, max_age_s: float = MAX_AGE_S, deadline_s: float = DEADLINE_S) -> Mapping[str, UsedGpu]:
-        """Every GPU that the driver knows, as of at most max_age_s ago; none if the driver does not answer in time."""
+    async def used(
+        self, *, max_age_s: float = MAX_AGE_S, deadline_s: float = HOLDERS_DEADLINE_S
+    ) -> Mapping[str, UsedGpu]:
+        """Every GPU that the driver lists, as of at most max_age_s ago; none if the driver does not answer in time."""
 
         def read() -> Snapshot:
             return self._gpus.read(max_age_s=max_age_s, deadline_s=deadline_s, question=GpuQuestion.PROCESSES)
 
         asked_ns = time.time_ns()
         snapshot = await asyncio.to_thread(read)
-        if not max_age_s and 0 < snapshot.time_ns < asked_ns:  # an answer to somebody who did not wait for it
+        if not max_age_s and 0 < snapshot.time_ns < asked_ns:  # an answer to an earlier caller who did not wait for it
             snapshot = await asyncio.to_thread(read)
         return {
             gpu.uuid: UsedGpu(
@@ -58,7 +59,7 @@ class GpuAccess:
         }
 
     async def strange(self, uuids: Iterable[str], caller: Caller) -> set[str]:
-        """Those of these GPUs whose counters the caller may not have."""
+        """Those of these GPUs whose counters the caller may not read."""
         if sees_all(caller, Action.SAMPLE_COUNTERS):
             return set()
         used = await self.used()
@@ -67,21 +68,21 @@ class GpuAccess:
         return {uuid for uuid, pids in on.items() if not pids or pids - mine}
 
     async def joined(self, used: Iterable[UsedGpu], caller: Caller, before: Collection[int]) -> set[str]:
-        """Those of these GPUs on which a process is that the caller may not trace. One of `before` may have ended."""
+        """Those of these GPUs with a process that the caller may not trace. A process of `before` may have ended."""
         on = {gpu.uuid: gpu.pids for gpu in used}
         there, mine = await self._whose(on.values(), caller)
         known = mine | (set(before) - there)
         return {uuid for uuid, pids in on.items() if pids - known}
 
     async def _whose(self, on: Iterable[frozenset[int]], caller: Caller) -> tuple[set[int], set[int]]:
-        """Those of these processes that exist, and those of them that the caller may trace."""
+        """Those of these processes that exist, and those that the caller may trace."""
         found = await self._registry.candidates({pid for pids in on for pid in pids})
-        mine = {each.key.pid for each in found if may(caller, Action.SAMPLE_COUNTERS, each.thing())}
+        mine = {each.key.pid for each in found if may(caller, Action.SAMPLE_COUNTERS, each.resource())}
         return {each.key.pid for each in found}, mine
 
 
 class AccessWatch:
-    """Whether a caller may still have the counters of the GPUs that are being sampled."""
+    """Checks whether a caller may still read the counters of the sampled GPUs."""
 
     def __init__(self, access: GpuAccess, caller: Caller) -> None:
         self.matters = not sees_all(caller, Action.SAMPLE_COUNTERS)  # whether anything can be refused
@@ -93,24 +94,24 @@ class AccessWatch:
         self._latest: tuple[float, Mapping[str, UsedGpu]] = (float("-inf"), {})
 
     def begin(self, uuids: Iterable[str], time_ns: int) -> None:
-        """The caller may have these. time_ns: Unix time at which the driver was asked who is on them."""
+        """Adds GPUs that the caller may read. time_ns: Unix time at which the driver was asked for their processes."""
         self._permitted_ns = dict.fromkeys(uuids, time_ns)
 
     @property
     def refused(self) -> Mapping[str, str]:
-        """The GPUs that the caller may not have any more, and why; but what was sampled up to `permitted_ns`."""
+        """The GPUs that the caller may no longer read, and why; samples up to `permitted_ns` remain the caller's."""
         return self._refused
 
     @property
     def permitted_ns(self) -> Mapping[str, int]:
-        """Unix time of the last look at each GPU on which nobody else was; empty for callers who may have all."""
+        """Unix time of the last check of each GPU without other users; empty for callers who may read all."""
         return self._permitted_ns if self.matters else {}
 
-    async def look(self, targets: Collection[int], *, deadline_s: float = DEADLINE_S) -> Mapping[str, UsedGpu]:
-        """Looks who is on the GPUs now, and refuses those on which somebody else is.
+    async def look(self, targets: Collection[int], *, deadline_s: float = HOLDERS_DEADLINE_S) -> Mapping[str, UsedGpu]:
+        """Checks the processes on the GPUs now, and refuses GPUs with another user's.
 
-        Whoever comes while another one looks waits for the next look, which serves all of them. targets: pids that may
-        have ended. Returns what `GpuAccess.used` does.
+        Concurrent callers wait for the next check, which serves all of them. targets: pids that may have ended. Returns
+        the result of `GpuAccess.used`.
         """
         came = time.monotonic()
         async with self._lock:
@@ -132,14 +133,14 @@ class AccessWatch:
                 self._permitted_ns[gpu.uuid] = time_ns
 
     def refuse(self, gpus: Iterable[UsedGpu]) -> None:
-        """Refuses those of these GPUs of which nobody could tell who is on them when it mattered."""
+        """Rejects the GPUs whose users were unknown when sampling began."""
         for gpu in gpus:
             if gpu.uuid in self._permitted_ns and self.matters:
                 self._refused.setdefault(gpu.uuid, f"the driver did not tell who is on GPU {gpu.index}; {SINCE}")
 
 
 def why_strange(caller: Caller, index: int | None) -> str:
-    """Why the caller may not have the counters of a GPU."""
+    """Why the caller may not read the counters of a GPU."""
     number = "" if index is None else f" {index}"
     return (
         f"{caller} may not sample GPU{number}: its counters tell of all its processes, which must be there and be "

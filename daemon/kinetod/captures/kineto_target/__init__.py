@@ -1,1 +1,1 @@
-"""Captures that a process's own libkineto records on demand: the request's text, the life of one, the file."""
+"""Captures recorded on demand by a process's own libkineto: the request's text, the run, the file."""

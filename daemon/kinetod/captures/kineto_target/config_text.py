@@ -1,26 +1,26 @@
-"""The text by which libkineto is asked for a trace, and what of a request it cannot carry out. Pure.
+"""Builds the text that asks libkineto for a trace, and finds the parts of a request that it cannot carry out. Pure.
 
 Theory of operation
-    libkineto reads lines of KEY=VALUE (Config.cpp, AbstractConfig.cpp). A line with a second "=" and a value that it
-    does not understand end the reading, and what had been read until then is carried out unchecked; a name that it does
-    not know is skipped. So every value is written in a form that all of its versions take, and the list of activity
-    types, which differs between versions, comes last and names only those that all have.
+    libkineto reads lines of KEY=VALUE (Config.cpp, AbstractConfig.cpp). A line with a second "=" or with an invalid
+    value ends the reading, and the lines before it are carried out unchecked; unknown names are skipped. So every value
+    is written in a form that all of its versions accept, and the list of activity types, which differs between
+    versions, comes last and contains only those that all have.
 
 Rules
     PROFILE_MEMORY is never sent: the thread that it starts runs in a loop without a pause until the process ends.
-    A request by iteration brings a duration, always: libkineto takes it in a program that does not step, and 500 ms
-    without being told. A duration of 0 makes it refuse such a request, as kinetod's agent does.
-    A start time that has passed is an error in libkineto, and its request is dropped without a word.
+    A request by iteration always includes a duration: libkineto uses it in a program that does not step, and 500 ms by
+    default. With a duration of 0 it refuses such a request, as kinetod's agent does. A start time in the past is an
+    error in libkineto, and the request is dropped silently.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kineto_agent.protocol import wire
-from kineto_protos.units import format_duration
 from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.base.quantities import format_duration
 
-# The types that libkineto has known since it polls; an unknown one ends the reading of the text.
+# The types that libkineto has known since it began to poll; an unknown one ends the reading of the text.
 ACTIVITY_TYPES = (
     "cpu_op",
     "user_annotation",
@@ -37,9 +37,10 @@ ACTIVITY_TYPES = (
     "cuda_sync",
 )
 POLL_PERIOD_NS = 5 * 10**9  # Config.cpp; only a configuration file of the process changes it
-# A timed trace begins so long after its request was read, so that the loop of 1 s meets its start (Config.cpp).
+# A timed trace begins this long after its request was read, so that the loop of 1 s does not miss its start
+# (Config.cpp).
 START_DELAY_NS = 2 * 10**9
-LEAST_LEAD_NS = POLL_PERIOD_NS + START_DELAY_NS  # of a start time that libkineto can keep
+LEAST_LEAD_NS = POLL_PERIOD_NS + START_DELAY_NS  # earliest start time that libkineto can keep
 _MS, _S, _MIB = 10**6, 10**9, 1 << 20
 _MOST = (1 << 31) - 1  # libkineto reads most numbers as int32
 _MIN_BUFFER_MIB = 1
@@ -54,7 +55,7 @@ _OPTION_KEYS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceDestination:
-    """Where libkineto is to write, and what the file has to repeat. folder, stem: as the process sees them.
+    """Where libkineto must write, and the id that the file must repeat. folder, stem: as the process sees them.
 
     libkineto puts the process's own pid between stem and suffix.
     """
@@ -69,20 +70,20 @@ class TraceDestination:
         return f"{self.folder}/{self.stem}.json"
 
     def name(self, own_pid: int) -> str:
-        """What the file is called in its folder. own_pid: the process's pid in its own namespace."""
+        """The file's name in its folder. own_pid: the process's pid in its own namespace."""
         return f"{self.stem}_{own_pid}.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KinetoText:
-    """A request for libkineto. warnings: how it differs from what the caller asked for."""
+    """A request for libkineto. warnings: how it differs from the caller's request."""
 
     text: bytes
     warnings: tuple[str, ...]
 
 
 def unsupported(spec: pb.CaptureSpec) -> str:
-    """What libkineto cannot do of a request, and what to do about it; empty if it can do it."""
+    """The part of a request that libkineto cannot carry out, with advice; empty if there is none."""
     unknown = [name for name in spec.activity_types if name not in ACTIVITY_TYPES]
     if unknown:
         return (
@@ -122,7 +123,7 @@ def kineto_text(
 
 
 def _types(spec: pb.CaptureSpec, recorded: Iterable[str]) -> list[str]:
-    """As the caller named them, with those that an option brings along."""
+    """The types named by the caller, and those that options add."""
     return list(dict.fromkeys([*spec.activity_types, *recorded])) if spec.activity_types else []
 
 

@@ -1,10 +1,10 @@
-"""What all captures by libkineto share: which processes poll, which of them record for a capture, and stray files.
+"""Common state of all captures by libkineto: polling processes, those recording for a capture, and stray files.
 
 Theory of operation
-    libkineto cannot be stopped, so that a capture that was cancelled or given up may leave a file that comes later.
-    Such a file is awaited in the background and removed, until polls say that the profiler is free again, or the
-    process ends; with the daemon's end that ends, too. One such poll does not suffice: a libkineto that has an earlier
-    answer left in its socket reads the request only as the answer to a later poll.
+    libkineto cannot be stopped, so a cancelled or abandoned capture may leave a file that appears later. A background
+    task waits for such a file and removes it, until polls say that the profiler is free again, or until the process or
+    the daemon ends. One such poll does not suffice: a libkineto with an earlier answer left in its socket reads the
+    request only as the answer to a later poll.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ import logging
 import time
 
 from kinetod.kineto_files.interface import OpenTraceFolder, TraceFolders
-from kinetod.kineto_ipc.polling_process import PollingProcess, PollingProcesses
+from kinetod.kineto_ipc.poller_registry import PollingProcess, PollingProcesses
 from kinetod.processes.identity import Identity, ProcessKey
 
 log = logging.getLogger(__name__)
@@ -23,13 +23,13 @@ _STRAY_POLLS = 3
 
 
 class KinetoRecorder:
-    """The processes that poll, as captures use them, and the folders into which they write."""
+    """The polling processes, as captures use them, and the folders they write to."""
 
     def __init__(self, polling: PollingProcesses, folders: TraceFolders) -> None:
         self.folders = folders
         self._polling = polling
         self._captures: dict[ProcessKey, str] = {}
-        self._finished_ns: dict[ProcessKey, int] = {}  # when the last trace was whole, of those that poll
+        self._finished_ns: dict[ProcessKey, int] = {}  # completion time of the last trace of each polling process
         self._strays: set[asyncio.Task[None]] = set()
 
     def process(self, key: ProcessKey) -> PollingProcess | None:
@@ -45,16 +45,16 @@ class KinetoRecorder:
         return self._captures.get(key, "")
 
     def take(self, key: ProcessKey, capture_id: str) -> None:
-        """Makes the process busy with this capture."""
+        """Marks the process as busy with this capture."""
         self._captures[key] = capture_id
 
     def free(self, key: ProcessKey, capture_id: str) -> None:
-        """Ends what `take` began."""
+        """Undoes `take`."""
         if self._captures.get(key) == capture_id:
             del self._captures[key]
 
     def finished(self, key: ProcessKey) -> None:
-        """Notes that the process's trace is whole: until its next poll, what the last one said of it is out of date."""
+        """Notes that the process's trace is complete: until its next poll, its last one is out of date."""
         self._finished_ns = {each: at for each, at in self._finished_ns.items() if self.process(each) is not None}
         self._finished_ns[key] = time.time_ns()
 
@@ -63,17 +63,17 @@ class KinetoRecorder:
         return process.tracing and process.last_poll_ns > self._finished_ns.get(process.key, 0)
 
     async def remove(self, folder: OpenTraceFolder) -> None:
-        """Removes what libkineto has written; a failure is logged."""
+        """Removes libkineto's file; logs a failure."""
         try:
             await folder.remove()
         except (OSError, TimeoutError) as exc:
             log.warning("libkineto's file in %s could not be removed: %s", folder.path, exc or "it does not answer")
 
     def remove_later(self, process: PollingProcess, folder: OpenTraceFolder, *, since_ns: int, within_s: float) -> None:
-        """Removes a file once it is whole or will not be; takes over the folder.
+        """Removes a file once it is complete or will never be; takes ownership of the folder.
 
-        since_ns: polls after this time that say that the profiler is free mean that no file comes any more.
-        within_s: how long it may take to come.
+        since_ns: if polls after this time say that the profiler is free, no file will appear. within_s: how long to
+        wait.
         """
         removing = self._remove_later(process, folder, since_ns, within_s)
         task = asyncio.create_task(removing, name=f"stray in {folder.path}")
@@ -98,7 +98,7 @@ class KinetoRecorder:
             folder.close()
 
     async def stop(self) -> None:
-        """Gives up what is awaited. What still blocks is left to itself."""
+        """Stops waiting for files; abandons blocked operations."""
         strays = list(self._strays)
         for stray in strays:
             stray.cancel()
@@ -118,7 +118,7 @@ class FreePolls:
         self._count = 0
 
     def count(self, process: PollingProcess | None) -> int:
-        """How many there have been in a row, if it is called more often than the process polls. None: it does not."""
+        """The number of such polls in a row, if called more often than the process polls. None: it does not poll."""
         if process is None:
             return self._count
         if process.tracing:
@@ -130,5 +130,5 @@ class FreePolls:
 
 
 def is_alive(key: ProcessKey) -> bool:
-    """Whether the process exists and is not on its way out."""
+    """Whether the process exists and is not exiting."""
     return Identity(key, uid=0, gid=0, pidfd=None).alive()

@@ -1,17 +1,18 @@
 """Drives one target whose own libkineto records, from the offer of the request until the verdict.
 
 Theory of operation
-    `KinetoRun.run` is one task; `OnDemandTrace` decides what happens, and this module does the I/O that it asks for.
-    What the polls say comes by `_on_offer`, on the event loop; as long as the file may come, the folder is looked at
-    once in a look period.
+    `KinetoRun.run` is one task; `OnDemandTrace` decides what happens, and this module does the I/O that it requests.
+    Polls are reported to `_on_offer`, on the event loop; as long as the file may appear, the folder is checked once per
+    look period.
 
-    What was asked for is written to the target's folder before it is offered, and again when it was first sent: with
-    that the next daemon awaits the file of a recording that this one began (`kineto_recovery`).
+    The request is written to the target's folder before it is offered, and again when it was first sent: so the next
+    daemon can wait for the file of a recording that this one began (`recover_kineto_target`).
 """
 
 import asyncio
 import contextlib
 import logging
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -28,7 +29,7 @@ from kinetod.base.errors import KinetodError, VerdictReason
 from kinetod.captures.counters.capture_counters import TargetSampling
 from kinetod.captures.kineto_target.config_text import START_DELAY_NS, TraceDestination, kineto_text
 from kinetod.captures.kineto_target.kineto_recorder import FreePolls, KinetoRecorder, is_alive
-from kinetod.captures.kineto_target.kineto_result import Fetch, store_kineto_file
+from kinetod.captures.kineto_target.kineto_result import Fetch, failed, store_kineto_file
 from kinetod.captures.kineto_target.on_demand_trace import (
     WAIT_S,
     FolderLooked,
@@ -43,7 +44,6 @@ from kinetod.captures.kineto_target.on_demand_trace import (
     WithdrawOffer,
     longest_ns,
 )
-from kinetod.captures.kineto_target.trace_destination import new_destination
 from kinetod.captures.result.verdict import DONE, Ending, EndState
 from kinetod.captures.target.collection import (
     STOP_GRACE_S,
@@ -55,15 +55,15 @@ from kinetod.captures.target.collection import (
     StopWanted,
     VerdictGiven,
 )
-from kinetod.captures.target.exec_detection import after_exec
+from kinetod.captures.target.endings import after_exec
+from kinetod.captures.target.record_spool import disk_error
 from kinetod.captures.target.services import Services
 from kinetod.captures.target.target_description import describe_process
-from kinetod.kineto_files.interface import FolderUnreachable, OpenTraceFolder, Sight
-from kinetod.kineto_files.trace_location import own_pid
-from kinetod.kineto_ipc.polling_process import OfferedConfiguration, OfferEvent, PollingProcess
+from kinetod.kineto_files.interface import DEFAULT_FOLDER, FolderUnreachable, OpenTraceFolder, Sight, own_pid
+from kinetod.kineto_ipc.poller_registry import OfferedConfiguration, OfferEvent, PollingProcess
 
+_ID_BITS = 63  # libkineto keeps the number as text, readers of JSON as int64
 log = logging.getLogger(__name__)
-
 _ALIVE_PERIOD_S = 1.0
 _POLLS = 2
 _EMPTY = Sight(writing_bytes=0)
@@ -72,6 +72,15 @@ _EVENTS: dict[OfferEvent, type[OfferTaken] | type[OfferOver]] = {
     OfferEvent.TAKEN: OfferTaken,
     OfferEvent.OVER: OfferOver,
 }
+
+
+def new_destination(capture_id: str) -> TraceDestination:
+    """A file with an unguessable name: others may write into the folder, too, and could put a link there first.
+
+    The folder is libkineto's default until the process's own is known.
+    """
+    stem = f"kinetod-{capture_id}-{secrets.token_hex(8)}"
+    return TraceDestination(folder=DEFAULT_FOLDER, stem=stem, trace_id=secrets.randbits(_ID_BITS))
 
 
 class KinetoRun:
@@ -110,13 +119,13 @@ class KinetoRun:
         self._approval = approval
         self._on_change = on_change
         self._check_share = check_share
-        self._counters = counters  # None: no hardware counters were asked for
+        self._counters = counters  # None: no hardware counters were requested
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
         self._trace = OnDemandTrace(target.pid, start, self._config)
         self._offered: OfferedConfiguration | None = None
         self._withdrawn_ns = 0
-        self._polls = FreePolls(0)  # since then
+        self._polls = FreePolls(0)  # since that time
         self._sent_before = 0  # of offers before this one
         self._folder: OpenTraceFolder | None = None
         self._destination: TraceDestination | None = None
@@ -126,7 +135,7 @@ class KinetoRun:
 
     @property
     def request(self) -> wire.Start:
-        """What libkineto is asked for; it may be changed until `begin`."""
+        """The request for libkineto; it may be changed until `begin`."""
         return self._trace.request
 
     @request.setter
@@ -149,10 +158,10 @@ class KinetoRun:
         self._wake.set()
 
     def attach(self) -> None:
-        """Makes the process busy with this capture."""
+        """Marks the process as busy with this capture."""
         self._recorder.take(self._process.key, self._capture_id)
 
-    async def armed(self) -> None:
+    async def wait_until_begun(self) -> None:
         """Waits, before `run`, until `begin` is called or the target is over."""
         while not self._trace.begun and not self.is_over:
             await self._wait(_ALIVE_PERIOD_S)
@@ -165,7 +174,7 @@ class KinetoRun:
         self._wake.set()
 
     def align(self, aligned: Aligned) -> None:
-        """Sets, before `begin`, the iterations that the targets of this capture have in common."""
+        """Sets, before `begin`, the common iterations of this capture's targets."""
         self.request = aligned.applied(self.request)
 
     async def run(self) -> None:
@@ -187,7 +196,7 @@ class KinetoRun:
     async def _run(self) -> None:
         self._handle(OfferReady(await self._prepare()))
         ending = await self._record()
-        if self._counters is not None and ending == DONE:  # when the window was, only the file tells
+        if self._counters is not None and ending == DONE:  # only the file shows when the window was
             self.target.warnings.extend(await self._counters.collected(0, time.time_ns()))
         if ending == DONE and self._folder is not None and self._asked is not None:
             self._recorder.finished(self._process.key)
@@ -210,7 +219,7 @@ class KinetoRun:
     # before
 
     async def _prepare(self) -> Ending | None:
-        """Opens the folder and notes what will be asked for. Returns why the request cannot be offered, if so."""
+        """Opens the folder and notes the request. Returns why it cannot be offered, if so."""
         if self._trace.is_over:
             return None
         key = self._process.key
@@ -233,13 +242,12 @@ class KinetoRun:
         return await self._note(self._asked)
 
     async def _note(self, asked: OnDemandRequest) -> Ending | None:
-        """Writes what is asked for to disk, for a restarted daemon."""
+        """Writes the request to disk, for a restarted daemon."""
         try:
-            await self._loop.run_in_executor(self._services.executor, asked.write, self._directory)
-            await self._loop.run_in_executor(self._services.executor, self._info().write, self._directory)
+            await self._services.files.in_thread(asked.write, self._directory)
+            await self._services.files.in_thread(self._info().write, self._directory)
         except OSError as exc:
-            text = f"writing failed ({exc.strerror}): {self._directory}"
-            return Ending(EndState.FAILED, VerdictReason.STORE_IO, text)
+            return failed(disk_error(exc, self._directory))
         return None
 
     def _info(self) -> TargetInfo:
@@ -272,7 +280,7 @@ class KinetoRun:
         return ending
 
     def _until_ns(self) -> int:
-        """When the file has to be there if libkineto gets the request now. Unix time."""
+        """Latest time for the file if libkineto gets the request now. Unix time."""
         begins_ns = max(time.time_ns(), self.request.start_time_ns)
         return begins_ns + longest_ns(self.request, self._config) + self._config.process_deadline_ns
 
@@ -299,10 +307,10 @@ class KinetoRun:
             self._handle(ProcessGone(died=True))
 
     def _is_free_again(self) -> bool:
-        """Whether polls after the file was opened say so: an offer that was withdrawn for it tells nothing more.
+        """Whether polls after the file was opened say so; a withdrawn offer reports no more events.
 
-        libkineto opens the file before it says that it records; on a busy machine seconds before. So a poll that says
-        that it is free means the end only after one that said otherwise.
+        libkineto opens the file before it says that it records; on a busy machine seconds before. So a free profiler
+        means the end only after a poll that said otherwise.
         """
         return self._polls.count(self._process) > 0 and self._has_recorded
 
@@ -312,9 +320,9 @@ class KinetoRun:
         return self._polls.has_recorded or self._trace.was_taken
 
     def _was_dropped(self) -> bool:
-        """Whether polls when the recording must be over say that libkineto has opened its file for nothing.
+        """Whether polls after the recording must be over show that libkineto opened its file in vain.
 
-        By iteration nothing is dropped: there is no start time that could have passed.
+        Requests by iteration are never dropped: they have no start time that could pass.
         """
         if self._offered is not None or not self._trace.may_be_repeated or self.request.iterations is not None:
             return False
@@ -333,12 +341,12 @@ class KinetoRun:
         self._wake.set()
 
     def _count_sent(self, offered: OfferedConfiguration) -> None:
-        """Takes note of what was sent, told or not yet: what is on its way to libkineto cannot be taken back."""
+        """Counts requests sent, reported or not: a request on its way to libkineto cannot be withdrawn."""
         if offered.times_sent:
             self._handle(OfferSent(self._sent_before + offered.times_sent))
 
     def _handle(self, event: object) -> None:
-        """Hands an event to the state machine and does what it asks for."""
+        """Passes an event to the state machine and carries out its commands."""
         for command in self._trace.handle(event, Now(self._loop.time(), time.time_ns())):
             if isinstance(command, Publish):
                 self._publish(command)
@@ -348,7 +356,7 @@ class KinetoRun:
                 self._withdraw()
 
     def _offer(self) -> None:
-        assert self._destination is not None  # `_prepare` has made it
+        assert self._destination is not None  # set by `_prepare`
         asked = kineto_text(self.request, self._spec, self._destination, now_ns=time.time_ns())
         self.target.warnings.extend(each for each in asked.warnings if each not in self.target.warnings)
         self._sent_before = self._trace.times_sent
@@ -375,7 +383,7 @@ class KinetoRun:
         self._on_change()
 
     def _leave_folder(self) -> None:
-        """Closes the folder, or leaves it to be tidied if a file may still come."""
+        """Closes the folder, or leaves it to be cleaned up if a file may still appear."""
         folder, self._folder = self._folder, None
         if folder is None:
             return

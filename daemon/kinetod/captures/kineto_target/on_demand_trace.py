@@ -1,4 +1,4 @@
-"""The life of a trace that a process's own libkineto records: states and events as a pure transition table.
+"""Lifecycle of a trace recorded by a process's own libkineto: states and events as a pure transition table.
 
 Theory of operation
     `OnDemandTrace.handle(event, now)` changes the state and returns the commands that the driver (`KinetoRun`) must
@@ -6,28 +6,28 @@ Theory of operation
 
         WAIT --> WARMUP --> COLLECT --> PROCESS --> STORE --> ENDED
 
-    WAIT      the request is not offered yet (an armed capture), or is offered at every poll and nothing shows that
+    WAIT      the request is not offered yet (an armed capture), or is offered at every poll without a sign that
               libkineto has it; clients see PENDING
-    WARMUP    a poll says that the profiler is armed, or the file exists and a warm-up was asked for
+    WARMUP    a poll says that the profiler is armed, or the file exists and a warm-up was requested
     COLLECT   the file has been opened: libkineto opens it when it begins, and fills it when it has ended
     PROCESS   the file grows
     STORE     the file was fetched and is decoded
     ENDED     the target has its verdict
 
-    What is known of libkineto is what its polls say, which are 5 s apart, and the file. A short trace is whole before
+    All information about libkineto comes from its polls, 5 s apart, and from the file. A short trace is complete before
     the next poll, which then says again that the profiler is free, as if the request had been lost. So the offer is
-    withdrawn as soon as the file shows; otherwise libkineto would record a second time.
+    withdrawn as soon as the file appears; otherwise libkineto would record a second time.
 
-    A libkineto that gets no processor between opening the file and its start, 2 s later, takes the start for one that
-    has passed, and drops the request: the file stays empty, and polls say that the profiler is free. The request is
-    offered again then, MOST_REPEATS times.
+    If libkineto gets no CPU between opening the file and its start, 2 s later, it considers the start to be in the past
+    and drops the request: the file stays empty, and polls say that the profiler is free. The request is then offered
+    again, up to MOST_REPEATS times.
 
 Rules
-    A whole file ends the waiting, whatever else has happened: the trace is there.
-    libkineto cannot be stopped. A cancellation that keeps nothing ends the target at once and leaves the file to be
-    removed (`leaves_file`); one that keeps what is recorded, and the daemon's stop, change nothing: the trace will be
-    whole, and the next daemon fetches it.
-    States only move forwards and may be skipped. A pair of state and event that is not in the table changes nothing.
+    A complete file ends the waiting, whatever else has happened: the trace exists. libkineto cannot be stopped. A
+    cancellation that keeps nothing ends the target at once and leaves the file to be removed (`leaves_file`); one that
+    keeps the records, and the daemon's stop, change nothing: the trace will be complete, and the next daemon fetches
+    it. States only move forwards and may be skipped. A pair of state and event that is not in the table changes
+    nothing.
 """
 
 from collections.abc import Callable
@@ -35,8 +35,8 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 from kineto_agent.protocol import wire
-from kineto_protos.units import format_duration
 from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.base.quantities import format_duration
 
 from kinetod.base.errors import VerdictReason
 from kinetod.captures.kineto_target.config_text import POLL_PERIOD_NS, START_DELAY_NS
@@ -60,7 +60,7 @@ _NO_STOP = "libkineto cannot be stopped: it records to its end, and its file is 
 
 
 class KinetoPhase(IntEnum):
-    """Where the trace of one process stands."""
+    """State of the trace of one process."""
 
     WAIT = 0
     WARMUP = 1
@@ -84,7 +84,7 @@ _PUBLIC = {
 
 
 class OfferReady(NamedTuple):
-    """The request may be offered. refused: why it cannot be, if it cannot."""
+    """The request may be offered. refused: why not, if it cannot."""
 
     refused: Ending | None = None
 
@@ -108,13 +108,13 @@ class OfferDropped(NamedTuple):
 
 
 class ProcessGone(NamedTuple):
-    """The process has ended, or it no longer polls. died: whether it has ended."""
+    """The process has ended, or no longer polls. died: whether it has ended."""
 
     died: bool
 
 
 class FolderLooked(NamedTuple):
-    """The folder was looked at."""
+    """The folder was checked."""
 
     sight: Sight
 
@@ -123,18 +123,18 @@ class FolderLooked(NamedTuple):
 
 
 class MakeOffer(NamedTuple):
-    """Offer the request at the polls to come."""
+    """Offer the request at the following polls."""
 
 
 class WithdrawOffer(NamedTuple):
-    """Offer it no longer."""
+    """Stop offering it."""
 
 
 KinetoCommand = MakeOffer | WithdrawOffer | Publish
 
 
 def longest_ns(request: wire.Start, config: Config) -> int:
-    """How long it may take from the poll that brings the request until the file begins to grow."""
+    """Longest time from the poll that delivers the request until the file begins to grow."""
     if request.iterations is not None:
         return config.max_duration_ns
     return START_DELAY_NS + request.warmup_ns + (request.duration_ns or 0) + config.process_deadline_ns
@@ -165,7 +165,7 @@ class OnDemandTrace:
         self._end: Ending | None = None
 
     def handle(self, event: object, now: Now) -> list[KinetoCommand]:
-        """Takes one event. Returns what to do now, in order."""
+        """Processes one event. Returns the commands to carry out now, in order."""
         transition = TRANSITIONS.get((self.phase, type(event)))
         return transition(self, event, now) if transition else []
 
@@ -176,7 +176,7 @@ class OnDemandTrace:
 
     @property
     def watches_file(self) -> bool:
-        """Whether the file may come now."""
+        """Whether the file may appear now."""
         return self.times_sent > 0 and self._end is None
 
     @property
@@ -186,11 +186,11 @@ class OnDemandTrace:
 
     @property
     def leaves_file(self) -> bool:
-        """Whether a file may come after the end, which nobody wants: of a request that was sent again, a second one."""
+        """Whether an unwanted file may appear after the end: a second one, of a request that was sent again."""
         return self.times_sent > (1 if self._whole else 0)
 
     def ending(self) -> Ending | None:
-        """How it has ended; DONE if the file is whole; None while it goes on."""
+        """How it has ended; DONE if the file is complete; None while it runs."""
         return DONE if self._whole else self._end
 
     # offering
@@ -225,7 +225,7 @@ class OnDemandTrace:
         waits_ns = max(0, self.request.start_time_ns - now.unix_ns)
         return (waits_ns + longest_ns(self.request, self._config)) / _S
 
-    # what is seen of the recording
+    # observations of the recording
 
     def _is_over_by_polls(self, _event: OfferOver, _now: Now) -> list[KinetoCommand]:
         self._over = True
@@ -237,7 +237,7 @@ class OnDemandTrace:
             self._whole = True
             return [WithdrawOffer(), *self._enter(KinetoPhase.PROCESS, now)]
         if self._over:
-            if self._looked_since_over:  # the file was whole before the poll, or it never will be
+            if self._looked_since_over:  # the file was complete before the poll, or it never will be
                 self._fail(VerdictReason.CANCELLED_BY_PROGRAM, self._cancelled_text())
             self._looked_since_over = True
         if sight.writing_bytes is None:
@@ -300,7 +300,7 @@ class OnDemandTrace:
         if ending.outcome is EndState.CANCELLED:
             self._end = self._end or Ending(ending.outcome, ending.code, f"{ending.reason}; {_NO_STOP}")
             return [WithdrawOffer()]
-        return []  # it goes on until the trace is whole
+        return []  # it continues until the trace is complete
 
     def _overdue(self, _event: DeadlinePassed, _now: Now) -> list[KinetoCommand]:
         if not self.times_sent:

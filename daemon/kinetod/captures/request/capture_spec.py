@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kineto_agent.protocol import wire
-from kineto_protos.units import format_duration, format_size
 from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.base.quantities import format_duration, format_size
 from kineto_trace.base.telemetry_ids import TRACE_PARENT
 from kineto_trace.store.output_formats import DEFAULT_FORMAT, FILE_NAMES
 
@@ -27,13 +27,13 @@ MAX_STACK_SAMPLE_HZ = 1000
 MIN_BUFFER_BYTES = 1 << 20
 MAX_BUFFER_BYTES = 16 << 30
 MAX_KEY_CHARS = 128
-START_TIME_SLACK_NS = 2 * 10**9  # a start time that has just passed: the request was under way
-# Kineto's types that no source records: what each needs instead.
+START_TIME_SLACK_NS = 2 * 10**9  # a start time that has just passed, during delivery of the request
+# Kineto's types that no source records, and the types that each needs instead.
 _DERIVED_TYPES = {
     "external_correlation": (),  # every trace has the links between operators, calls and GPU work
-    "gpu_user_annotation": ("user_annotation",),  # made from these and the GPU work under them
+    "gpu_user_annotation": ("user_annotation",),  # derived from these and the GPU work under them
 }
-# Options that bring an activity type with them, which is recorded beside the ones that are named.
+# Options that add an activity type to the named ones.
 _TYPES_OF_OPTIONS = {
     "with_stack": "python_function",
     "stack_trace": "python_function",
@@ -45,7 +45,7 @@ _NO_EXECUTION_TRACE = (
     "kinetod never starts torch's ExecutionTraceObserver, which can crash a running program when started from outside; "
     "use it inside the program, around whole steps, or record cpu_op with record_shapes here"
 )
-_WITH_OWN_STACKS = {"memory_snapshot"}  # with_stack: the stacks of the allocations in it
+_WITH_OWN_STACKS = {"memory_snapshot"}  # with_stack: the stacks of its allocations
 _OPERATOR_OPTIONS = ("record_shapes", "with_modules", "with_flops")  # they describe cpu_op rows
 _ACTIVITY_TYPE = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _LABEL_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
@@ -53,39 +53,17 @@ _LABEL_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureRequest:
-    """A valid request. Durations and times are nanoseconds, sizes bytes."""
+    """A valid request. recording: what goes to the agents, still without the capture's id.
+
+    keep_agent_ns: how long an attached agent stays afterwards. counters: hardware counters to sample too.
+    """
 
     match: Match
-    duration_ns: int | None
-    iterations: pb.IterationWindow | None
-    warmup_ns: int
-    start_time_ns: int
-    activity_types: tuple[str, ...]
-    options: dict[str, bool | int]
-    buffer_limit_bytes: int
+    recording: wire.Start
     formats: tuple[str, ...]
     no_attach: bool
-    keep_agent_ns: int  # how long an attached agent stays afterwards
-    or_duration_ns: int | None  # with iterations: for processes that never step
-    counters: SamplingRequest | None = None  # hardware counters to sample meanwhile
-
-    def start(self, capture_id: str) -> wire.Start:
-        """The request frame for the agents."""
-        window = self.iterations
-        return wire.Start(
-            capture_id=capture_id,
-            activity_types=list(self.activity_types),
-            duration_ns=self.duration_ns,
-            iterations=window.count if window else None,
-            start_iteration=window.start if window and window.HasField("start") else None,
-            iteration_roundup=window.roundup if window else 0,
-            warmup_iterations=window.warmup if window else 0,
-            warmup_ns=self.warmup_ns,
-            start_time_ns=self.start_time_ns,
-            buffer_limit_bytes=self.buffer_limit_bytes,
-            or_duration_ns=self.or_duration_ns,
-            options=dict(self.options),
-        )
+    keep_agent_ns: int
+    counters: SamplingRequest | None = None
 
 
 def request_hash(spec: pb.CaptureSpec) -> str:
@@ -116,35 +94,52 @@ def checked_spec(spec: pb.CaptureSpec, config: Config, now_ns: int) -> CaptureRe
     _check_labels(spec)
     types = _activity_types(spec)
     _check_options(spec.options, types)
-    duration_ns, iterations = _extent(spec, config)
+    window = _iterations(spec, config)
     _check_warmup(spec, config)
     _check_arming(spec, config)
     check_start_time("spec.start_time_ns", spec.start_time_ns, spec, config, now_ns)
-    return CaptureRequest(
-        match=checked_selector(spec.selector, "spec.selector"),
-        duration_ns=duration_ns,
-        iterations=iterations,
+    recording = wire.Start(
+        capture_id="",
+        activity_types=list(types),
+        duration_ns=None if window else spec.duration_ns,
+        iterations=window.count if window else None,
+        start_iteration=window.start if window and window.HasField("start") else None,
+        iteration_roundup=window.roundup if window else 0,
+        warmup_iterations=window.warmup if window else 0,
         warmup_ns=spec.warmup_ns,
         start_time_ns=spec.start_time_ns,
-        activity_types=types,
-        options=_options(spec.options),
         buffer_limit_bytes=_buffer_limit(spec, config),
+        or_duration_ns=_or_duration(spec, config),
+        options=_options(spec.options),
+        gpu_drain_ms=config.gpu_drain_limit_ns // 1_000_000,
+    )
+    return CaptureRequest(
+        match=checked_selector(spec.selector, "spec.selector"),
+        recording=recording,
         formats=_formats(spec.formats),
         no_attach=spec.no_attach,
         keep_agent_ns=_keep_agent(spec, config),
-        or_duration_ns=_or_duration(spec, config),
         counters=checked_counters(spec),
     )
 
 
-def _extent(spec: pb.CaptureSpec, config: Config) -> tuple[int | None, pb.IterationWindow | None]:
+def _iterations(spec: pb.CaptureSpec, config: Config) -> pb.IterationWindow | None:
+    """The iterations to record; None for a duration. Raises InvalidRequest if either is wrong."""
     extent = spec.WhichOneof("extent")
     if extent is None:
         raise invalid("spec", "set either duration_ns or iterations to say how much to record")
-    if extent == "iterations":
-        return None, _iterations(spec.iterations)
-    _check_range("spec.duration_ns", spec.duration_ns, config.max_duration_ns, least=1)
-    return spec.duration_ns, None
+    if extent != "iterations":
+        _check_range("spec.duration_ns", spec.duration_ns, config.max_duration_ns, least=1)
+        return None
+    window, path = spec.iterations, "spec.iterations"
+    if not 0 < window.count <= MAX_ITERATIONS:
+        raise invalid(f"{path}.count", f"must be 1 to {MAX_ITERATIONS}, got {window.count}")
+    for name, value in (("start", window.start), ("roundup", window.roundup), ("warmup", window.warmup)):
+        if value < 0:
+            raise invalid(f"{path}.{name}", f"must not be negative, got {value}")
+    if window.warmup > MAX_ITERATIONS:
+        raise invalid(f"{path}.warmup", f"must be at most {MAX_ITERATIONS}, got {window.warmup}")
+    return window
 
 
 def _or_duration(spec: pb.CaptureSpec, config: Config) -> int | None:
@@ -165,18 +160,6 @@ def _check_range(field: str, value_ns: int, most_ns: int, least: int = 0) -> Non
             f"{format_duration(value_ns)} is longer than the {format_duration(most_ns)} that this daemon allows "
             "(kinetod --max-duration)",
         )
-
-
-def _iterations(window: pb.IterationWindow) -> pb.IterationWindow:
-    path = "spec.iterations"
-    if not 0 < window.count <= MAX_ITERATIONS:
-        raise invalid(f"{path}.count", f"must be 1 to {MAX_ITERATIONS}, got {window.count}")
-    for name, value in (("start", window.start), ("roundup", window.roundup), ("warmup", window.warmup)):
-        if value < 0:
-            raise invalid(f"{path}.{name}", f"must not be negative, got {value}")
-    if window.warmup > MAX_ITERATIONS:
-        raise invalid(f"{path}.warmup", f"must be at most {MAX_ITERATIONS}, got {window.warmup}")
-    return window
 
 
 def _check_warmup(spec: pb.CaptureSpec, config: Config) -> None:

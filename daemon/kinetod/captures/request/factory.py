@@ -1,13 +1,18 @@
-"""Builds a new capture as it is first shown and stored."""
+"""The initial state of a new capture, its owner, and the idempotency key of its owner."""
 
+import os
 import secrets
 import time
 from collections.abc import Sequence
 from datetime import datetime, timezone
+from typing import NamedTuple
 
 from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetod.captures.request.target_resolution import Resolved
+from kinetod.permissions.role_policy import Action, Caller, sees_all
+
+NOBODY = -1
 
 
 def new_capture(
@@ -48,3 +53,27 @@ def new_id(now_ns: int) -> str:
     """A capture id that sorts by time, such as 20260131-235959-123-9f86d0."""
     when = datetime.fromtimestamp(now_ns // 10**9, timezone.utc)
     return f"{when:%Y%m%d-%H%M%S}-{now_ns // 10**6 % 1000:03d}-{secrets.token_hex(3)}"
+
+
+class OwnersKey(NamedTuple):
+    """An idempotency key, scoped to its owner."""
+
+    text: str
+    owner_uid: int
+
+    @property
+    def stored(self) -> str:
+        """The key in its form in the index; "" for none."""
+        return f"{self.owner_uid}:{self.text}" if self.text else ""
+
+
+def owner_of(caller: Caller) -> int:
+    """The uid that owns the caller's captures; the daemon's own for a certificate that maps to no user."""
+    return os.geteuid() if caller.uid is None else caller.uid
+
+
+def whose_are_listed(caller: Caller) -> int | None:
+    """The uid whose captures the caller may list; None for all users'."""
+    if sees_all(caller, Action.SEE_CAPTURE):
+        return None
+    return NOBODY if caller.uid is None else caller.uid

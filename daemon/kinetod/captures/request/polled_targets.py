@@ -1,7 +1,7 @@
 """Decides who records in a process whose libkineto polls this daemon: kinetod's agent, its own libkineto, or nobody.
 
-The request's word comes first, then the setting dynolog.tracing; "refuse" is a rule of the host that no request
-overrides. Where neither insists on the agent, a process that the agent cannot enter is left to its libkineto.
+The request takes precedence over the setting dynolog.tracing, except that no request overrides "refuse". If neither
+insists on the agent, a process that the agent cannot enter is left to its libkineto.
 """
 
 from kineto_protos.v1 import profiler_pb2 as pb
@@ -10,7 +10,7 @@ from kinetod.attach.attach_types import Approval, AttachCode
 from kinetod.base.errors import KinetodError, NotPermitted, Precondition, Reason
 from kinetod.captures.kineto_target.config_text import unsupported
 from kinetod.captures.kineto_target.kineto_recorder import KinetoRecorder
-from kinetod.kineto_ipc.polling_process import PollingProcess
+from kinetod.kineto_ipc.poller_registry import PollingProcess
 from kinetod.processes.credentials import Credentials
 from kinetod.processes.identity import ProcessKey
 
@@ -36,7 +36,8 @@ class PolledTargets:
         return None if self._recorder is None else self._recorder.process(key)
 
     def chosen(self, key: ProcessKey, name: str) -> tuple[PollingProcess | None, KinetodError | None]:
-        """The process if its libkineto is to record, and the error if nobody may, or libkineto was wanted and cannot.
+        """The process if its libkineto should record, and the error if nobody may, or if libkineto was requested and
+        cannot.
 
         name: of the process, for people.
         """
@@ -55,7 +56,7 @@ class PolledTargets:
         return None, None
 
     def instead(self, key: ProcessKey, code: AttachCode | None = None) -> PollingProcess | None:
-        """The process if its libkineto may record since no agent could be attached for this reason, or none is."""
+        """The process if its libkineto may record because no agent could be attached for this reason, or none is."""
         if self._spec.recorder == pb.RECORDER_AGENT or code in _NOT_THE_PROCESS:
             return None
         return self.process(key)
@@ -73,7 +74,7 @@ class PolledTargets:
         return Precondition(Reason.BUSY, text, pid=key.pid, capture_id=capture_id)
 
     def busy(self, key: ProcessKey, name: str) -> Precondition | None:
-        """The error for a process whose libkineto records, for a capture or for somebody else."""
+        """The error for a process whose libkineto records, for a capture or another tool."""
         if (ours := self.recording(key, name)) is not None:
             return ours
         polling = self.process(key)
@@ -86,7 +87,7 @@ class PolledTargets:
         return None
 
     def no_longer(self, polling: PollingProcess, name: str) -> Precondition | None:
-        """The error for a process that polled and does so no longer."""
+        """The error for a process that no longer polls."""
         if self.process(polling.key) is polling:
             return None
         text = f"{name} has just ended, executed another program or stopped asking for requests; try again"
@@ -96,7 +97,7 @@ class PolledTargets:
         """Why libkineto cannot carry this request out in this process, if so."""
         if text := unsupported(self._spec):
             return Precondition(Reason.LIBKINETO_UNAVAILABLE, f"process {key.pid}: {text}", pid=key.pid)
-        assert self._recorder is not None  # it has been chosen
+        assert self._recorder is not None  # it has been selected
         if text := await self._recorder.folders.problem(key, approval):
             return Precondition(Reason.LIBKINETO_UNAVAILABLE, text, pid=key.pid)
         return None
@@ -118,7 +119,7 @@ class PolledTargets:
 
 
 def polled_uid(polling: PollingProcess, approved: Credentials) -> str:
-    """How the process that polled differs from the one that was approved; empty if it does not."""
+    """How the polling process differs from the approved one; empty if it does not."""
     return "" if polling.uid == approved.uid else f"its libkineto polled as uid {polling.uid}"
 
 

@@ -1,46 +1,50 @@
-"""Resolves a selector to the processes of a capture, or to the error that says why not.
+"""Resolves a selector to the processes of a capture, or to an error.
 
 Theory of operation
-    `resolve` finds the processes, refuses what can be refused by inspection, and only then attaches agents to those
+    `resolve` finds the processes, refuses those that inspection rules out, and only then attaches agents to those
     without one, all at once. That takes milliseconds to seconds, so no lock is held; `still_there` checks again,
     without waiting, when the capture is created. In between the agents are held, so that an attached one does not
     leave.
 
     A process may execute another program at any moment and then belong to another user. So once each target's agent is
-    there, the credentials of the process are read and checked again, as is the user whom the kernel names as having
-    connected. From then on that very link counts: an execve closes it, and a later link is a different one.
+    connected, the credentials of the process are read and checked again, as is the user of the connection according to
+    the kernel. From then on only that link counts: an execve closes it, and a later link is a different one.
 """
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from kineto_agent.protocol.wire import PROTOCOL_VERSION
+from kineto_agent.sources.registry import ACTIVITY_TYPES
 from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetod import __version__
 from kinetod.agents.agent_hub import ConnectedAgent
 from kinetod.agents.attacher import Attacher
 from kinetod.attach.attach_types import Approval, AttachCode, Attached, AttachError, replaced
-from kinetod.attach.inspect.process_inspection import read_status
+from kinetod.attach.inspect.process_inspection import MAIN_THREAD_ADVICE, MAIN_THREAD_ENDED, read_status
 from kinetod.attach.inspect.target_memory import gone
-from kinetod.base.errors import Exhausted, KinetodError, NotFound, NotPermitted, Precondition, Reason
+from kinetod.base.errors import Exhausted, KinetodError, NotFound, NotPermitted, Precondition, Reason, invalid
 from kinetod.captures.request.polled_targets import PolledTargets, nobody_polls, polled_uid
-from kinetod.kineto_ipc.polling_process import PollingProcess
+from kinetod.kineto_ipc.poller_registry import PollingProcess
 from kinetod.permissions.role_policy import Action, Caller, listed, may, needed, sees_all
+from kinetod.plugins.plugin_loader import KnownPlugins
 from kinetod.processes.credentials import Credentials
 from kinetod.processes.identity import PROC, ProcessKey
 from kinetod.selection.candidate import Candidate
-from kinetod.selection.process_messages import add_agent
-from kinetod.selection.process_registry import Match, Registry
+from kinetod.selection.process_registry import Match, Registry, add_agent
 
 MAX_TARGETS = 512  # they travel in one message
 HOW_TO_GET_AN_AGENT = (
     "start it with `kinetoctl run -- <command>`, with KINETO_AGENT=1 in its environment, with "
     "`python -m kineto_agent <script>`, or call `import kineto_agent; kineto_agent.start()` in it"
 )
+_NO_PLUGINS = KnownPlugins()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +55,15 @@ class Resolved:
     process: pb.Process
     agent: ConnectedAgent | None
     problem: KinetodError | None = None
-    attached: Attached | None = None  # the agent was brought in for this capture
-    approved: Credentials | None = None  # what was decided about
-    administrator: bool = False  # asks for it
+    attached: Attached | None = None  # the agent was attached for this capture
+    approved: Credentials | None = None  # the approved credentials
+    administrator: bool = False  # whether one makes the request
     polling: PollingProcess | None = None  # its own libkineto records; it needs no agent then
     warnings: tuple[str, ...] = ()
 
     @property
     def records(self) -> pb.Recorder:
-        """Who records in it."""
+        """The recorder in it."""
         if self.problem is not None:
             return pb.RECORDER_UNSPECIFIED
         return pb.RECORDER_AGENT if self.polling is None else pb.RECORDER_KINETO
@@ -71,7 +75,7 @@ class TargetRequest:
 
     match: Match
     caller: Caller
-    attacher: Attacher | None  # None: only processes that have an agent
+    attacher: Attacher | None  # None: only processes with an agent
     keep_agent_ns: int
     polled: PolledTargets = field(default_factory=nobody_polls)
     each_by_itself: bool = False  # a named pid that cannot be traced does not end the others
@@ -82,14 +86,12 @@ class TargetRequest:
         return self.match.names_pids and not self.each_by_itself
 
 
-async def resolve(
-    registry: Registry, wanted: TargetRequest, holds: contextlib.ExitStack, *, own_uid: int | None = None
-) -> list[Resolved]:
+async def resolve(registry: Registry, wanted: TargetRequest, holds: contextlib.ExitStack) -> list[Resolved]:
     """The targets, by pid. Their agents stay until `holds` is closed.
 
-    Raises KinetodError: for named pids on the first that cannot be traced, else if none is selected.
+    Raises KinetodError: with named pids for the first that cannot be traced, otherwise if none is selected.
     """
-    match, own_uid = wanted.match, registry.own_uid if own_uid is None else own_uid
+    match, own_uid = wanted.match, registry.own_uid
     if wanted.all_or_none:
         found = await _named(registry, wanted, own_uid)
     elif match.names_pids:
@@ -132,7 +134,7 @@ async def _named(registry: Registry, wanted: TargetRequest, own_uid: int) -> lis
 
 
 async def _visible(registry: Registry, wanted: TargetRequest, own_uid: int) -> list[Resolved]:
-    """Those of the named processes that exist and that the caller may know of."""
+    """The named processes that exist and that the caller may know of."""
     found = await registry.candidates(wanted.match.pids)
     return [_checked(registry, wanted, each, own_uid) for each in found if each.visible_to(wanted.caller)]
 
@@ -143,7 +145,8 @@ async def _each(registry: Registry, wanted: TargetRequest) -> list[Candidate]:
     for pid in sorted(wanted.match.pids):
         candidate = await registry.candidate(pid)
         if candidate is None or not candidate.visible_to(wanted.caller):
-            raise no_such_process(wanted.caller, pid, Action.TRACE)
+            uid = None if candidate is None else candidate.facts.uid
+            raise no_such_process(wanted.caller, pid, Action.TRACE, uid)
         found.append(candidate)
     return found
 
@@ -157,7 +160,7 @@ async def _selected(registry: Registry, wanted: TargetRequest, own_uid: int) -> 
         polls = polled.process(candidate.key) is not None
         return polls if polled.only_kineto else attaches or candidate.has_agent() or polls
 
-    await _each(registry, wanted)  # whose children are meant
+    await _each(registry, wanted)  # their children are selected
     candidates = await registry.selected(wanted.match, usable, attachable=attaches or polled.any_polls())
     return [_checked(registry, wanted, candidate, own_uid) for candidate in candidates]
 
@@ -197,13 +200,15 @@ def _checked(registry: Registry, wanted: TargetRequest, candidate: Candidate, ow
     return Resolved(candidate.key, process, agent, problem, approved=candidate.facts.credentials, polling=polling)
 
 
-def _forbidden(caller: Caller, candidate: Candidate, own_uid: int) -> NotPermitted | None:
+def _forbidden(caller: Caller, candidate: Candidate, own_uid: int) -> KinetodError | None:
     return _not_allowed(caller, candidate) or not_yours(candidate.process, own_uid)
 
 
-def _not_allowed(caller: Caller, candidate: Candidate) -> NotPermitted | None:
-    if may(caller, Action.TRACE, candidate.thing()):
+def _not_allowed(caller: Caller, candidate: Candidate) -> KinetodError | None:
+    if may(caller, Action.TRACE, candidate.resource()):
         return None
+    if not candidate.visible_to(caller):  # it became another user's since it was found
+        return no_such_process(caller, candidate.key.pid, Action.TRACE, candidate.facts.uid)
     process, name = candidate.process, _name(candidate.process)
     if process.uid == caller.uid and not candidate.facts.plain:
         text = (
@@ -220,16 +225,20 @@ def _not_allowed(caller: Caller, candidate: Candidate) -> NotPermitted | None:
     return problem
 
 
-def no_such_process(caller: Caller, pid: int, action: Action) -> KinetodError:
-    """The error for a process that does not exist, has ended, or is hidden from the caller."""
-    parent, uid = _zombies_parent(pid)
-    if parent and (sees_all(caller, Action.SEE_PROCESS) or uid == caller.uid):
-        return Precondition(
-            Reason.ATTACH_UNSUITABLE,
-            f"process {pid} is a zombie: it has ended, but its parent, process {parent}, has not reaped it; "
-            "`kinetoctl ps --all` lists the others",
-            pid=pid,
-        )
+def no_such_process(caller: Caller, pid: int, action: Action, uid: int | None = None) -> KinetodError:
+    """The error for a process that does not exist, has ended, or is hidden from the caller.
+
+    uid: the owner of the process, for the audit log only.
+    """
+    problem = _no_such_process(caller, pid, action)
+    problem.audited = {"target_uid": uid}
+    return problem
+
+
+def _no_such_process(caller: Caller, pid: int, action: Action) -> KinetodError:
+    zombie, uid = _zombie(pid)
+    if zombie and (sees_all(caller, Action.SEE_PROCESS) or uid == caller.uid):
+        return Precondition(Reason.ATTACH_UNSUITABLE, f"process {pid} {zombie}", pid=pid)
     if sees_all(caller, Action.SEE_PROCESS):
         return NotFound(Reason.NO_SUCH_PROCESS, f"there is no process {pid} on this host", pid=pid)
     return NotPermitted(
@@ -239,24 +248,30 @@ def no_such_process(caller: Caller, pid: int, action: Action) -> KinetodError:
     )
 
 
-def _zombies_parent(pid: int, proc: Path = PROC) -> tuple[int, int]:
-    """Parent pid and uid of a zombie process; (0, 0) if it is not one."""
+def _zombie(pid: int, proc: Path = PROC) -> tuple[str, int]:
+    """What is to say of a zombie process, or of one whose main thread is, and its uid; empty if it is neither."""
     fields = read_status(proc / str(pid))
     if fields.get("State", "")[:1] != "Z":
-        return 0, 0
-    return int(fields["PPid"]), int(fields["Uid"].split()[0])
+        return "", 0
+    said = f"is a zombie: it has ended, but its parent, process {fields['PPid']}, has not reaped it; "
+    said += "`kinetoctl ps --all` lists the others"
+    if fields.get("Threads", "1") != "1":
+        said = f"cannot be attached to: {MAIN_THREAD_ENDED}; {MAIN_THREAD_ADVICE}"
+    return said, int(fields["Uid"].split()[0])
 
 
 def not_yours(process: pb.Process, own_uid: int) -> NotPermitted | None:
     """The error for a process of a user that this daemon does not serve; None if it does."""
     if own_uid in (0, process.uid):
         return None
-    return NotPermitted(
+    problem = NotPermitted(
         Reason.NOT_YOUR_PROCESS,
         f"{_name(process)} belongs to {process.user}, and this daemon serves uid {own_uid} only; use that user's "
         "daemon or the system-wide one (run by root)",
         pid=process.pid,
     )
+    problem.audited = {"target_uid": process.uid}
+    return problem
 
 
 def _busy(process: pb.Process, agent: ConnectedAgent) -> Precondition | None:
@@ -273,7 +288,7 @@ def _busy(process: pb.Process, agent: ConnectedAgent) -> Precondition | None:
 def _kineto_busy(
     polled: PolledTargets, process: pb.Process, agent: ConnectedAgent | None, key: ProcessKey
 ) -> Precondition | None:
-    """The error for a process whose libkineto would meet another recording."""
+    """The error for a process whose libkineto would conflict with another recording."""
     return polled.busy(key, _name(process)) or (None if agent is None else _busy(process, agent))
 
 
@@ -286,7 +301,7 @@ def _now(registry: Registry, polled: PolledTargets, target: Resolved) -> Resolve
         return replace(target, problem=gone or _kineto_busy(polled, target.process, agent, target.key))
     if (busy := polled.recording(target.key, name)) is not None:
         return replace(target, problem=busy)
-    if agent is None or agent is not target.agent:  # another one is another program's, for all that we know
+    if agent is None or agent is not target.agent:  # another agent may belong to another program
         problem = Precondition(
             Reason.NO_AGENT,
             f"the agent in {name} has just disconnected: the process ended or stopped its agent; try again",
@@ -320,14 +335,14 @@ async def _with_agents(
         if target.agent is not None:
             hold(target.agent)
             return target
-        assert wanted.attacher is not None  # else it has a problem
+        assert wanted.attacher is not None  # otherwise it has a problem
         if target.approved is None:
             return replace(target, problem=_attach_problem(target, gone(target.key.pid)))
         approval = Approval(target.approved, administrator)
         try:
             agent = await wanted.attacher.attach(target.key, approval)
         except AttachError as exc:
-            return await _by_kineto(wanted.polled, target, await _explained(registry, target, exc))
+            return await _by_kineto(wanted.polled, target, exc)
         hold(agent)
         add_agent(target.process, agent)
         return replace(target, agent=agent, attached=agent.attached)
@@ -336,15 +351,15 @@ async def _with_agents(
 
 
 async def _by_kineto(polled: PolledTargets, target: Resolved, error: AttachError) -> Resolved:
-    """The target recorded by its own libkineto, if that may and can; else with the error as its problem."""
+    """The target recorded by its own libkineto, if allowed and possible; otherwise with the error as its problem."""
     problem = _attach_problem(target, error)
     polling = polled.instead(target.key, error.code)
     if polling is None:
         return replace(target, problem=problem)
     other = polled.busy(target.key, _name(target.process)) or await _kineto_problem(polled, target)
     if other is not None:
-        text = f"{problem.message}; nor can its own libkineto record: {other.message}"
-        return replace(target, problem=type(problem)(problem.reason, text, pid=target.key.pid))
+        problem.message = f"{problem.message}; nor can its own libkineto record: {other.message}"
+        return replace(target, problem=problem)
     warning = f"the process's own libkineto records, since no agent can be attached: {error.reason}"
     return replace(target, polling=polling, warnings=(warning,))
 
@@ -356,46 +371,49 @@ async def _kineto_problem(polled: PolledTargets, target: Resolved) -> KinetodErr
     return await polled.problem(target.key, Approval(target.approved, target.administrator))
 
 
-async def _explained(registry: Registry, target: Resolved, error: AttachError) -> AttachError:
-    """The error, or a better one if the process has been replaced by another program in the meantime."""
-    found = await registry.whose(target.key) if error.code is AttachCode.FAILED else None
-    difference = target.approved.difference(found) if found is not None and target.approved is not None else ""
-    return replaced(target.key.pid, difference) if difference else error
-
-
 async def _decided_again(
     registry: Registry, wanted: TargetRequest, targets: Sequence[Resolved], own_uid: int
 ) -> list[Resolved]:
-    """The same targets with the problem of those that are not what was decided about, or not the caller's any more."""
-    open_ones = [target.key.pid for target in targets if target.problem is None]
-    now = {each.key: each for each in await registry.candidates(open_ones)} if open_ones else {}
+    """The same targets, with a problem for those that differ from the approved process, or are no longer the caller's.
+
+    An existing problem may reveal what a process has become: it is then only in the audit log.
+    """
+    now = {each.key: each for each in await registry.candidates([target.key.pid for target in targets])}
 
     def decided(target: Resolved) -> Resolved:
-        if target.problem is not None or (target.agent is None and target.polling is None) or target.approved is None:
-            return target
         found = now.get(target.key)
+        if target.approved is None or ((found is None or found.facts.credentials is None) and target.problem):
+            return target
         if found is None or found.facts.credentials is None:
             return replace(target, agent=None, problem=_attach_problem(target, gone(target.key.pid)))
-        problem: KinetodError | None = _forbidden(wanted.caller, found, own_uid)
+        problem = _forbidden(wanted.caller, found, own_uid)
+        difference = target.approved.difference(found.facts.credentials)
+        if not difference and target.agent is not None and target.agent.identity.uid != target.approved.uid:
+            difference = f"its agent connected as uid {target.agent.identity.uid}"
+        if not difference and target.polling is not None:
+            difference = polled_uid(target.polling, target.approved)
+        if not difference and (problem is None or target.problem is not None):
+            return target
+        target.process.uid, target.process.user = found.facts.uid, found.facts.user  # its actual user
         if problem is None:
-            difference = target.approved.difference(found.facts.credentials)
-            if not difference and target.agent is not None and target.agent.identity.uid != target.approved.uid:
-                difference = f"its agent connected as uid {target.agent.identity.uid}"
-            if not difference and target.polling is not None:
-                difference = polled_uid(target.polling, target.approved)
-            if not difference:
-                return target
             problem = _attach_problem(target, replaced(target.key.pid, difference))
-            problem.audited = {"target_uid": found.facts.uid}
-        target.process.uid, target.process.user = found.facts.uid, found.facts.user  # whose it really is
+        if target.problem is not None:
+            problem.audited = {**problem.audited, "detail": target.problem.message}
         return replace(target, agent=None, problem=problem)
 
     return [decided(target) for target in targets]
 
 
 def _attach_problem(target: Resolved, error: AttachError) -> KinetodError:
+    """The error for the caller. It does not reveal what a process has become, which may no longer be the caller's."""
     kind = NotPermitted if error.code is AttachCode.NOT_PERMITTED else Precondition
-    return kind(Reason(error.code.value), error.reason, pid=target.process.pid)
+    audited: dict[str, Any] = {"target_uid": target.process.uid}
+    text = error.reason
+    if error.code is AttachCode.REPLACED:
+        audited["detail"], text = error.reason, replaced(target.key.pid, "").reason
+    problem = kind(Reason(error.code.value), text, pid=target.process.pid)
+    problem.audited = audited
+    return problem
 
 
 def _no_match(wanted: TargetRequest) -> NotFound:
@@ -415,3 +433,23 @@ def _no_match(wanted: TargetRequest) -> NotFound:
 def _name(process: pb.Process) -> str:
     text = " ".join(process.command)
     return f"process {process.pid} ({text if len(text) <= 60 else text[:57] + '…'})"
+
+
+def check_known(
+    wanted: Sequence[str], agents: Iterable[ConnectedAgent | None], plugins: KnownPlugins = _NO_PLUGINS
+) -> None:
+    """Raises InvalidRequest for a type that is neither common, nor declared by a plug-in, nor offered by these agents.
+
+    None represents a process without an agent, which has its own error; without any agent, nothing is checked. The
+    message names unused plug-ins if the type may be one of theirs.
+    """
+    offers = [set(agent.activity_types()) for agent in agents if agent is not None]
+    offered = sorted(set().union(*offers))
+    for index, name in enumerate(wanted if offers else ()):
+        if name in ACTIVITY_TYPES or name in offered or name in plugins.activity_types:
+            continue
+        like = difflib.get_close_matches(name, [*offered, *sorted(ACTIVITY_TYPES)], 1)
+        guess = f" (did you mean {like[0]}?)" if like else ""
+        there = "; ".join([", ".join(offered) or "nothing", *plugins.refusals([name])])
+        text = f"no source knows the activity type {name!r:.80}{guess}; the selected processes offer {there}"
+        raise invalid(f"spec.activity_types[{index}]", text)

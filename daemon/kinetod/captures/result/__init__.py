@@ -1,1 +1,1 @@
-"""Decodes, judges, serves and keeps what captures have recorded."""
+"""Decodes, judges, serves and keeps the records of captures."""

@@ -1,8 +1,8 @@
-"""Warm processes that decode: started ahead of time, given a deadline, replaced when they die.
+"""A pool of warm decode processes: started ahead of time, given a deadline, replaced when they die.
 
-A trace may be anything that a target sent, and decoding it may crash, hang or be taken over: that must not be the
-daemon, and must not reach another capture. So each job is confined to its own folder (`sandbox`), and a folder that has
-ended its decoder, or the daemon, MAX_TRIES times is not tried again, however often the daemon starts.
+A trace may be anything that a target sent, and its decoder may crash, hang or be compromised: that must affect neither
+the daemon nor another capture. So each job is confined to its own folder (`sandbox`), and a folder that has crashed its
+decoder, or the daemon, MAX_TRIES times is not tried again, however often the daemon starts.
 """
 
 import asyncio
@@ -17,15 +17,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kineto_protos.units import format_duration
+from kineto_trace.base.atomic_files import is_full
+from kineto_trace.base.own_processes import safe_environment
+from kineto_trace.base.quantities import format_duration
 
 from kinetod.base import metrics
 from kinetod.base.errors import VerdictReason
 from kinetod.base.fair_slots import FairSlots
 from kinetod.base.safe_text import clean, clean_code
-from kinetod.sandbox import decode_tries
+from kinetod.sandbox import decode_limits
 from kinetod.sandbox.confined_jobs import MAX_ANSWER_BYTES
-from kinetod.sandbox.output_limit import WATCH_S, OutputWatch, Overrun
+from kinetod.sandbox.decode_limits import WATCH_S, OutputWatch, Overrun
 from kinetod.supervise import child
 from kinetod.supervise.child import Crashed, TooLate, WarmChild
 
@@ -34,7 +36,7 @@ log = logging.getLogger(__name__)
 COMMAND = child.python("kinetod.captures.result.decode_worker")
 FATAL_ROUNDS = 3
 SPARE_KEPT_S = 600.0
-RAW_KEPT = "the raw records are kept in"  # of a reason: the folder stays
+RAW_KEPT = "the raw records are kept in"  # part of a reason: the folder stays
 
 
 class DecodeError(Exception):
@@ -48,7 +50,7 @@ class DecodeError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What a decoder may take. required: whether one that cannot be confined as documented decodes nothing."""
+    """Limits of a decoder. required: whether a decoder that cannot be confined as documented must not run."""
 
     memory_bytes: int = 1 << 30
     required: bool = False
@@ -59,14 +61,14 @@ class _Worker(WarmChild):
 
     @classmethod
     async def start(cls, command: Sequence[str]) -> "_Worker":
-        """Raises OSError."""
+        """Starts a worker. Raises OSError."""
         process = await asyncio.create_subprocess_exec(
-            *command, stdin=PIPE, stdout=PIPE, stderr=PIPE, limit=MAX_ANSWER_BYTES
+            *command, stdin=PIPE, stdout=PIPE, stderr=PIPE, limit=MAX_ANSWER_BYTES, env=safe_environment()
         )
         return cls(process, log, "decode worker")
 
     async def ask(self, job: Mapping[str, Any]) -> dict[str, Any]:
-        """One job, one answer. Raises Crashed."""
+        """Sends one job and returns its answer. Raises Crashed."""
         assert self.process.stdin is not None and self.process.stdout is not None
         try:
             self.process.stdin.write(json.dumps(job).encode() + b"\n")
@@ -80,10 +82,10 @@ class _Worker(WarmChild):
 
 
 class WorkerPool:
-    """Jobs wait for a free worker, in turns by whose they are (`fair_slots`); `count` workers are kept when idle.
+    """Jobs wait for a free worker, in turns by user (`fair_slots`); `count` workers are kept when idle.
 
-    That of the spare turn is kept for SPARE_KEPT_S after it was needed last: to start one takes longer than most jobs,
-    and whoever has the spare turn would wait for it.
+    The worker of the spare turn is kept for SPARE_KEPT_S after its last use: starting one takes longer than most jobs,
+    and the holder of the spare turn would wait for it.
     """
 
     def __init__(
@@ -95,7 +97,7 @@ class WorkerPool:
         room: Callable[[], int] = lambda: 1 << 62,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """room: free bytes of the disk beyond its reserve; asked in threads."""
+        """room: free bytes of the disk beyond its reserve; called in threads."""
         self._count = count
         self._room = room
         self._clock = clock
@@ -107,14 +109,14 @@ class WorkerPool:
         self._slots = FairSlots(count, spare=1)
         self._jobs = 0
         self._busy = 0
-        self._fatal_rounds = 0  # in a row in which all workers were dead
+        self._fatal_rounds = 0  # consecutive rounds in which all workers were dead
 
     def pids(self) -> set[int]:
-        """Of the workers that are idle now."""
+        """The pids of idle workers."""
         return {worker.process.pid for worker in self._idle}
 
     def written(self, folder: Path) -> int:
-        """What decoders at work have written below a folder. From any thread."""
+        """Bytes that running decoders have written below a folder. From any thread."""
         return sum(output.bytes for path, output in list(self._outputs.items()) if path.is_relative_to(folder))
 
     async def start(self) -> None:
@@ -127,7 +129,8 @@ class WorkerPool:
         False if none can be started, or if all of them die again and again.
         """
         dead = [worker for worker in self._idle if worker.process.returncode is not None]
-        self._idle = [worker for worker in self._idle if worker not in dead]  # at once: jobs look there meanwhile
+        # at once: jobs use the list in the meantime
+        self._idle = [worker for worker in self._idle if worker not in dead]
         self._fatal_rounds = self._fatal_rounds + 1 if len(dead) >= self._count else 0
         for worker in dead:
             log.warning("decode worker %d died (%s)", worker.process.pid, await worker.stop(kill=True))
@@ -160,27 +163,27 @@ class WorkerPool:
                     metrics.worker_crashed()
                 except DecodeError as exc:
                     if exc.code != VerdictReason.DECODE_TIMEOUT:
-                        decode_tries.forget(target_dir)
+                        decode_limits.forget(target_dir)
                     raise
                 except asyncio.CancelledError:
-                    decode_tries.take_back(target_dir)  # the daemon is being stopped; that is nobody's fault
+                    decode_limits.take_back(target_dir)  # the daemon is being stopped; the trace is not to blame
                     raise
                 else:
-                    decode_tries.forget(target_dir)
+                    decode_limits.forget(target_dir)
                     return conversion
             why = f"the decoder crashed ({crash})" if crash else "decoding it ended its process or the daemon before"
             raise DecodeError(
                 VerdictReason.DECODE_FAILED,
-                f"{why}; after {decode_tries.MAX_TRIES} tries it is not tried again; {RAW_KEPT} {target_dir}/raw",
+                f"{why}; after {decode_limits.MAX_TRIES} tries it is not tried again; {RAW_KEPT} {target_dir}/raw",
             )
 
     async def _may_try(self, target_dir: Path) -> bool:
-        """Notes the try on disk first: whoever starts after us knows of it, whatever becomes of us."""
+        """Notes the try on disk first, so that the next daemon knows of it whatever happens to this one."""
         try:
-            return await asyncio.to_thread(decode_tries.begin, target_dir)
+            return await asyncio.to_thread(decode_limits.begin, target_dir)
         except OSError as exc:
             raise DecodeError(
-                VerdictReason.STORE_IO,
+                VerdictReason.DISK_FULL if is_full(exc) else VerdictReason.STORE_IO,
                 f"cannot note that decoding begins ({exc.strerror}); {RAW_KEPT} {target_dir}/raw",
             ) from exc
 
@@ -219,12 +222,12 @@ class WorkerPool:
         return _conversion(answer, target_dir)
 
     async def _watched(self, worker: _Worker, job: Mapping[str, Any], target_dir: Path) -> dict[str, Any]:
-        """The worker's answer. Raises DecodeError if it writes too much, Crashed."""
+        """Returns the worker's answer. Raises DecodeError if it writes too much, Crashed."""
         output = self._outputs[target_dir] = OutputWatch(target_dir, self._room)
         asking = asyncio.create_task(worker.ask(job))
         try:
             while not (await asyncio.wait({asking}, timeout=WATCH_S))[0]:
-                with contextlib.suppress(OSError):  # of a folder that is gone, or a disk that does not answer
+                with contextlib.suppress(OSError):  # the folder is gone, or the disk does not answer
                     await asyncio.to_thread(output.look)
             return asking.result()
         except Overrun as exc:
@@ -242,7 +245,7 @@ class WorkerPool:
         return await _Worker.start(self._command)
 
     async def _end_spare(self) -> None:
-        """Ends the worker of the spare turn once nobody has needed it for long."""
+        """Ends the worker of the spare turn if it has not been needed for long."""
         while self._idle and len(self._idle) + self._busy > self._count:
             if self._clock() - self._spare_used_at < SPARE_KEPT_S:
                 return
@@ -255,7 +258,9 @@ class WorkerPool:
 
 
 def _conversion(answer: Mapping[str, Any], target_dir: Path) -> dict[str, Any]:
-    """Raises DecodeError, and Crashed if the job's own process ended without an answer; its worker goes on."""
+    """Checks an answer. Raises DecodeError, and Crashed if the job's own process ended without one; its worker
+    continues.
+    """
     if "died" in answer:
         raise Crashed(how=clean(str(answer["died"]), 200))
     conversion = answer.get("conversion")

@@ -8,7 +8,7 @@ import sys
 from kinetod.sandbox.confined_jobs import die_with_parent, serve
 from kinetod.sandbox.confinement import ENVIRONMENT
 
-_NICE = 5  # a third of what others get who want the processor: the programs that are traced, and the daemon's answers
+_NICE = 5  # a third of others' share of the CPU: the traced programs and the daemon's answers have priority
 
 
 def main() -> int:
@@ -24,7 +24,7 @@ def main() -> int:
 
     warm_up()
     gc.collect()
-    gc.freeze()  # what is here for good is not looked through again in each child, nor copied for that
+    gc.freeze()  # permanent objects are not traversed again in each child, nor copied for that
     return serve(sys.stdin.buffer, answers, answer)
 
 

@@ -28,8 +28,8 @@ from kinetod.uploads.upload_queue import stored_path
 log = logging.getLogger(__name__)
 
 CHUNK_BYTES = 1 << 20
-CHECKED_BYTES = 8 << 20  # in one turn
-VERIFIED_AGAIN_NS = 3600 * 10**9  # a right checksum is noted so often at most
+CHECKED_BYTES = 8 << 20  # per turn
+VERIFIED_AGAIN_NS = 3600 * 10**9  # a correct checksum is noted at most this often
 
 
 async def fetch(
@@ -76,7 +76,7 @@ def is_here(capture: pb.Capture) -> bool:
 
 
 async def check_local(store: Store, path: Path, file: pb.TraceFile) -> str:
-    """What is wrong with a file ("" if nothing). Reads the whole file."""
+    """The problem of a file ("" if none). Reads the whole file."""
     digest, done = hashlib.sha256(), 0
     try:
         stream = await store.reading.in_thread(_open, path, file)
@@ -106,7 +106,7 @@ async def _local(
     digest = hashlib.sha256()
     try:
         done = 0
-        while done < offset:  # what the caller has already: only its part of the checksum is needed
+        while done < offset:  # the part that the caller already has: only its checksum is needed
             size = min(CHUNK_BYTES, offset - done)
             done += len(await store.reading.in_thread(_read_at, stream, done, size, digest, file))
         while True:

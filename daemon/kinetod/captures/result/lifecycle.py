@@ -56,7 +56,7 @@ class Keeping:
             )
         await self._uploader.withdraw(capture.id)
         try:
-            if capture.upload.url and not keep_uploaded:  # also what an unfinished upload has left there
+            if capture.upload.url and not keep_uploaded:  # including remains of an unfinished upload
                 await self.remote.remove(capture.upload)
             await self._store.run(self._store.set_upload, capture.id, None)
         except KinetodError:

@@ -5,18 +5,18 @@ from dataclasses import dataclass
 from enum import Enum
 
 from kineto_agent.protocol import wire
-from kineto_protos.units import format_duration
 from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.base.quantities import format_duration
 
 from kinetod.base.errors import VerdictReason
 from kinetod.base.safe_text import clean, clean_code
 
 REASON_CHARS = 1024
-KEPT = "; what was recorded until then is kept"  # the end of a reason, unless nothing was
+KEPT = "; what was recorded until then is kept"  # end of a reason, unless nothing was recorded
 
 
 class EndState(Enum):
-    """How far the collection got."""
+    """How far the collection has progressed."""
 
     DONE = "done"
     PARTIAL = "partial"
@@ -86,10 +86,10 @@ def user_profiler_goes_on(pid: int, allowed_ns: int) -> Ending:
     return Ending(EndState.PARTIAL, "USER_PROFILER_ACTIVE", reason)
 
 
-def agent_stuck(pid: int, state: pb.TargetState) -> Ending:
-    """The ending for an agent that makes no progress."""
+def agent_stuck(pid: int, state: pb.TargetState, why: str) -> Ending:
+    """The ending for an agent that makes no progress. why: begins with "; ", or is empty."""
     name = pb.TargetState.Name(state).removeprefix("TARGET_STATE_")
-    reason = f"the agent of process {pid} was still in state {name} at the deadline"
+    reason = f"the agent of process {pid} was still in state {name} at the deadline{why}"
     return Ending(EndState.PARTIAL, VerdictReason.AGENT_STUCK, reason)
 
 
@@ -100,7 +100,7 @@ def target_exited(pid: int, *, begun: bool) -> Ending:
 
 
 def worse(ending: Ending, found_later: Ending) -> Ending:
-    """The later ending if all was well before; otherwise the first problem stays the reason."""
+    """The later ending if there was no problem before; otherwise the first problem remains the reason."""
     return found_later if ending.outcome is EndState.DONE else ending
 
 
@@ -109,18 +109,25 @@ def final(
     *,
     recorded: bool,
     dropped: int,
+    made: int = 0,
     unreadable: int = 0,
     cut: Sequence[str] = (),
     decode_error: tuple[str, str] | None = None,
 ) -> Final:
     """The verdict. recorded: whether there are records of the window; decode_error: code and text of a failure.
 
-    cut: what to report about incomplete files beside the trace.
+    made: all records in the target's counts, including those from before the window.
+
+    cut: notes about incomplete files besides the trace.
     """
     if ending.outcome is EndState.CANCELLED:
         return Final(pb.VERDICT_CANCELLED, ending.code, ending.reason)
     if ending.outcome is EndState.FAILED or (ending.outcome is EndState.PARTIAL and not recorded):
-        nothing = "" if ending.outcome is EndState.FAILED else "; nothing had been recorded by then"
+        nothing = "; nothing had been recorded by then"
+        if made:
+            nothing = f"; nothing of the window had been recorded by then, so none of the {made:,} records is kept"
+        if ending.outcome is EndState.FAILED:
+            nothing = ""
         return Final(pb.VERDICT_FAILED, ending.code, ending.reason.removesuffix(KEPT) + nothing)
     if decode_error is not None:
         also = f" (before that: {ending.reason})" if ending.reason else ""

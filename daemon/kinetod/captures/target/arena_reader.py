@@ -1,41 +1,49 @@
 """Takes finished buffers out of the memory that a target writes.
 
 Theory of operation
-    The descriptor came from a target, so nothing about it is trusted: it must be a memfd whose size is sealed
-    (otherwise the target could shrink it and a read here would be a fatal SIGBUS), and the geometry in its header is
-    checked once against that size and kept; later writes to the header change nothing. Every count and length read
-    while draining is bounded by that geometry.
+    The descriptor came from a target, so nothing about it is trusted: it must be a memfd of ordinary pages whose size
+    is sealed, and the geometry in its header is checked once against that size and kept; later writes to the header
+    change nothing. Every count and length read while draining is bounded by that geometry.
 
-    A drain reads all states, then the string table (the names of what is READY are there), then copies
-    the READY buffers in the order of their sequence and sets each back to FREE. The locks are memory
-    barriers: acquire between the states and the contents, release between the contents and FREE.
+    Nothing is mapped here. A target can take back a page that is mapped (by punching a hole where no page can be had
+    again: huge pages, a control group at its limit), and the next access is killed by SIGBUS, seals or not. pread(2)
+    and pwrite(2) fail instead, which affects only this target's capture. Neither waits for the target: its userfaultfd
+    covers only its own mappings. pread does not allocate the holes that it reads.
 
-    Header and descriptors are read through a mapping, contents with pread(2). A target may leave holes in its memory;
-    reading a hole through a mapping would allocate it and charge it to our control group instead of the target's.
-    Contents are copied once: a target that rewrites them at the same time spoils only its own records.
+    A drain reads all states, then the descriptors, then the string table (it has the names of READY records), then
+    copies the READY buffers in the order of their sequence and sets each back to FREE. The locks are memory barriers:
+    acquire between the states and the contents, release between the contents and FREE. The kernel copies an aligned
+    word of 8 bytes with one access. Contents are copied once: a target that rewrites them at the same time spoils only
+    its own records.
 """
 
 import fcntl
-import mmap
 import os
+import struct
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from kineto_agent.protocol import arena
+from kineto_protos.v1 import profiler_pb2 as pb
+
+from kinetod.base.safe_text import clean
 
 MAX_BUFFERS = 1 << 16
-MAX_BUFFER_BYTES = 64 << 20  # of one; the largest that there is has 4 MiB
-_PIECE_BYTES = 4 << 20  # of strings
+MAX_BUFFER_BYTES = 64 << 20  # of one buffer; the largest has 4 MiB
+_PIECE_BYTES = 4 << 20  # of strings, and of the memory kept for the next read
 MAX_STRINGS_BYTES = 1 << 30
 _F_GET_SEALS = getattr(fcntl, "F_GET_SEALS", 1034)
 _SIZE_SEALS = 0x2 | 0x4  # F_SEAL_SHRINK | F_SEAL_GROW
 _INT64_MAX = 2**63 - 1
+_PAGE_BYTES = os.sysconf("SC_PAGESIZE")
+_FREE = struct.pack("=I", arena.FREE)
+_MAX_WAY_CHARS = 200
 
 
 class BadArena(Exception):
-    """The memory that a target passed is not a valid arena; the text says why."""
+    """The memory that a target passed is not a valid arena; the message says why."""
 
 
 class ArenaSink(Protocol):
@@ -50,7 +58,7 @@ class ArenaSink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ArenaCounts:
-    """What the source reports to have recorded so far."""
+    """The source's counts so far."""
 
     records: int
     bytes: int
@@ -66,36 +74,27 @@ class _Ready:
 
 
 class ArenaReader:
-    """One mapped arena. Not thread-safe; `close` frees the mapping."""
+    """One arena. Not thread-safe; `close` frees the descriptor. Its methods raise BadArena if the target spoiled it."""
 
     def __init__(self, fd: int, *, max_buffer_bytes: int) -> None:
-        """Maps the arena; takes `fd`. Raises BadArena; `max_buffer_bytes` bounds all its buffers together."""
+        """Checks the arena; takes ownership of `fd`. Raises BadArena; `max_buffer_bytes` limits all its buffers
+        together.
+        """
         self._fd = fd
-        try:
-            size = _checked_size(fd)
-            self._map = mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
-        except (OSError, ValueError) as exc:
-            self._close_fd()
-            raise BadArena(f"it cannot be mapped: {exc}") from exc
-        except BadArena:
-            self._close_fd()
-            raise
         self._piece = bytearray()
-        self._view = memoryview(self._map)
         try:
-            self._geometry(size, max_buffer_bytes)
+            self._geometry(_checked_size(fd), max_buffer_bytes)
         except BadArena:
             self.close()
             raise
-        self._words = self._view[: size - size % 8].cast("Q")
-        self._states = self._view[: size - size % 8].cast("I")
         self._fence = threading.Lock()
         self._strings_copied = 0
         self._next_sequence = 0
         self.copied_bytes = 0  # of records
 
     def _geometry(self, size: int, max_buffer_bytes: int) -> None:
-        fields: dict[str, Any] = dict(zip(arena.FIXED_FIELDS, arena.FIXED.unpack_from(self._view), strict=True))
+        header = self._contents(0, arena.FIXED.size)
+        fields: dict[str, Any] = dict(zip(arena.FIXED_FIELDS, arena.FIXED.unpack(header), strict=True))
         count: int = fields["buffer_count"]
         buffer_bytes: int = fields["buffer_bytes"]
         self._descriptors: int = fields["descriptors_offset"]
@@ -122,13 +121,15 @@ class ArenaReader:
                 raise BadArena(problem)
 
     def counts(self) -> ArenaCounts:
-        """The cumulative counters in the header."""
-        return ArenaCounts(self._word(arena.RECORDS), self._word(arena.VALID_BYTES), self._word(arena.DROPPED))
+        """The cumulative counters in the header; bytes are those copied, since they count for the user's share of the
+        store.
+        """
+        claimed = self._word(arena.VALID_BYTES)
+        return ArenaCounts(self._word(arena.RECORDS), min(claimed, self.copied_bytes), self._word(arena.DROPPED))
 
     def record_bytes(self) -> Mapping[int, int]:
         """Observed size of one record by activity kind."""
-        start = arena.RECORD_BYTES // 4
-        sizes = self._states[start : start + arena.RECORD_KINDS].tolist()
+        sizes = self._contents(arena.RECORD_BYTES, 4 * arena.RECORD_KINDS).cast("I").tolist()
         return {kind: size for kind, size in enumerate(sizes) if size}
 
     def clocks(self) -> list[list[int]]:
@@ -137,7 +138,7 @@ class ArenaReader:
         return samples if all(sample[0] for sample in samples) else []
 
     def drain(self, sink: ArenaSink, *, target_is_dead: bool = False, max_bytes: int = _INT64_MAX) -> int:
-        """Copies what is READY (of a dead target also what is only COMPLETED); returns the bytes copied.
+        """Copies READY buffers (of a dead target also COMPLETED ones); returns the bytes copied.
 
         Raises OSError of the sink; the buffer in question and those behind it stay READY. Stops once
         `max_bytes` are copied.
@@ -156,28 +157,37 @@ class ArenaReader:
             copied += entry.valid_bytes
             with self._fence:
                 pass
-            self._states[self._descriptor(entry.index) // 4] = arena.FREE
+            self._free(entry.index)
         return copied
 
+    def _free(self, index: int) -> None:
+        try:
+            os.pwrite(self._fd, _FREE, self._descriptors + index * arena.DESCRIPTOR_BYTES + arena.STATE)
+        except OSError as exc:
+            raise BadArena(f"a buffer cannot be given back: {exc.strerror}") from exc
+
     def _ready(self, target_is_dead: bool) -> list[_Ready]:
-        states = [self._states[self._descriptor(index) // 4] for index in range(self._count)]
+        size = self._count * arena.DESCRIPTOR_BYTES
+        words = arena.DESCRIPTOR_BYTES // 4
+        states = self._contents(self._descriptors, size).cast("I")[arena.STATE // 4 :: words].tolist()
         with self._fence:
             pass
+        descriptors = self._contents(self._descriptors, size).cast("Q")
         ready = sorted(
-            (self._entry(index, None) for index, state in enumerate(states) if state == arena.READY),
+            (self._entry(descriptors, index, None) for index, state in enumerate(states) if state == arena.READY),
             key=lambda entry: entry.sequence,
         )
         if target_is_dead:
             following = max((entry.sequence + 1 for entry in ready), default=self._next_sequence)
             completed = [index for index, state in enumerate(states) if state == arena.COMPLETED]
-            ready += [self._entry(index, following + place) for place, index in enumerate(completed)]
+            ready += [self._entry(descriptors, index, following + place) for place, index in enumerate(completed)]
         return ready
 
-    def _entry(self, index: int, sequence: int | None) -> _Ready:
-        at = self._descriptor(index)
-        valid = min(self._word(at + arena.BUFFER_VALID_BYTES), self._buffer_bytes)
-        records = min(self._word(at + arena.BUFFER_RECORDS), valid)
-        own = min(self._word(at + arena.BUFFER_SEQUENCE), _INT64_MAX - 1)
+    def _entry(self, descriptors: memoryview, index: int, sequence: int | None) -> _Ready:
+        at = index * arena.DESCRIPTOR_BYTES
+        valid = min(descriptors[(at + arena.BUFFER_VALID_BYTES) // 8], self._buffer_bytes)
+        records = min(descriptors[(at + arena.BUFFER_RECORDS) // 8], valid)
+        own = min(descriptors[(at + arena.BUFFER_SEQUENCE) // 8], _INT64_MAX - 1)
         return _Ready(own if sequence is None else sequence, index, valid, records)
 
     def _drain_strings(self, sink: ArenaSink) -> int:
@@ -193,31 +203,28 @@ class ArenaReader:
 
     def _contents(self, start: int, size: int) -> memoryview:
         """A copy of these bytes, valid until the next call."""
-        if len(self._piece) < size:
-            self._piece = bytearray(size)
-        view = memoryview(self._piece)[:size]
+        piece = self._piece
+        if len(piece) < size:  # a large one is freed: a user may have thousands of arenas
+            piece = bytearray(size)
+            self._piece = piece if size <= _PIECE_BYTES else self._piece
+        view = memoryview(piece)[:size]
         done = 0
         while done < size:
-            done += os.preadv(self._fd, [view[done:]], start + done)
+            try:
+                got = os.preadv(self._fd, [view[done:]], start + done)
+            except OSError as exc:
+                raise BadArena(f"it cannot be read: {exc.strerror}") from exc
+            if not got:
+                raise BadArena("it ends before its size")
+            done += got
         return view
 
-    def _descriptor(self, index: int) -> int:
-        return self._descriptors + index * arena.DESCRIPTOR_BYTES
-
     def _word(self, offset: int) -> int:
-        value: int = self._words[offset // 8]
+        value: int = self._contents(offset, 8).cast("Q")[0]
         return min(value, _INT64_MAX)
 
     def close(self) -> None:
-        """Unmaps. Safe to call twice."""
-        for name in ("_words", "_states", "_view"):
-            view: memoryview | None = getattr(self, name, None)
-            if view is not None:
-                view.release()
-        self._map.close()
-        self._close_fd()
-
-    def _close_fd(self) -> None:
+        """Closes the descriptor. Safe to call twice."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -230,7 +237,37 @@ def _checked_size(fd: int) -> int:
         raise BadArena("it is not a memfd") from exc
     if seals & _SIZE_SEALS != _SIZE_SEALS:
         raise BadArena("its size is not sealed")
+    if os.fstatvfs(fd).f_bsize != _PAGE_BYTES:
+        raise BadArena("it has huge pages (MFD_HUGETLB)")
+    if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDWR:
+        raise BadArena("it is not open for reading and writing")
     size = os.fstat(fd).st_size
     if size < arena.HEADER_BYTES:
         raise BadArena(f"it has only {size} bytes")
     return size
+
+
+def noted_ways(metadata: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Each source's description of how it records, from its untrusted metadata. Silent sources are left out."""
+    ways = {source: part.get("way") for source, part in metadata.items()}
+    return {source: clean(way, _MAX_WAY_CHARS) for source, way in ways.items() if isinstance(way, str) and way}
+
+
+def stored_bytes(target: pb.Target) -> int:
+    """Bytes that a target of a running capture takes on disk: its files, or its records before they are decoded."""
+    return sum(file.size_bytes for file in target.files) or sum(counts.bytes for counts in target.counts)
+
+
+def made_records(target: pb.Target) -> int:
+    """All records of a target, as clients see them."""
+    return sum(counts.records for counts in target.counts)
+
+
+def source_counts(counts: Mapping[str, ArenaCounts], ways: Mapping[str, str]) -> list[pb.SourceCounts]:
+    """One entry for each source with an arena."""
+    return [
+        pb.SourceCounts(
+            source=name, records=each.records, bytes=each.bytes, dropped=each.dropped, way=ways.get(name, "")
+        )
+        for name, each in counts.items()
+    ]

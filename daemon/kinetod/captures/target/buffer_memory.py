@@ -3,9 +3,9 @@
 Theory of operation
     The buffers are charged to the process and its control groups as they are written, and are not freed before the end.
     Before the agent is asked, `MemoryShare.take` checks what is left below every limit. The buffers may take at most
-    half of it and must leave LEAST_LEFT_BYTES, because the program keeps allocating. What was promised to other
-    captures below the same limit counts as used. If the usual buffers do not fit, the buffer limit is halved until they
-    do; if the smallest do not fit, the capture is refused.
+    half of it and must leave LEAST_LEFT_BYTES, because the program keeps allocating. Memory promised to other captures
+    below the same limit counts as used. If the usual buffers do not fit, the buffer limit is halved until they do; if
+    the smallest do not fit, the capture is refused, as it is where another budget (budgets.py) is short.
 
     During the recording, `shortage` checks again, because the program or its neighbours in the group may have grown. It
     ends the collection while there is still room for the records of the next moments, and the buffers are freed.
@@ -17,18 +17,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kineto_agent.protocol import wire
-from kineto_protos.units import format_size
+from kineto_trace.base.quantities import format_size
 
 from kinetod.base.errors import VerdictReason
 from kinetod.captures.request.capture_spec import MIN_BUFFER_BYTES
 from kinetod.captures.result.verdict import Ending, EndState
-from kinetod.processes.memory_limits import MemoryWatch, Room, address_room, file_room, memory_room
+from kinetod.processes.budgets import what_is_left
+from kinetod.processes.memory_limits import MemoryWatch, Room, memory_room
 
 LEAST_LEFT_BYTES = 4 << 20
 LOOK_EVERY_S = 0.5
 _NEXT_MOMENTS_SHARE, _NEXT_MOMENTS_BYTES = 4, 16 << 20  # of the buffers; a busy source fills some 10 MiB in 0.1 s
-_STRINGS_BYTES = 16 << 20  # beside the buffers of a source, at most, and never more than those
-# What a source takes whatever the limit: two buffers, 1 MiB of names, and CUPTI's own.
+_STRINGS_BYTES = 16 << 20  # besides the buffers of a source, at most, and never more than those
+# Minimum use of a source, whatever the limit: two buffers, 1 MiB of names, and CUPTI's own.
 _LEAST_BYTES = {"cupti": 32 << 20}
 _MOST_BYTES = {"python_stacks": 8 << 20}  # 64 buffers of 64 KiB and 4 MiB of names
 # torch's own profiler keeps its events in the process until the end: twice the limit, then it is stopped.
@@ -43,7 +44,7 @@ class FittedBuffers:
     """The request with buffers that fit and a warning if they shrank, or why not even the smallest fit."""
 
     request: wire.Start
-    size: int = 0  # that they take at most
+    size: int = 0  # their maximum size
     warning: str = ""
     refused: Ending | None = None
 
@@ -61,12 +62,12 @@ class Promises:
             return sum(size for each, (name, size) in self._taken.items() if each is not owner and name == limit)
 
     def note(self, owner: object, limit: str, size: int) -> None:
-        """Replaces what was promised to this owner."""
+        """Replaces the promise to this owner."""
         with self._lock:
             self._taken[owner] = limit, size
 
     def forget(self, owner: object) -> None:
-        """Removes what was promised to this owner."""
+        """Removes the promise to this owner."""
         with self._lock:
             self._taken.pop(owner, None)
 
@@ -83,15 +84,17 @@ class MemoryShare:
 
     def take(self, request: wire.Start, sources: Mapping[str, Sequence[str]]) -> FittedBuffers:
         """Reserves the buffers before the agent is asked. sources: those in the agent's Hello."""
-        memory, addresses = memory_room(self._pid), address_room(self._pid)
-        left = []
-        if memory is not None:
-            left.append((memory, memory.left_bytes - self._promises.others(self, memory.limit)))
-        for room in (addresses, file_room(self._pid)):  # of this process alone
-            if room is not None:
-                left.append((room, room.left_bytes))
+        found = what_is_left(self._pid, attached=True)
+        short = next((each for each in found if each.short), None)
+        if short is not None:
+            reason = f"process {self._pid} is near a limit: {short.text('a capture')}; {short.room.advice}"
+            ending = Ending(EndState.FAILED, VerdictReason.ATTACH_LIMIT, reason)
+            return FittedBuffers(request=request, refused=ending)
+        rooms = [(each.room, each.room.left - each.needed) for each in found if each.budget.buffers]
+        left = [(room, size - self._promises.others(self, room.limit)) for room, size in rooms]
         taken = fit(request, wanted_sources(request, sources), left)
         self._bytes = taken.size
+        memory = memory_room(self._pid)
         if memory is not None:
             self._promises.note(self, memory.limit, taken.size)
         self._watch = MemoryWatch(self._pid)
@@ -133,7 +136,7 @@ def wanted_sources(request: wire.Start, offered: Mapping[str, Sequence[str]]) ->
 
 
 def needed_bytes(request: wire.Start, sources: Sequence[str], limit_bytes: int) -> int:
-    """Upper bound of what the buffers and names of these sources take with that buffer limit."""
+    """Upper bound of the memory for the buffers and names of these sources with that buffer limit."""
     size = limit_bytes + min(limit_bytes, _STRINGS_BYTES)
     total = sum(max(min(size, _MOST_BYTES.get(name, size)), _LEAST_BYTES.get(name, 0)) for name in sources)
     profiler = "torch_ops" in sources and any(request.options.get(option) for option in _PROFILER_OPTIONS)
@@ -157,7 +160,7 @@ def fit(request: wire.Start, sources: Sequence[str], left: Sequence[tuple[Room, 
     there = f"{format_size(max(size, 0))} is left below {room.limit}"
     while needed_bytes(request, sources, limit) > _share(size) and limit > MIN_BUFFER_BYTES:
         limit = max(limit // 2, MIN_BUFFER_BYTES)
-    if needed_bytes(request, sources, limit) > max(_share(size), _share(room.left_bytes)):
+    if needed_bytes(request, sources, limit) > max(_share(size), _share(room.left)):
         least = needed_bytes(request, sources, MIN_BUFFER_BYTES)
         reason = (
             f"there is too little memory to trace beside the program: {room}, and this capture needs "

@@ -1,4 +1,4 @@
-"""The life of one target's capture in the daemon: states and events as a pure transition table.
+"""Lifecycle of one target's capture in the daemon: states and events as a pure transition table.
 
 Theory of operation
     `Collection.handle(event, now)` changes the state and returns the commands that the driver (`TargetRun`) must carry
@@ -20,8 +20,8 @@ Theory of operation
 
 Rules
     The first reason to stop counts, but a cancellation that keeps nothing overrides it.
-    Once we have asked the agent to stop, no state of it moves the deadline.
-    A pair of state and event that is not in the table has no meaning and changes nothing.
+    Once we have asked the agent to stop, its states no longer move the deadline. A pair of state and event that is not
+    in the table has no meaning and changes nothing.
 """
 
 from collections.abc import Callable
@@ -29,8 +29,8 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 from kineto_agent.protocol import wire
-from kineto_protos.units import format_duration
 from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.base.quantities import format_duration
 
 from kinetod.base.errors import VerdictReason
 from kinetod.captures.result.verdict import (
@@ -44,14 +44,41 @@ from kinetod.captures.result.verdict import (
     target_exited,
     user_profiler_goes_on,
 )
-from kinetod.captures.target.phase_deadlines import after_acceptance, in_state, may_wait
 from kinetod.config.settings import Config
 
 STOP_GRACE_S = 5.0
 
 
+def may_wait(start: wire.Start) -> bool:
+    """Whether the agent may wait for the program's own profiler to finish."""
+    return bool(start.options.get("wait_for_user_profiler"))
+
+
+def limit_after_acceptance_s(start: wire.Start, config: Config, now_ns: int) -> float:
+    """Time until an agent that has accepted must make progress."""
+    if start.iterations is not None or may_wait(start):
+        return config.max_duration_ns / 1e9
+    return _until_begin(start, config, now_ns)
+
+
+def limit_of_state_s(state: pb.TargetState, start: wire.Start, config: Config, now_ns: int) -> float:
+    """Time until the agent must leave this state."""
+    if state == pb.TARGET_STATE_PROCESS:
+        return config.process_deadline_ns / 1e9
+    if start.iterations is not None:
+        return config.max_duration_ns / 1e9
+    if state == pb.TARGET_STATE_WARMUP:
+        return _until_begin(start, config, now_ns) + start.warmup_ns / 1e9
+    return ((start.duration_ns or 0) + config.agent_deadline_ns) / 1e9
+
+
+def _until_begin(start: wire.Start, config: Config, now_ns: int) -> float:
+    begin_ns = start.start_time_ns - start.warmup_ns
+    return (max(0, begin_ns - now_ns) + config.agent_deadline_ns) / 1e9
+
+
 class Phase(IntEnum):
-    """Where the capture of one target stands."""
+    """State of the capture of one target."""
 
     PENDING = 0
     ACCEPTED = 1
@@ -62,7 +89,7 @@ class Phase(IntEnum):
     ENDED = 6
 
 
-# What clients see; an agent that has accepted still counts as PENDING.
+# Public states; an agent that has accepted still counts as PENDING.
 _PUBLIC = {
     Phase.PENDING: pb.TARGET_STATE_PENDING,
     Phase.ACCEPTED: pb.TARGET_STATE_PENDING,
@@ -77,7 +104,7 @@ _PUBLIC = {
 class Now(NamedTuple):
     """The time of an event."""
 
-    loop_s: float  # of the event loop's clock, which nobody sets
+    loop_s: float  # the event loop's clock, which is never set
     unix_ns: int
 
 
@@ -130,7 +157,9 @@ class StopWanted(NamedTuple):
 
 
 class DeadlinePassed(NamedTuple):
-    """The deadline has passed and the collection has not ended."""
+    """The deadline has passed and the collection has not ended. standing: units.standing_text, or ""."""
+
+    standing: str = ""
 
 
 class DecodingBegun(NamedTuple):
@@ -156,6 +185,8 @@ class ReadClock(NamedTuple):
 
 
 Command = wire.Start | wire.Cancel | Publish | ReadClock
+
+
 _AGENT_STATES = {"WARMUP": Phase.WARMUP, "COLLECT": Phase.COLLECT, "PROCESS": Phase.PROCESS}
 
 
@@ -167,19 +198,20 @@ class Collection:
         self.phase = Phase.PENDING
         self.deadline_s = 0.0  # of the event loop's clock
         self.begun = False
-        self.stop: Ending | None = None  # why it is being stopped from our side
+        self.stop: Ending | None = None  # why we are stopping it
         self.result: wire.Result | None = None
         self.died = False
-        self.collect_ns = 0  # when the window began, by the agent's clock, which is this host's; 0: it has not
-        self.settings: dict[str, Any] = {}  # of the program, as its agent says; untrusted
+        self.collect_ns = 0  # start of the window, by the agent's clock, which is this host's; 0: it has not begun
+        self.settings: dict[str, Any] = {}  # of the program, as reported by its agent; untrusted
         self._pid = pid
         self._config = config
         self._rejected: wire.Rejected | None = None
-        self._gone = ""  # why nothing more comes from the agent
-        self._unopened = 0  # arenas that were announced
+        self._standing = ""  # why the agent misses a deadline
+        self._gone = ""  # why the agent sends nothing more
+        self._unopened = 0  # announced arenas that are not open yet
 
     def handle(self, event: object, now: Now) -> list[Command]:
-        """Takes one event. Returns what to do now, in order."""
+        """Processes one event. Returns the commands to carry out now, in order."""
         transition = TABLE.get((self.phase, type(event)))
         return transition(self, event, now) if transition else []
 
@@ -199,7 +231,9 @@ class Collection:
         return self._ending_of_link() if self._gone else None
 
     def window_ns(self, end_ns: int) -> tuple[int, int]:
-        """Start and end of the window, Unix ns; (0, 0) if it never began. end_ns: unless the agent has told it."""
+        """Start and end of the window, Unix ns; (0, 0) if it never began. end_ns: used unless the agent has reported
+        it.
+        """
         if self.result is not None:
             return self.result.window_start_ns, self.result.window_end_ns
         return (self.collect_ns, end_ns) if self.collect_ns else (0, 0)
@@ -217,7 +251,7 @@ class Collection:
             return ending
         if self._cancelled() or ending.outcome is not EndState.DONE:
             return self.stop
-        # It was over before our Cancel arrived: a user gets the whole trace, a limit stays a limit.
+        # It was over before our Cancel arrived: a user gets the complete trace, a limit stays a limit.
         return DONE if self.stop.code == VerdictReason.CANCELLED else self.stop
 
     def _ending_of_link(self) -> Ending:
@@ -249,7 +283,7 @@ class Collection:
         self._gone = self._gone or "it was no longer connected"
         return []
 
-    # what the agent says
+    # reports of the agent
 
     def _acknowledge(self) -> None:
         self.phase = max(self.phase, Phase.ACCEPTED)
@@ -258,7 +292,7 @@ class Collection:
         self._acknowledge()
         phase = _AGENT_STATES.get(message.state)
         if phase is None:  # its time has not come
-            self._allow(after_acceptance(self.request, self._config, now.unix_ns), now)
+            self._allow(limit_after_acceptance_s(self.request, self._config, now.unix_ns), now)
             return []
         if phase <= self.phase:
             return []
@@ -302,7 +336,7 @@ class Collection:
         return [self._cancel(keep_partial=ending.outcome is not EndState.CANCELLED)] if self.begun else []
 
     def _give_up(self, ending: Ending) -> list[Command]:
-        """Nothing more is awaited from the agent; if it still lives, it may stop too."""
+        """Stops waiting for the agent; if it is alive, it may stop too."""
         self.stop = ending
         self._gone = "it was given up"
         return [self._cancel(keep_partial=False)]
@@ -310,8 +344,9 @@ class Collection:
     def _cancel(self, *, keep_partial: bool) -> wire.Cancel:
         return wire.Cancel(self.request.capture_id, keep_partial)
 
-    def _overdue(self, _event: DeadlinePassed, now: Now) -> list[Command]:
+    def _overdue(self, event: DeadlinePassed, now: Now) -> list[Command]:
         if self.stop is None:
+            self._standing = f"; {event.standing}" if event.standing else ""
             return OVERDUE[self.phase](self, now)
         self._gone = "it did not confirm in time"
         return []
@@ -325,21 +360,21 @@ class Collection:
         return self._give_up(Ending(EndState.FAILED, VerdictReason.AGENT_SILENT, reason))
 
     def _not_begun(self, now: Now) -> list[Command]:
-        if may_wait(self.request):
+        if may_wait(self.request) and not self._standing:
             return self._stop_late(user_profiler_goes_on(self._pid, self._config.max_duration_ns), now)
         return self._not_ended(now)
 
     def _not_ended(self, now: Now) -> list[Command]:
-        if self.request.iterations is not None:
+        if self.request.iterations is not None and not self._standing:
             ending = iterations_not_reached(self._pid, self.request, self._config.max_duration_ns)
         else:
-            ending = agent_stuck(self._pid, _PUBLIC[self.phase])
+            ending = agent_stuck(self._pid, _PUBLIC[self.phase], self._standing)
         return self._stop_late(ending, now)
 
     def _not_stopped(self, _now: Now) -> list[Command]:
         reason = (
             f"the agent of process {self._pid} did not stop its sources within "
-            f"{format_duration(self._config.process_deadline_ns)}"
+            f"{format_duration(self._config.process_deadline_ns)}{self._standing}"
         )
         return self._give_up(Ending(EndState.PARTIAL, VerdictReason.AGENT_STUCK, reason))
 
@@ -357,7 +392,7 @@ class Collection:
     def _enter(self, phase: Phase, now: Now) -> list[Command]:
         self.phase = phase
         if phase <= Phase.PROCESS:
-            self._allow(in_state(_PUBLIC[phase], self.request, self._config, now.unix_ns), now)
+            self._allow(limit_of_state_s(_PUBLIC[phase], self.request, self._config, now.unix_ns), now)
         return [Publish(_PUBLIC[phase], now.unix_ns)]
 
     def _allow(self, seconds: float, now: Now) -> None:
@@ -366,7 +401,9 @@ class Collection:
 
 
 Transition = Callable[[Collection, Any, Now], list[Command]]
-# Until the collection has ended each event means the same in every state; only a missed deadline does not.
+
+
+# Until the collection has ended, each event means the same in every state, except a missed deadline.
 _COLLECTING: dict[type, Transition] = {
     Begun: Collection._begin,
     MemoryTaken: Collection._fit,
@@ -384,11 +421,15 @@ _COLLECTING: dict[type, Transition] = {
     DecodingBegun: Collection._store,
     VerdictGiven: Collection._end,
 }
+
+
 TABLE: dict[tuple[Phase, type], Transition] = {
     **{(phase, event): step for phase in Phase if phase < Phase.STORE for event, step in _COLLECTING.items()},
     (Phase.STORE, VerdictGiven): Collection._end,
     (Phase.ENDED, VerdictGiven): Collection._end,
 }
+
+
 OVERDUE: dict[Phase, Callable[[Collection, Now], list[Command]]] = {
     Phase.PENDING: Collection._silent,
     Phase.ACCEPTED: Collection._not_begun,

@@ -1,6 +1,5 @@
 """Turns a target's folder into verified files and a summary, without trusting the decode worker's answer."""
 
-import asyncio
 import contextlib
 import json
 import re
@@ -20,11 +19,11 @@ from kinetod.base.errors import VerdictReason
 from kinetod.base.safe_text import clean
 from kinetod.captures.result.decode_pool import DecodeError
 from kinetod.captures.target.services import Services
-from kinetod.store.stored_files import file_digest
+from kinetod.store.path_guard import file_digest
 
 _INT64_MAX = 2**63 - 1
 _MAX_WARNINGS = 32
-RAW_FOLDER = "raw"  # in a target's folder
+RAW_FOLDER = "raw"  # name in a target's folder
 INFO_FILE = "target.json"
 _FILE_NAME = re.compile(r"[^A-Za-z0-9_-]+")
 
@@ -37,7 +36,7 @@ class Converted:
     summary: pb.Summary
     warnings: tuple[str, ...]
     unreadable: int  # records that could not be decoded
-    cut: tuple[str, ...]  # files that are not whole, for people
+    cut: tuple[str, ...]  # files that are incomplete, for people
 
     def apply(self, target: pb.Target) -> None:
         """Adds files, summary and warnings to the public state."""
@@ -48,14 +47,11 @@ class Converted:
 
 async def convert(services: Services, target_dir: Path, formats: Sequence[str], *, pid: int) -> Converted:
     """Decodes in a worker and verifies its files. Raises DecodeError, after which only the raw records remain."""
-    loop = asyncio.get_running_loop()
     try:
         answer = await services.workers.convert(target_dir, formats, deadline_ns=services.config.decode_deadline_ns)
-        return await loop.run_in_executor(
-            services.executor, checked, answer, target_dir, tuple(formats), services.host, pid
-        )
+        return await services.files.in_thread(checked, answer, target_dir, tuple(formats), services.host, pid)
     except DecodeError as exc:
-        if await loop.run_in_executor(services.executor, remove_outputs, target_dir):
+        if await services.files.in_thread(remove_outputs, target_dir):
             raise
         raise DecodeError(VerdictReason.STORE_IO, f"{target_dir} was removed before it was decoded") from exc
 
@@ -80,7 +76,8 @@ def checked(answer: Mapping[str, Any], target_dir: Path, formats: tuple[str, ...
             pb.TraceFile(format=format_, name=name, size_bytes=size, sha256=digest)
             for format_, name, size, digest in answer["files"]
         )
-        json.dumps(answer["summary"], ensure_ascii=False).encode()  # protobuf has SystemError for half a surrogate pair
+        # protobuf raises SystemError for half a surrogate pair
+        json.dumps(answer["summary"], ensure_ascii=False).encode()
         summary = json_format.ParseDict(answer["summary"], pb.Summary(), ignore_unknown_fields=True)
         unreadable = _count(answer["records_undecoded"])
         warnings = tuple(clean(str(warning), 500) for warning in answer["warnings"][:_MAX_WARNINGS])
@@ -93,7 +90,7 @@ def checked(answer: Mapping[str, Any], target_dir: Path, formats: tuple[str, ...
         raise DecodeError(VerdictReason.DECODE_FAILED, f"the decoder wrote no {', '.join(sorted(missing))} file")
     for file in files:
         _verify(file, target_dir)
-    # Clients are told a name that says host and process, as TensorBoard's plug-in wants it.
+    # Clients get a name with host and process, in the form that TensorBoard's plug-in expects.
     stem = f"{_FILE_NAME.sub('_', host)}_{pid}.{time.time_ns() // 10**6}.pt"
     for file in files:
         file.name = f"{stem}.{STORED_NAMES[file.format]}"
@@ -102,7 +99,7 @@ def checked(answer: Mapping[str, Any], target_dir: Path, formats: tuple[str, ...
 
 
 def _count(value: Any) -> int:
-    """Raises ValueError."""
+    """Checks a count. Raises ValueError."""
     if type(value) is not int or not 0 <= value <= _INT64_MAX:
         raise ValueError(f"{value!r:.80} is not a valid number of records")
     return value
@@ -121,7 +118,7 @@ def _verify(file: pb.TraceFile, target_dir: Path) -> None:
 
 
 def overhead_of(values: Mapping[str, Any]) -> pb.Overhead:
-    """The agent's own overhead figures, ignoring whatever is not a plausible number."""
+    """The agent's own overhead figures, without implausible values."""
     overhead = pb.Overhead()
     for name in ("start_ns", "stop_ns", "detach_ns", "agent_cpu_ns"):
         value = values.get(name)

@@ -1,28 +1,27 @@
-"""Reads the kernel's counters of one target again and again, and makes intervals of the readings.
+"""Reads the kernel's counters of one target repeatedly, and turns the readings into intervals.
 
 Theory of operation
-    The first `take` begins, when the window does, the following ones go on, and `end` takes the last reading. They run
-    in any of the daemon's threads, one at a time, and touch nothing but /proc. A reading is taken every PERIOD_S, or
-    less often: reading may cost MAX_LOAD of a core, and a recording has no more than MAX_READINGS, nor more than
-    MAX_ROWS times of threads (then every second reading is dropped and the period doubles). Counters only grow, so that
-    nothing is lost by that but resolution.
+    The first `take` begins with the window, the following ones continue, and `end` takes the last reading. They run in
+    any of the daemon's threads, one at a time, and touch nothing but /proc. A reading is taken every PERIOD_S, or less
+    often: reading may cost MAX_LOAD of a core, and a recording has no more than MAX_READINGS, nor more than MAX_ROWS
+    times of threads (then every second reading is dropped and the period doubles). Counters only grow, so only
+    resolution is lost.
 
-    The kernel counts the time in which a thread waited for a CPU when it gets one, and running time at its ticks. What
-    is more than fits into an interval was in the ones before it, and is moved there.
+    The kernel adds the time that a thread waited for a CPU when it gets one, and running time at its ticks. Time that
+    exceeds an interval belongs to earlier ones, and is moved there.
 
-    Of each reading only the threads whose counters have changed are kept. If the process ends, what was read before
-    stays.
+    Each reading keeps only the threads whose counters have changed. If the process ends, earlier readings stay.
 """
 
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
+from kineto_trace.base.array_types import Ints
 from kineto_trace.model.kernel_counters import PROCESS, KernelCounters
 
 from kinetod.base.safe_text import clean
@@ -38,7 +37,7 @@ from kinetod.processes.kernel_counters import (
 )
 
 PERIOD_S = 0.1
-CHILDREN_PERIOD_NS = 500_000_000  # between looks at child processes, which cost more
+CHILDREN_PERIOD_NS = 500_000_000  # between readings of child processes, which cost more
 MAX_LOAD = 0.01  # of one core
 MAX_READINGS = 1024
 MAX_ROWS = 200_000
@@ -50,7 +49,7 @@ _NO_EVENTS = ThreadEvents(0, 0, 0, 0)
 
 
 class Reading(NamedTuple):
-    """The counters at one moment. threads: those that have changed since the reading before."""
+    """The counters at one moment. threads: those that have changed since the previous reading."""
 
     time_ns: int
     threads: dict[int, ThreadTimes]
@@ -58,7 +57,7 @@ class Reading(NamedTuple):
 
 
 class _Child(NamedTuple):
-    """A child process at the first and the last look at it."""
+    """A child process at its first and last reading."""
 
     first_ns: int
     first: ChildCounters
@@ -68,7 +67,7 @@ class _Child(NamedTuple):
 
 @dataclass(slots=True)
 class _First:
-    """What is known from the first reading on."""
+    """Facts from the first reading."""
 
     reader: CounterReader
     limits: CpuLimits
@@ -88,7 +87,7 @@ class KernelReadings:
     _threads: dict[int, ThreadTimes] = field(default_factory=dict)  # at the latest reading
     _seen: dict[int, tuple[int, int]] = field(default_factory=dict)  # first and last reading of each thread, Unix ns
     _children: dict[int, _Child] = field(default_factory=dict)  # by pid
-    _children_ns: int = 0  # the latest look at them
+    _children_ns: int = 0  # time of their latest reading
     _events: dict[int, ThreadEvents] = field(default_factory=dict)  # at the end
     _period_s: float = PERIOD_S
     _due_s: float = 0.0
@@ -96,7 +95,7 @@ class KernelReadings:
     _notes: list[str] = field(default_factory=list)
 
     def due(self) -> bool:
-        """Tells whether a reading should be taken now."""
+        """Whether a reading should be taken now."""
         return not self._ended and self.clock() >= self._due_s
 
     def take(self) -> None:
@@ -122,7 +121,7 @@ class KernelReadings:
             self._stop("")
 
     def close(self) -> None:
-        """Ends the recording; what was read stays."""
+        """Ends the recording; earlier readings stay."""
         with self._lock:
             self._stop("")
 
@@ -134,7 +133,7 @@ class KernelReadings:
             if self._first is None:
                 first = self._first = self._begun()
                 self._read(first.reader)
-                first.events = first.reader.thread_events()  # later, since it takes longer
+                first.events = first.reader.thread_events()  # last, since it takes longer
                 self._read_children(first.reader)
             else:
                 self._read(self._first.reader)
@@ -149,30 +148,26 @@ class KernelReadings:
         self._due_s = self.clock() + max(self._period_s, spent / MAX_LOAD)
 
     def thread_names(self) -> dict[int, str]:
-        """The kernel's names of all threads that were seen."""
+        """The kernel's names of all threads seen."""
         names = self._first.reader.names if self._first is not None else {}
         return {thread: clean(name, _NAME_CHARS) for thread, name in list(names.items())[:_MAX_NAMES]}
 
     def counters(self) -> KernelCounters | None:
-        """The intervals; None if there are not two readings."""
+        """The intervals; None with fewer than two readings."""
         if self._first is None or len(self._readings) < 2:
             return None
         readings, limits = self._readings, self._first.limits
         process = np.array([reading.process for reading in readings], np.int64)
         counted = np.maximum(np.diff(process, axis=0), 0)
         counted[(process[1:] == UNKNOWN) | (process[:-1] == UNKNOWN)] = UNKNOWN
-        rows = np.array(self._rows() or np.empty((0, 5)), np.int64)
-        events = np.array(self._event_rows() or np.empty((0, 5)), np.int64)
         throughout = (readings[0].time_ns, readings[-1].time_ns)
         lives = [(thread, *life) for thread, life in sorted(self._seen.items()) if life != throughout]
         return KernelCounters(
             times=np.array([reading.time_ns for reading in readings], np.int64),
-            rows=dict(zip(("interval", "thread", *ThreadTimes._fields), rows.T, strict=True)),
-            events=dict(zip(("thread", *ThreadEvents._fields), events.T, strict=True)),
-            lives=dict(
-                zip(("thread", "first_ns", "last_ns"), np.array(lives or np.empty((0, 3)), np.int64).T, strict=True)
-            ),
-            process=dict(zip(PROCESS, counted.T, strict=True)),
+            rows=_columns(("interval", "thread", *ThreadTimes._fields), self._rows()),
+            events=_columns(("thread", *ThreadEvents._fields), self._event_rows()),
+            lives=_columns(("thread", "first_ns", "last_ns"), lives),
+            process=_columns(PROCESS, counted),
             children=self._child_columns(),
             child_names=tuple(
                 clean(self._first.reader.child_names.get(pid, ""), _NAME_CHARS) for pid in self._seen_children()
@@ -190,10 +185,13 @@ class KernelReadings:
 
     def _begun(self) -> _First:
         reader = self.open_reader(self.key.pid)
-        if start_time_ns(self.key.pid) != self.key.start_time_ns:
+        try:
+            if start_time_ns(self.key.pid) != self.key.start_time_ns:
+                raise ProcessLookupError("the process has ended")
+            return _First(reader, reader.limits())
+        except BaseException:
             reader.close()
-            raise ProcessLookupError("the process has ended")
-        return _First(reader, reader.limits())
+            raise
 
     def _read(self, reader: CounterReader) -> None:
         threads, now_ns = reader.threads(), time.time_ns()
@@ -213,7 +211,7 @@ class KernelReadings:
         self._children_ns = now
         for pid, counters in reader.children().items():
             before = self._children.get(pid)
-            if before is None or counters.cpu_ns < before.last.cpu_ns:  # a new one
+            if before is None or counters.cpu_ns < before.last.cpu_ns:  # a new process
                 self._children[pid] = _Child(now, counters, now, counters)
             else:
                 self._children[pid] = before._replace(last_ns=now, last=counters)
@@ -233,7 +231,7 @@ class KernelReadings:
         self._period_s *= 2
 
     def _rows(self) -> list[tuple[int, ...]]:
-        """Interval, thread and what was counted."""
+        """Rows of interval, thread and counts."""
         latest = dict(self._readings[0].threads)
         counted: list[dict[int, ThreadTimes]] = []
         for reading in self._readings[1:]:
@@ -254,7 +252,7 @@ class KernelReadings:
         return rows
 
     def _move_back(self, counted: list[dict[int, ThreadTimes]]) -> None:
-        """Moves what is more than fits into an interval to the one before, as far as the thread lived then."""
+        """Moves time that exceeds an interval to the previous one, if the thread existed then."""
         for interval in range(len(counted) - 1, -1, -1):
             start_ns = self._readings[interval].time_ns
             length = self._readings[interval + 1].time_ns - start_ns
@@ -271,10 +269,10 @@ class KernelReadings:
                     )
 
     def _seen_children(self) -> list[int]:
-        """The children that were looked at more than once."""
+        """The children that were read more than once."""
         return [pid for pid, child in sorted(self._children.items()) if child.last_ns > child.first_ns][:_MAX_CHILDREN]
 
-    def _child_columns(self) -> dict[str, npt.NDArray[np.int64]]:
+    def _child_columns(self) -> dict[str, Ints]:
         rows = []
         for pid in self._seen_children():
             child = self._children[pid]
@@ -283,8 +281,7 @@ class KernelReadings:
                 for old, new in zip(child.first, child.last, strict=True)
             ]
             rows.append((pid, child.first_ns, child.last_ns, *counted))
-        columns = np.array(rows or np.empty((0, 7)), np.int64).T
-        return dict(zip(("pid", "first_ns", "last_ns", *ChildCounters._fields), columns, strict=True))
+        return _columns(("pid", "first_ns", "last_ns", *ChildCounters._fields), rows)
 
     def _event_rows(self) -> list[tuple[int, ...]]:
         assert self._first is not None
@@ -301,8 +298,14 @@ class KernelReadings:
             self._first.reader.close()
 
 
+def _columns(names: Sequence[str], rows: Sequence[Sequence[int]] | Ints) -> dict[str, Ints]:
+    """The columns of rows of numbers, by name."""
+    table = np.array(rows, np.int64).reshape(len(rows), len(names))
+    return {name: table[:, at] for at, name in enumerate(names)}
+
+
 def _since(before: tuple[int, ...], now: tuple[int, ...]) -> tuple[int, ...]:
-    """What was counted in between. A counter that has become smaller is that of another thread, a new one."""
+    """Differences of counters. A counter that has become smaller belongs to another, new thread."""
     if any(new < old for old, new in zip(before, now, strict=True)):
         return tuple(now)
     return tuple(new - old for old, new in zip(before, now, strict=True))

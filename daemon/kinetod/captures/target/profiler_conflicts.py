@@ -1,4 +1,4 @@
-"""Says what the daemon sees of what kept CUPTI from recording: other profilers on this host, a GPU without memory."""
+"""Explains what the daemon sees of conflicts that kept CUPTI from recording: other profilers, a GPU without memory."""
 
 import asyncio
 import contextlib
@@ -7,24 +7,23 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from kineto_protos.units import format_size
+from kineto_trace.base.quantities import format_size
 
 from kinetod.captures.result.verdict import Ending
 from kinetod.gpus.gpu_types import Snapshot
 from kinetod.host_checks.check_protocol import CheckQuestion
 from kinetod.host_checks.check_runner import HostLooker
 from kinetod.processes.profiler_signs import BY_PRODUCT, Holds
-from kinetod.profilers.profiler_findings import named
-from kinetod.profilers.profiler_scan import ProfilingTool, Scan
+from kinetod.profilers import ProfilingTool, Scan, named
 
 CUPTI_BUSY = "CUPTI_BUSY"
 CUPTI_NOT_INITIALIZED = "CUPTI_NOT_INITIALIZED"
-DEADLINE_S = 5.0  # the verdict waits for it
+DEADLINE_S = 15.0  # the verdict waits for it; 0.4 s are usual, and 5 were not enough beside a load of 14
 PROC = Path("/proc")
 
 
 class Conflicts:
-    """Adds what is seen to the reason of an ending. store: the store's folder. gpus: the GPUs now; may block."""
+    """Adds conflicts to the reason of an ending. store: the store's folder. gpus: returns the GPUs now; may block."""
 
     def __init__(
         self,
@@ -42,7 +41,7 @@ class Conflicts:
         self._gpus = gpus
 
     async def explained(self, ending: Ending, uid: int, pid: int = 0) -> Ending:
-        """Returns the ending with the conflicts added. uid: the target's user, who sees only pids of own processes."""
+        """Returns the ending with the conflicts added. uid: the target's user, who is shown only their own pids."""
         if ending.code == CUPTI_NOT_INITIALIZED:
             return replace(ending, reason=ending.reason + free_memory(await asyncio.to_thread(self._gpus), pid))
         if ending.code != CUPTI_BUSY:
@@ -59,7 +58,7 @@ class Conflicts:
 
 
 def free_memory(found: Snapshot, pid: int) -> str:
-    """Text to append to a reason: the free memory of the process's GPUs; "" if nothing is known of them."""
+    """Text to append to a reason: the free memory of the process's GPUs; "" if it is unknown."""
     parts = [
         f"GPU {gpu.index} has {format_size(max(gpu.memory_total_bytes - gpu.memory_used_bytes, 0))} free"
         for gpu in found.gpus

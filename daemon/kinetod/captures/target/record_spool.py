@@ -5,6 +5,7 @@ import errno
 import logging
 import os
 import re
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,9 +14,10 @@ from typing import Any
 
 from kineto_agent.protocol import wire
 from kineto_agent.protocol.records import GRAPH_NODES_FORMAT, STEP_MARKS_FORMAT
-from kineto_protos.units import format_size
+from kineto_trace.base.atomic_files import is_full
+from kineto_trace.base.quantities import format_size
 from kineto_trace.model.target_info import TargetInfo
-from kineto_trace.spool.attachments import FORMAT as FILE_FORMAT
+from kineto_trace.spool.raw_records import FORMAT as FILE_FORMAT
 from kineto_trace.spool.raw_records import RawWriter
 
 from kinetod.base.safe_text import clean
@@ -25,13 +27,12 @@ log = logging.getLogger(__name__)
 
 _NO_ACTIVITIES = (STEP_MARKS_FORMAT, GRAPH_NODES_FORMAT)
 MAX_SOURCES = 8
-_MAX_LOSSES = 256  # stretches of time in which records were dropped; the last one takes the rest
+_MAX_LOSSES = 256  # periods in which records were dropped; the last one absorbs the rest
 _SOURCE_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class DiskFull(Exception):
-    """Nothing more may be written; the text says why."""
+    """Nothing more may be written; the message says why."""
 
 
 class StoreLost(DiskFull):
@@ -39,7 +40,7 @@ class StoreLost(DiskFull):
 
 
 class ShareUsed(DiskFull):
-    """The user may store nothing more; the text says why."""
+    """The user may store nothing more; the message says why."""
 
 
 class TraceLimit(Exception):
@@ -53,11 +54,11 @@ class _Source:
     writer: RawWriter
     counts: ArenaCounts
     counted_ns: int  # Unix time of these counts
-    broken: bool = False  # a write failed in the middle: what follows would be unreadable
-    losing_ns: list[list[int]] = field(default_factory=list)  # from and until when records were dropped
+    broken: bool = False  # a write failed in the middle: later data would be unreadable
+    losing_ns: list[list[int]] = field(default_factory=list)  # start and end of periods in which records were dropped
 
     def count(self) -> None:
-        """Takes the counts of now."""
+        """Updates the counts."""
         dropped, before_ns = self.counts.dropped, self.counted_ns
         self.counts, self.counted_ns = self.reader.counts(), time.time_ns()
         if self.counts.dropped == dropped:
@@ -90,9 +91,10 @@ class Spool:
         self._free_bytes = free_bytes
         self._check_share = check_share
         self._sources: dict[str, _Source] = {}
+        self._busy = threading.Lock()  # while descriptors are read
 
     def open(self, arena: wire.Arena, fd: int) -> None:
-        """Maps a source's arena and creates its folder; takes ownership of `fd`. Raises BadArena, DiskFull."""
+        """Opens a source's arena and creates its folder; takes ownership of `fd`. Raises BadArena, DiskFull."""
         problem = self._problem(arena)
         if problem:
             os.close(fd)
@@ -108,7 +110,7 @@ class Spool:
             )
         except OSError as exc:
             reader.close()
-            raise _translated(exc, self.directory) from exc
+            raise disk_error(exc, self.directory) from exc
         self._sources[arena.source] = _Source(arena.format, reader, writer, reader.counts(), time.time_ns())
 
     def _problem(self, arena: wire.Arena) -> str:
@@ -123,10 +125,14 @@ class Spool:
         try:
             info.write(self.directory)
         except OSError as exc:
-            raise _translated(exc, self.directory) from exc
+            raise disk_error(exc, self.directory) from exc
 
     def drain(self, *, target_is_dead: bool = False, last: bool = False) -> None:
-        """Copies what is ready; `last`: without a disk reserve. Raises DiskFull, TraceLimit, ShareUsed."""
+        """Copies READY buffers; `last`: without a disk reserve. Raises DiskFull, TraceLimit, ShareUsed, BadArena."""
+        with self._busy:
+            self._drain(target_is_dead, last)
+
+    def _drain(self, target_is_dead: bool, last: bool) -> None:
         if not last:
             self._check_share()
         for source in self._sources.values():
@@ -141,7 +147,10 @@ class Spool:
                 source.reader.drain(source.writer, target_is_dead=target_is_dead, max_bytes=rest)
             except OSError as exc:
                 source.broken = True
-                raise _translated(exc, self.directory) from exc
+                raise disk_error(exc, self.directory) from exc
+            except BadArena:
+                source.broken = True
+                raise
             finally:
                 source.count()
 
@@ -150,7 +159,7 @@ class Spool:
         try:
             room = self._free_bytes() - self._min_free_bytes
         except OSError as exc:
-            raise _translated(exc, self.directory) from exc
+            raise disk_error(exc, self.directory) from exc
         if room <= 0:
             raise DiskFull(
                 f"less than {format_size(self._min_free_bytes)} is free on the disk of {self.directory} "
@@ -159,7 +168,11 @@ class Spool:
         return room
 
     def finish(self, metadata: Mapping[str, Mapping[str, Any]]) -> None:
-        """Makes the spool durable; `metadata` by source, from the agent's Result. Raises DiskFull."""
+        """Makes the spool durable; `metadata` by source, from the agent's Result. Raises DiskFull, BadArena."""
+        with self._busy:
+            self._finish(metadata)
+
+    def _finish(self, metadata: Mapping[str, Mapping[str, Any]]) -> None:
         for name, source in self._sources.items():
             clocks = source.reader.clocks()  # others are in the source's own metadata
             try:
@@ -174,7 +187,7 @@ class Spool:
                     dropped=source.counts.dropped,
                 )
             except OSError as exc:
-                raise _translated(exc, self.directory) from exc
+                raise disk_error(exc, self.directory) from exc
 
     def counts(self) -> dict[str, ArenaCounts]:
         """Record counts by source."""
@@ -189,19 +202,21 @@ class Spool:
         return sum(source.writer.bytes_written for source in self._sources.values())
 
     def copied_bytes(self) -> int:
-        """Bytes of activities copied from all sources: iterations and captured graphs are nothing by themselves."""
+        """Bytes of activities copied from all sources; iterations and captured graphs do not count by themselves."""
         return sum(each.reader.copied_bytes for each in self._sources.values() if each.format not in _NO_ACTIVITIES)
 
     def close(self) -> None:
-        """Unmaps and closes everything; the files remain."""
+        """Closes everything; the files remain."""
+        if not self._busy.acquire(blocking=False):
+            return  # a thread still copies as the daemon ends: the number it uses must not be reused for another file
         for source in self._sources.values():
-            with contextlib.suppress(OSError, BufferError):  # BufferError: a thread still copies from it
-                source.reader.close()
+            source.reader.close()
             with contextlib.suppress(OSError):
                 source.writer.close()
 
 
-def _translated(exc: OSError, directory: Path) -> DiskFull:
-    if exc.errno in _FULL:
+def disk_error(exc: OSError, directory: Path) -> DiskFull:
+    """Translates a failed write into a target's folder."""
+    if is_full(exc) or exc.errno == errno.EFBIG:
         return DiskFull(f"the disk is full: {directory}")
     return StoreLost(f"writing failed ({exc.strerror}): {directory}")

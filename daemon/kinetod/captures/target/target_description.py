@@ -1,4 +1,4 @@
-"""The content of target.json: what the daemon knows about a target and what its agent reported at the end."""
+"""The content of target.json: the daemon's facts about a target and its agent's final report."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -31,7 +31,7 @@ def describe_process(
     start: wire.Start,
     clock: pb.ClockOffset | None = None,
 ) -> TargetInfo:
-    """What target.json has of a process and its capture, whoever records. clock: as for `describe_target`."""
+    """The part of target.json about a process and its capture, whoever records. clock: as for `describe_target`."""
     return TargetInfo(
         capture_id=capture_id,
         host=host,
@@ -67,7 +67,7 @@ def describe_target(
 ) -> TargetInfo:
     """The current content of target.json. window_ns: start and end, Unix ns. The result is untrusted.
 
-    clock: this host's clock offset as measured by the caller. kernel: what was read of the process, once it has ended.
+    clock: this host's clock offset as measured by the caller. kernel: readings of the process, once it has ended.
     settings: the program's, from its agent; untrusted.
     """
     threads = list((result.threads if result else {}).items())[:_MAX_THREADS]
@@ -97,7 +97,7 @@ def describe_target(
 
 
 def _resource(process: pb.Process) -> dict[str, str]:
-    """What the process says of itself, and what the kernel and Kubernetes know better."""
+    """The process's own attributes, overridden by those that the kernel and Kubernetes know better."""
     known = {
         "container.id": process.container_id,
         "k8s.pod.uid": process.pod_uid,
@@ -109,7 +109,7 @@ def _resource(process: pb.Process) -> dict[str, str]:
 
 
 def checked_settings(settings: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
-    """The settings an agent reported; what is no plain value is left out."""
+    """The settings reported by an agent, without values that are not plain."""
     found: dict[str, bool | int | float | str] = {}
     for name, value in list(settings.items())[:_MAX_SETTINGS]:
         if isinstance(value, str):
@@ -124,7 +124,7 @@ def _checked_reasons(reasons: Mapping[str, str]) -> dict[str, str]:
 
 
 def checked_iterations(iterations: Mapping[str, Any]) -> list[list[int]]:
-    """Number and start (Unix ns) of the iterations an agent reported; entries out of order are left out."""
+    """Number and start (Unix ns) of the iterations reported by an agent, without entries out of order."""
     starts = iterations.get("starts")
     found: list[list[int]] = []
     for entry in starts[:_MAX_ITERATIONS] if isinstance(starts, list) else ():

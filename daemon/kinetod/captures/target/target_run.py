@@ -1,9 +1,9 @@
 """Drives one target of one capture, from the request to the agent until the verdict.
 
 Theory of operation
-    `TargetRun.run` is one task; `Collection` decides what happens, and this module does the I/O that it asks for. The
-    link calls `on_frame` and `on_gone`, which hand the event to the collection and wake the task up. Until the
-    collection has ended the task drains the arenas every DRAIN_PERIOD_S in a thread and watches the deadline.
+    `TargetRun.run` is one task; `Collection` decides what happens, and this module does the I/O that it requests. The
+    link calls `on_frame` and `on_gone`, which pass the event to the collection and wake the task up. Until the
+    collection has ended, the task drains the arenas every DRAIN_PERIOD_S in a thread and watches the deadline.
 
     Until `begin` is called the capture is armed: the agent is not asked yet, but is busy with this capture.
 """
@@ -13,13 +13,15 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from contextvars import copy_context
 from pathlib import Path
 from typing import Any, TypeVar
 
 from kineto_agent.protocol import wire
 from kineto_protos.alignment import Aligned
+from kineto_protos.plain import standing_text
 from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.base.quantities import lasted
 from kineto_trace.model.target_info import TargetInfo
 
 from kinetod.agents.agent_hub import CaptureFrame, ConnectedAgent
@@ -28,8 +30,8 @@ from kinetod.base.safe_text import clean
 from kinetod.captures.counters.capture_counters import TargetSampling
 from kinetod.captures.result.decode_pool import DecodeError
 from kinetod.captures.result.verdict import Ending, EndState, Final, final, worse
-from kinetod.captures.target import noted_ending
-from kinetod.captures.target.arena_reader import BadArena
+from kinetod.captures.target import recovery
+from kinetod.captures.target.arena_reader import BadArena, made_records, noted_ways, source_counts
 from kinetod.captures.target.buffer_memory import MemoryShare
 from kinetod.captures.target.collection import (
     STOP_GRACE_S,
@@ -51,20 +53,19 @@ from kinetod.captures.target.collection import (
     VerdictGiven,
 )
 from kinetod.captures.target.conversion import Converted, convert, overhead_of
-from kinetod.captures.target.exec_detection import after_exec
-from kinetod.captures.target.host_failures import (
+from kinetod.captures.target.endings import (
     CANNOT_WRITE,
     after_clock,
+    after_exec,
     clock_offset_ns,
     ending_of_disk,
     ending_of_trace_limit,
     with_exit_status,
+    with_plugins,
 )
 from kinetod.captures.target.kernel_readings import KernelReadings
-from kinetod.captures.target.plugin_refusals import explained
 from kinetod.captures.target.record_spool import DiskFull, Spool, TraceLimit
 from kinetod.captures.target.services import Services
-from kinetod.captures.target.source_counts import noted_ways, source_counts
 from kinetod.captures.target.target_description import describe_target
 from kinetod.processes.credentials import Credentials
 
@@ -77,7 +78,7 @@ T = TypeVar("T")
 
 
 class TargetRun:
-    """Runs one target. `target` is its public state; `on_change` is called after every change of it."""
+    """Runs one target. `target` is its public state; `on_change` is called after each change of it."""
 
     def __init__(
         self,
@@ -101,13 +102,15 @@ class TargetRun:
         self._config = services.config  # a reload changes later captures only
         self._capture_id = capture_id
         self.agent = agent
-        self.clock: pb.ClockOffset | None = None  # this host's, as the caller has measured it
+        self.clock: pb.ClockOffset | None = None  # this host's, as measured by the caller
         self._formats = tuple(formats)
         self._labels = labels
         self._on_change = on_change
-        self._counters = counters  # None: no hardware counters were asked for
-        self._approved = approved  # what the process was when the capture was allowed
+        self._counters = counters  # None: no hardware counters were requested
+        self._approved = approved  # the process's credentials when the capture was approved
         self._loop = asyncio.get_running_loop()
+        self._context = copy_context()  # identifies the user it works for
+        self._reading = set[asyncio.Task[None]]()
         self._wake = asyncio.Event()
         self._collection = Collection(target.pid, start, self._config)
         self._arenas: list[tuple[wire.Arena, int]] = []  # announced, not opened
@@ -131,7 +134,7 @@ class TargetRun:
     def on_frame(self, message: CaptureFrame, fd: int | None) -> None:
         """Handles a message of the agent."""
         if isinstance(message, wire.Arena):
-            assert fd is not None  # the link lets no Arena through without
+            assert fd is not None  # the link rejects an Arena without one
             self._ways |= noted_ways({message.source: message.metadata})
             self._arenas.append((message, fd))
         self._handle(message)
@@ -146,7 +149,7 @@ class TargetRun:
 
     @property
     def request(self) -> wire.Start:
-        """What the agent is asked for; it may be changed until `begin`."""
+        """The request for the agent; it may be changed until `begin`."""
         return self._collection.request
 
     @request.setter
@@ -154,12 +157,12 @@ class TargetRun:
         self._collection.request = request
 
     def stop(self, ending: Ending, *, grace_s: float = STOP_GRACE_S) -> None:
-        """Ends the collection from our side. The first reason counts, but a cancel that keeps nothing overrides it."""
+        """Ends the collection. The first reason counts, but a cancel that keeps nothing overrides it."""
         self._handle(StopWanted(ending, grace_s))
         self._wake.set()
 
     def attach(self) -> None:
-        """Makes the agent busy with this capture."""
+        """Marks the agent as busy with this capture."""
         self.agent.attach(self._capture_id, self)
 
     @property
@@ -167,7 +170,7 @@ class TargetRun:
         """Whether the target is ending or has ended."""
         return self._collection.is_over
 
-    async def armed(self) -> None:
+    async def wait_until_begun(self) -> None:
         """Waits, before `run`, until `begin` is called or the target is over."""
         while not self._collection.begun and not self.is_over:
             await self._wake.wait()
@@ -179,7 +182,7 @@ class TargetRun:
         self._wake.set()
 
     def align(self, aligned: Aligned) -> None:
-        """Sets, before `begin`, the iterations that the targets of this capture have in common."""
+        """Sets, before `begin`, the common iterations of this capture's targets."""
         self.request = aligned.applied(self.request)
         if aligned.warning:
             self.target.warnings.append(aligned.warning)
@@ -191,14 +194,13 @@ class TargetRun:
             await self._run()
         except asyncio.CancelledError:  # the daemon's time to stop is over
             if self._collection.stop is not None and self._collection.stop.outcome is EndState.PARTIAL:
-                noted_ending.note(self._spool.directory, self._collection.stop, self._spool.dropped_records())
+                recovery.note_ending(self._spool.directory, self._collection.stop, self._spool.dropped_records())
             raise
         except Exception:
             log.exception("capture %s failed for process %d", self._capture_id, self.target.pid)
             reason = "an internal error of the daemon; its log has the details"
             self._end(Final(pb.VERDICT_FAILED, VerdictReason.INTERNAL, reason))
         finally:
-            self.agent.detach(self._capture_id)
             for _, fd in self._arenas:
                 os.close(fd)
             self._kernel.close()
@@ -208,6 +210,16 @@ class TargetRun:
                 self._counters.release()
 
     async def _run(self) -> None:
+        try:
+            ending = await self._recorded()
+        finally:
+            self.agent.detach(self._capture_id)  # it can be asked for the next capture while this one is decoded
+        ending = await self._services.conflicts.explained(ending, self.target.process.uid, self.agent.key.pid)
+        ending = with_plugins(ending, self._services.plugins, self._missing())
+        await self._store(await after_exec(self._services.whose, self.agent.key, self._approved, ending))
+
+    async def _recorded(self) -> Ending:
+        """How the recording ended; the agent is done with it."""
         await self._take_memory()
         request = await self._services.device_graphs.noted(self.request, self.agent)
         self._handle(Asking(request))
@@ -217,10 +229,7 @@ class TargetRun:
             ending = await with_exit_status(ending, self.agent.identity)
         await self._end_counters(ending)
         self.agent.send(wire.Release(self._capture_id))
-        self.agent.detach(self._capture_id)
-        ending = await self._services.conflicts.explained(ending, self.target.process.uid, self.agent.key.pid)
-        ending = explained(ending, self._services.plugins, self._missing())
-        await self._store(await after_exec(self._services.whose, self.agent.key, self._approved, ending))
+        return ending
 
     async def _take_memory(self) -> None:
         taken = await self._in_thread(self._memory.take, self.request, self.agent.hello.sources)
@@ -228,12 +237,12 @@ class TargetRun:
         self.target.warnings.extend(filter(None, [taken.warning]))
 
     def _missing(self) -> Sequence[str]:
-        """The types that were not recorded, or all that were requested if the agent does not tell."""
+        """The types that were not recorded, or all requested ones if the agent does not report that."""
         result = self._collection.result
         return tuple((result and result.not_recorded) or self.request.activity_types)
 
     def _handle(self, event: object) -> None:
-        """Hands an event to the collection and does what it asks for."""
+        """Passes an event to the collection and carries out its commands."""
         for command in self._collection.handle(event, Now(self._loop.time(), time.time_ns())):
             if isinstance(command, Publish):
                 self._publish(command)
@@ -246,9 +255,9 @@ class TargetRun:
         self.target.state, self.target.state_since_ns = entered.state, entered.since_ns
         if entered.state == pb.TARGET_STATE_COLLECT:
             self.target.collecting_ns = entered.since_ns
-            self._services.executor.submit(self._kernel.take)  # at once: the task may be busy with arenas
+            self._read_now(self._kernel.take)  # at once: the task may be busy with arenas
         elif entered.state == pb.TARGET_STATE_PROCESS:
-            self._services.executor.submit(self._kernel.end)
+            self._read_now(self._kernel.end)
         if entered.state >= pb.TARGET_STATE_PROCESS and self.target.collecting_ns and not self.target.collected_ns:
             self.target.collected_ns = entered.since_ns
         self._on_change()
@@ -266,15 +275,23 @@ class TargetRun:
             await self._drain()
             await self._check_memory()
             if self._loop.time() >= collection.deadline_s and collection.ending() is None:
-                self._handle(DeadlinePassed())
+                call = self.agent.standing
+                text = standing_text(call, self.target.pid, lasted(call.since_ns, time.time_ns())) if call else ""
+                self._handle(DeadlinePassed(text))
                 self._wake.set()
         await self._in_thread(self._kernel.end)
         return ending
 
     async def _read_kernel(self) -> None:
-        """Reads the kernel's counters of the process as long as the window lasts."""
+        """Reads the kernel's counters of the process during the window."""
         if self._collection.phase is Phase.COLLECT and self._kernel.due():
             await self._in_thread(self._kernel.take_if_due)
+
+    def _read_now(self, read: Callable[[], None]) -> None:
+        # the context of a frame belongs to no user
+        task = self._loop.create_task(self._in_thread(read), context=self._context)
+        self._reading.add(task)
+        task.add_done_callback(self._reading.discard)
 
     async def _check_memory(self) -> None:
         if self._collection.stop is None and self._memory.due():
@@ -292,7 +309,7 @@ class TargetRun:
     # arenas
 
     async def _in_thread(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        return await self._loop.run_in_executor(self._services.executor, partial(function, *args, **kwargs))
+        return await self._services.files.in_thread(function, *args, **kwargs)
 
     async def _open_arenas(self) -> None:
         while self._arenas:
@@ -317,7 +334,7 @@ class TargetRun:
                 self.stop(ending_of_disk(exc))
 
     async def _drain(self) -> None:
-        """Copies what is ready; a limit that is reached ends the collection."""
+        """Copies READY buffers; reaching a limit ends the collection."""
         stop = self._collection.stop
         if not self._spool.counts() or (stop is not None and stop.code in CANNOT_WRITE):
             return
@@ -328,7 +345,12 @@ class TargetRun:
         except TraceLimit:
             if self._collection.stop is None:
                 self.stop(ending_of_trace_limit(self._config.max_trace_bytes))
+        except BadArena as exc:
+            self._handle(ArenaRefused(self._spoiled(exc)))
         self._publish_counts()
+
+    def _spoiled(self, exc: BadArena) -> str:
+        return f"the memory that process {self.target.pid} passed for its records cannot be used any more: {exc}"
 
     def _publish_counts(self, *, at_once: bool = False) -> None:
         self._ways |= noted_ways(self._source_metadata())
@@ -349,12 +371,16 @@ class TargetRun:
                 ending = worse(ending, ending_of_disk(exc))
             except TraceLimit:
                 ending = worse(ending, ending_of_trace_limit(self._config.max_trace_bytes))
+            except BadArena as exc:
+                ending = worse(ending, Ending(EndState.FAILED, VerdictReason.BAD_ARENA, self._spoiled(exc)))
         try:
             await self._in_thread(self._spool.finish, self._source_metadata())
-            # A second or so for a process of many threads: too long for the loop.
+            # About a second for a process with many threads: too long for the loop.
             await self._in_thread(lambda: self._spool.write_info(self._info(ended=True)))
         except DiskFull as exc:
             ending = worse(ending, ending_of_disk(exc))
+        except BadArena as exc:
+            ending = worse(ending, Ending(EndState.FAILED, VerdictReason.BAD_ARENA, self._spoiled(exc)))
         self._publish_counts(at_once=True)
         return ending
 
@@ -402,7 +428,7 @@ class TargetRun:
             ending = Ending(EndState.FAILED, VerdictReason.NOTHING_RECORDED, "the agent announced no source")
         if ending.outcome is EndState.DONE or (ending.outcome is EndState.PARTIAL and recorded):
             self._handle(DecodingBegun())
-            await self._in_thread(noted_ending.note, self._spool.directory, ending, dropped)
+            await self._in_thread(recovery.note_ending, self._spool.directory, ending, dropped)
             try:
                 converted = await convert(self._services, self._spool.directory, self._formats, pid=self.target.pid)
             except DecodeError as exc:
@@ -411,6 +437,7 @@ class TargetRun:
             ending,
             recorded=recorded,
             dropped=dropped,
+            made=made_records(self.target),
             unreadable=converted.unreadable if converted is not None else 0,
             cut=converted.cut if converted is not None else (),
             decode_error=decode_error,

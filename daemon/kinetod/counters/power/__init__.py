@@ -1,1 +1,1 @@
-"""Power, clocks, temperature and throttling of whole GPUs, which need nobody's hardware counters."""
+"""Power, clocks, temperature and throttling of whole GPUs, recorded without hardware counters."""

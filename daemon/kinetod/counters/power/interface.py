@@ -1,23 +1,22 @@
-"""What reads the power, the clocks, the temperature and the throttling of a GPU, and how its process is asked.
+"""Sources of power, clocks, temperature and throttling of a GPU, and the protocol with the process that reads them.
 
 Theory of operation
-    power_recording.py (in the daemon)   opens the files, starts the process, and says what became of each GPU
+    power_recording.py (in the daemon)   opens the files, starts the process, reports the result for each GPU
     power_process.py (the process)       one thread for each GPU: a reading, a row, every PERIOD_NS
     a source                             one file for each: nvml_power.py, drm_power.py
 
-    These figures need no lock and no right: they are there also where somebody else has the hardware counters of the
-    GPU, or the driver refuses them. A driver may hang in any call, so a process of its own makes them, for one capture;
-    the process that reads GPUs for metrics (kinetod.gpus) would be late for both. It may be killed at any moment: rows
-    are whole in the file once they are written, and a row that is cut off is no part of it.
+    These values need no lock and no permission: they are available even if somebody else has the hardware counters of
+    the GPU, or the driver refuses them. A driver may hang in any call, so a separate process makes the calls, for one
+    capture; the process that reads GPUs for metrics (kinetod.gpus) would be late for both. It may be killed at any
+    moment: rows are written whole, and a truncated row is ignored.
 
-    A reading is what the driver says at that moment. A row goes from one reading to the next and has the values of the
-    later one, but for counters (energy), which tell what was in between exactly. A row that is longer than the period
-    says so by its times; nothing is written of a longer time than MOST_ROW_NS: rows do not abut there, which is counted
-    as a loss.
+    A reading is the driver's current values. A row spans two readings and has the values of the later one, except for
+    counters (energy), which give the exact value in between. The times of a row show if it is longer than the period;
+    nothing is written for a time longer than MOST_ROW_NS: the gap counts as a loss.
 
-    Some figures cost a driver milliseconds (of an H200 with driver 580 the energy counter 4 and the highest clock 1 to
-    2, all others microseconds). These are read WHOLE_EVERY readings, and what they say is that of all rows since then:
-    rows are written so many at a time.
+    Some values cost a driver milliseconds (on an H200 with driver 580 the energy counter 4 and the highest clock 1 to
+    2, all others microseconds). These are read every WHOLE_EVERY readings, and apply to all rows since then: that many
+    rows are written at a time.
 """
 
 from collections.abc import Sequence
@@ -28,9 +27,9 @@ from kineto_trace.spool.counter_samples import SUFFIX
 
 from kinetod.counters.interface import MOST_DURATION_NS
 
-PERIOD_NS = 50_000_000  # NVIDIA's drivers measure power anew every 20 to 100 ms
-MOST_ROW_NS = 1_000_000_000  # a busy host delays readings; nothing is known of a longer time without one
-MAX_FILE_BYTES = 64 << 20  # of one GPU: 15 hours
+PERIOD_NS = 50_000_000  # NVIDIA's drivers measure power every 20 to 100 ms
+MOST_ROW_NS = 1_000_000_000  # a busy host delays readings; a longer time without one is a gap
+MAX_FILE_BYTES = 64 << 20  # for one GPU: 15 hours
 WHOLE_EVERY = 10  # readings
 SET_NAME = "power"
 POWER_SUFFIX = f".power{SUFFIX}"  # of a file
@@ -41,9 +40,9 @@ BY_POWER, BY_HEAT, BY_HARDWARE = "Throttled by power", "Throttled by heat", "Thr
 
 
 class PowerMetric(msgspec.Struct, frozen=True, kw_only=True):
-    """A figure of a GPU. name: the vendor's. label: one of the words above.
+    """One value of a GPU. name: the vendor's. label: one of the words above.
 
-    counter: its readings only grow, and a row has its growth per second. costly: it is not part of every reading.
+    counter: its readings only grow, and a row has its growth per second. costly: not part of every reading.
     """
 
     name: str
@@ -63,14 +62,14 @@ class PowerSource(Protocol):
     metrics: tuple[PowerMetric, ...]  # those that this GPU has
 
     def read(self, whole: bool) -> Sequence[float | None]:
-        """The metrics' values now; None for one that is not to be had, and unless whole for those that are costly.
+        """Current values; None for a metric that is unavailable, and for costly metrics unless `whole`.
 
         Raises CounterError if the GPU is gone.
         """
 
 
 class PowerTarget(msgspec.Struct, frozen=True, kw_only=True):
-    """A GPU to read. pci_bus_id: where it is AMD's or Intel's. descriptors: its files, open for writing and empty."""
+    """A GPU to read. pci_bus_id: set for AMD's and Intel's. descriptors: its files, open for writing and empty."""
 
     uuid: str
     descriptors: tuple[int, ...]
@@ -78,7 +77,7 @@ class PowerTarget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PowerRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The first line for the process. Each later one is the place of a GPU here whose reading is to end.
+    """The first line for the process. Each later line is the index of a GPU here whose reading is to end.
 
     The end of its standard input ends all.
     """
@@ -90,7 +89,7 @@ class PowerRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PowerNews(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of the process's answer. gpu: the place in the request.
+    """A line of the process's answer. gpu: index in the request.
 
     Without a code, its first row will come. With a CounterCode, it could not be read, or its rows end here.
     """

@@ -1,14 +1,14 @@
-"""Power, clocks, temperature and throttling of an NVIDIA GPU, by NVML.
+"""Power, clocks, temperature and throttling of an NVIDIA GPU, through NVML.
 
 Theory of operation
-    "Power" is the power at that moment (NVML_FI_DEV_POWER_INSTANT, driver 530 and later), without it what
-    nvmlDeviceGetPowerUsage says, which from Ampere on (but for GA100) is the mean of the last second. On A100 and H100
-    a moment stands for 25 ms in 100 (arXiv 2312.02741), so that there is "Power, mean", too, by the GPU's own energy
-    counter: of some 100 ms at least it is the exact mean, of a single row only as exact as the counter is fine.
+    "Power" is the current power (NVML_FI_DEV_POWER_INSTANT, driver 530 and later), otherwise the result of
+    nvmlDeviceGetPowerUsage, which from Ampere on (except GA100) is the mean of the last second. On A100 and H100 an
+    instant value covers 25 ms in 100 (arXiv 2312.02741), so there is also "Power, mean", from the GPU's own energy
+    counter: exact over 100 ms or more; for a single row limited by the counter's resolution.
 
-    The reasons for lower clocks are those of the moment. The driver's own limit of power counts as power, and so does
-    the external power brake; slowdowns by software and hardware as heat; whatever the board's hardware does without the
-    driver counts as hardware besides.
+    The reasons for lower clocks are the current ones. The driver's own power limit counts as power, and so does the
+    external power brake; slowdowns by software and hardware as heat; anything the board's hardware does without the
+    driver also counts as hardware.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,11 +33,11 @@ from kinetod.gpus.nvml_calls import GpuLost, NvmlCalls, said, text
 
 T = TypeVar("T")
 
-_POWER_INSTANT = 186  # NVML_FI_DEV_POWER_INSTANT, which early versions of nvidia-ml-py 12 do not have
+_POWER_INSTANT = 186  # missing in early versions of nvidia-ml-py 12
 _HW_SLOWDOWN, _HW_THERMAL, _HW_POWER_BRAKE = 0x8, 0x40, 0x80  # nvmlClocksEventReason…
 _SW_POWER_CAP, _SW_THERMAL = 0x4, 0x20
 _EVENT = "nvmlClocksEventReason"
-_REASONS = {
+_EVENT_REASONS = {
     PowerMetric(name=f"{_EVENT}SwPowerCap|HwPowerBrakeSlowdown", label=BY_POWER, unit=""): (
         _SW_POWER_CAP | _HW_POWER_BRAKE
     ),
@@ -46,14 +46,14 @@ _REASONS = {
         _HW_SLOWDOWN | _HW_THERMAL | _HW_POWER_BRAKE
     ),
 }
-# The name before and after NVIDIA spoke of events in place of throttling (driver 535).
+# The name before and after NVIDIA renamed throttling to events (driver 535).
 _REASON_CALLS = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
 _MHZ = 1e6
 _MILLI = 1e-3
 
 
 class NvmlPower:
-    """One GPU by NVML, which is open. Raises CounterError if it cannot be read."""
+    """One GPU through NVML, which is open. Raises CounterError if it cannot be read."""
 
     backend = "nvml"
 
@@ -72,14 +72,14 @@ class NvmlPower:
             each for each in self._all_readings() if self._checked(each[1]) is not None
         ]
         self._reason_call = self._existing_reason_call()
-        reasons = tuple(_REASONS) if self._reason_call else ()
+        reasons = tuple(_EVENT_REASONS) if self._reason_call else ()
         self.metrics = (*(metric for metric, _ in self._readings), *reasons)
         if not self.metrics:
             reason = f"GPU {uuid}: its driver tells neither power nor clocks nor temperature"
             raise CounterError(CounterCode.UNAVAILABLE, reason)
 
     def _all_readings(self) -> list[tuple[PowerMetric, Callable[[], float | None]]]:
-        """What is read with one call each. Power comes first, next to the time of the row."""
+        """The values that one call each reads. Power comes first, closest to the time of the row."""
         nvml, handle, calls = self._calls.nvml, self._handle, self._calls
 
         def instant() -> float | None:
@@ -128,15 +128,15 @@ class NvmlPower:
         ]
 
     def read(self, whole: bool = True) -> Sequence[float | None]:
-        """The metrics' values now, unless whole without the costly ones. Raises CounterError if the GPU is gone."""
+        """The current values; unless `whole`, without the costly ones. Raises CounterError if the GPU is gone."""
         values = [self._checked(reading) if whole or not metric.costly else None for metric, reading in self._readings]
         if self._reason_call:
             reasons = self._reasons(self._reason_call)
-            values += [None if reasons is None else float(bool(reasons & bits)) for bits in _REASONS.values()]
+            values += [None if reasons is None else float(bool(reasons & bits)) for bits in _EVENT_REASONS.values()]
         return values
 
     def _existing_reason_call(self) -> str:
-        """The function that tells why clocks are lower; empty without one."""
+        """The function that returns the reasons for lower clocks; empty if there is none."""
         return next((name for name in _REASON_CALLS if self._reasons(name) is not None), "")
 
     def _reasons(self, call: str) -> int | None:
@@ -144,7 +144,7 @@ class NvmlPower:
         return None if function is None else self._checked(lambda: self._calls.maybe(function, self._handle))
 
     def _checked(self, reading: Callable[[], T]) -> T:
-        """Raises CounterError if the GPU is gone."""
+        """Runs a reading. Raises CounterError if the GPU is gone."""
         try:
             return reading()
         except (GpuLost, LibraryError) as exc:

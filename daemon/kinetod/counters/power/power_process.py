@@ -1,12 +1,12 @@
 """`python -m kinetod.counters.power.power_process`: reads GPUs into files until its standard input ends.
 
 Theory of operation
-    The first line of its standard input is a PowerRequest, and each later one a GPU that is to end; each line of its
-    standard output is a PowerNews. One thread for each GPU, so that a GPU whose driver hangs holds up no other. The end
-    of the standard input, which is the daemon's word or its death, ends all: the main thread gives the threads JOIN_S.
+    The first line of its standard input is a PowerRequest, and each later one a GPU to end; each line of its standard
+    output is a PowerNews. Each GPU has its own thread, so that a hanging driver delays no other GPU. The process ends
+    when the daemon closes the standard input or dies: the main thread gives the threads JOIN_S.
 
-    No GPU takes more than a share MOST_SHARE of a core: if the driver's calls cost more than usual, there are fewer
-    readings, but one every MOST_PERIOD_NS at least.
+    No GPU uses more than a share MOST_SHARE of a core: if the driver's calls cost more than usual, there are fewer
+    readings, but at least one every MOST_PERIOD_NS.
 """
 
 import contextlib
@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import IO, NoReturn
 
 import msgspec
@@ -26,10 +27,17 @@ from kineto_trace.spool.counter_samples import CounterHeader, SampledMetric, row
 
 from kinetod.base.safe_text import clean
 from kinetod.counters.interface import CounterCode, CounterError
-from kinetod.counters.power.drm_power import DrmPower
 from kinetod.counters.power.interface import (
+    BY_HARDWARE,
+    BY_HEAT,
+    BY_POWER,
+    MEMORY_CLOCK,
     MOST_ROW_NS,
+    POWER,
+    POWER_LIMIT,
     SET_NAME,
+    SM_CLOCK,
+    TEMPERATURE,
     WHOLE_EVERY,
     PowerMetric,
     PowerNews,
@@ -38,12 +46,24 @@ from kinetod.counters.power.interface import (
     PowerTarget,
 )
 from kinetod.counters.power.nvml_power import NvmlPower, open_nvml
+from kinetod.gpus.driver_files import INTEL_CLOCKS, Sensors, scaled, text
 from kinetod.gpus.nvml_calls import NvmlCalls
+from kinetod.processes.drm_gpus import PROC, SYS, DrmGpu, drm_gpus
 
 JOIN_S = 1.0
 MOST_SHARE = 0.03
 MOST_PERIOD_NS = 500_000_000
 _SMOOTHING = 0.1
+_MICRO = 1e-6  # hwmon's watts and joules
+_MILLI = 1e-3  # its degrees
+_MEGA = 1e6
+# Below the PCI device: xe's of its first tile, and i915's below the DRM device.
+_REASON_FOLDERS = ("tile0/gt0/freq0/throttle/reason_", "drm/card*/gt/gt0/throttle_reason_")
+_REASONS = {
+    BY_POWER: ("pl1", "pl2", "pl4"),
+    BY_HEAT: ("thermal", "ratl", "vr_thermalert"),
+    BY_HARDWARE: ("prochot", "vr_tdc"),
+}
 
 
 class PowerRows:
@@ -54,15 +74,15 @@ class PowerRows:
         self._counters = [at for at, metric in enumerate(metrics) if metric.counter]
         self._costly = [at for at, metric in enumerate(metrics) if metric.costly]
         self._waiting: list[tuple[int, int, list[float]]] = []  # start, end and values, since the last whole reading
-        self._before_ns = 0  # the last reading, 0: none
-        self._known: dict[int, tuple[int, float | None]] = {}  # of each counter its last reading
+        self._before_ns = 0  # time of the last reading, 0: none
+        self._known: dict[int, tuple[int, float | None]] = {}  # last reading of each counter
 
     def add(self, time_ns: int, values: Sequence[float | None], period_ns: int, *, whole: bool) -> None:
-        """One more reading, whose row ends with it.
+        """Adds a reading, whose row ends with it.
 
-        There is none for the first reading, and for one whose time is not later. After more than MOST_ROW_NS a row
-        only goes back by one period, and counters have no value. Rows since the last whole reading get what is costly
-        of this one, if it is whole.
+        The first reading has no row, nor one whose time is not later. After more than MOST_ROW_NS a row only goes back
+        by one period, and counters have no value. Rows since the last whole reading get the costly values of this one,
+        if it is whole.
         """
         since_ns, self._before_ns = self._before_ns, time_ns
         if since_ns and time_ns - since_ns > MOST_ROW_NS:
@@ -87,7 +107,7 @@ class PowerRows:
             values[at] = value
 
     def take(self) -> "np.ndarray":
-        """The rows that nobody has taken yet, to be called after a whole reading."""
+        """Returns the rows not taken yet; call it after a whole reading."""
         taken, self._waiting = self._waiting, []
         rows = np.zeros(len(taken), dtype=self._layout)
         for at, row in enumerate(taken):
@@ -96,7 +116,7 @@ class PowerRows:
 
 
 class ReadingPace:
-    """How long to wait between readings, by what they cost. Pure."""
+    """Computes the pause between readings from their cost. Pure."""
 
     def __init__(self, period_ns: int) -> None:
         self._least_ns = period_ns
@@ -104,13 +124,13 @@ class ReadingPace:
         self.period_ns = period_ns
 
     def add(self, cost_ns: int) -> None:
-        """CPU time of one more reading."""
+        """Adds the CPU time of one more reading."""
         self._cost_ns += _SMOOTHING * (cost_ns - self._cost_ns)
         self.period_ns = max(self._least_ns, min(int(self._cost_ns / MOST_SHARE), MOST_PERIOD_NS))
 
 
 class GpuRecorder(threading.Thread):
-    """One GPU's readings into its files, which are this thread's. tell: takes the code and the reason of its news."""
+    """Writes one GPU's readings into its files, which this thread owns. tell: gets code and reason of its news."""
 
     def __init__(
         self,
@@ -128,11 +148,11 @@ class GpuRecorder(threading.Thread):
         self._stopped = threading.Event()
 
     def stop(self) -> None:
-        """Ends it with one more reading."""
+        """Ends it after one more reading."""
         self._stopped.set()
 
     def run(self) -> None:
-        """Works until it is stopped, the GPU is gone, or the disk takes no more."""
+        """Runs until it is stopped, the GPU is gone, or the disk is full."""
         try:
             self._record()
         except CounterError as exc:
@@ -154,10 +174,10 @@ class GpuRecorder(threading.Thread):
         rows, pace = PowerRows(source.metrics), ReadingPace(self._request.period_ns)
         began, number = time.monotonic(), 0
         rows.add(time.time_ns(), source.read(whole=True), pace.period_ns, whole=True)
-        self._tell("", "")  # the first row begins before that is heard
+        self._tell("", "")  # the first row begins before the daemon reads this
         stopped = False
         try:
-            while not stopped:  # the last reading is that of the end
+            while not stopped:  # the last reading marks the end
                 stopped = self._stopped.wait(max(0.0, began + pace.period_ns / 1e9 - time.monotonic()))
                 began, cpu_ns, number = time.monotonic(), time.thread_time_ns(), number + 1
                 whole = stopped or number % WHOLE_EVERY == 0
@@ -197,13 +217,13 @@ class PowerSources:
 
 
 class NewsPipe:
-    """Writes news, of any thread."""
+    """Writes news, from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
 
     def tell(self, gpu: int, code: str, reason: str) -> None:
-        """One line. A daemon that is gone does not matter: the standard input has ended, too."""
+        """Writes one line. It does not matter if the daemon is gone: the standard input has ended, too."""
         line = msgspec.json.encode(PowerNews(gpu=gpu, code=code, reason=clean(reason, 300))) + b"\n"
         with self._lock, contextlib.suppress(OSError):
             os.write(1, line)
@@ -214,7 +234,7 @@ def _number(value: float | None) -> float:
 
 
 def _growth(then: float | None, now: float | None, seconds: float) -> float:
-    """Growth per second; NaN if one of them is missing, or the counter began anew."""
+    """Growth per second; NaN if one of the values is missing, or the counter was reset."""
     return math.nan if then is None or now is None or now < then or seconds <= 0 else (now - then) / seconds
 
 
@@ -232,7 +252,7 @@ def _header(source: PowerSource, target: PowerTarget, period_ns: int) -> Counter
 
 
 def _serve(recorders: Sequence[GpuRecorder], within_s: float) -> bool:
-    """Ends single GPUs when the daemon says so. Returns whether the standard input has ended within that time."""
+    """Ends single GPUs when the daemon asks for it. Returns whether the standard input has ended within that time."""
     deadline = time.monotonic() + within_s
     said = b""
     while (left_s := deadline - time.monotonic()) > 0:
@@ -250,7 +270,7 @@ def _serve(recorders: Sequence[GpuRecorder], within_s: float) -> bool:
 def main() -> NoReturn:
     """Serves one request."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the daemon
-    with open(0, "rb", buffering=0, closefd=False) as stdin:  # no byte of a later line is taken
+    with open(0, "rb", buffering=0, closefd=False) as stdin:  # so that no byte of a later line is read
         request = msgspec.json.decode(stdin.readline(), type=PowerRequest)
     sources, news = PowerSources(), NewsPipe()
     recorders = [
@@ -268,8 +288,101 @@ def main() -> NoReturn:
     deadline = time.monotonic() + JOIN_S
     for each in recorders:
         each.join(max(0.0, deadline - time.monotonic()))
-    os._exit(0)  # a thread in the driver must not hold it
+    os._exit(0)  # so that a thread in the driver cannot block the exit
 
 
 if __name__ == "__main__":
     main()
+
+
+# Power, clocks, temperature and throttling of AMD's and Intel's GPUs, from the files of their kernel drivers. amdgpu
+# has files for everything except the reasons for lower clocks; xe and i915 have those, and usually an energy counter
+# instead of power; its growth is the power. The existing files are looked up once. A GPU whose folder is gone has
+# fallen off the bus.
+class DrmPower:
+    """One GPU through its kernel driver. Raises CounterError if there is none at this PCI address."""
+
+    def __init__(self, pci_bus_id: str, *, sys: Path = SYS, proc: Path = PROC) -> None:
+        gpu = next((each for each in drm_gpus(sys, proc) if each.pci_bus_id == pci_bus_id), None)
+        if gpu is None:
+            raise CounterError(CounterCode.UNAVAILABLE, f"there is no GPU of AMD or Intel at {pci_bus_id}")
+        self._gpu = gpu
+        self.backend = gpu.driver
+        self.library_version = clean(text(proc / "sys/kernel/osrelease"), 128)
+        self.index = gpu.number
+        self.chip = clean(text(gpu.folder / "product_name") or text(gpu.folder / "device"), 128)
+        self._files = _amd_files(gpu) if gpu.vendor == "amd" else _intel_files(gpu)
+        self._flags = _reason_files(gpu.folder) if gpu.vendor == "intel" else {}
+        self.metrics = (
+            *(metric for metric, _, _ in self._files),
+            *(PowerMetric(name=paths[0].name, label=label, unit="") for label, paths in self._flags.items()),
+        )
+        if not self.metrics:
+            reason = f"the GPU at {pci_bus_id}: {gpu.driver} has no files of its power, clocks or temperature"
+            raise CounterError(CounterCode.UNAVAILABLE, reason)
+
+    def read(self, whole: bool = True) -> Sequence[float | None]:  # none of them is costly
+        """The metrics' current values. Raises CounterError if the GPU is gone."""
+        values = [scaled(path, factor) for _, path, factor in self._files]
+        values += [_flag(paths) for paths in self._flags.values()]
+        if all(each is None for each in values) and not self._gpu.folder.exists():
+            raise CounterError(CounterCode.FAILED, f"the GPU at {self._gpu.pci_bus_id} has fallen off the bus")
+        return values
+
+
+_File = tuple[PowerMetric, Path, float]
+
+
+def _amd_files(gpu: DrmGpu) -> list[_File]:
+    sensors = Sensors(gpu.folder)
+    found = [
+        _first(POWER, "W", _MICRO, [sensors.path(name) for name in ("power1_average", "power1_input")]),
+        _first(POWER_LIMIT, "W", _MICRO, [sensors.path("power1_cap")]),
+        _first(SM_CLOCK, "Hz", 1, [sensors.labelled_path("freq", "sclk")]),
+        _first(MEMORY_CLOCK, "Hz", 1, [sensors.labelled_path("freq", "mclk")]),
+        _first(TEMPERATURE, "°C", _MILLI, [sensors.labelled_path("temp", label) for label in ("junction", "edge")]),
+    ]
+    return [each for each in found if each is not None]
+
+
+def _intel_files(gpu: DrmGpu) -> list[_File]:
+    sensors = Sensors(gpu.folder)
+    clocks = [path for pattern in INTEL_CLOCKS for path in sorted(gpu.folder.glob(pattern))]
+    found = [
+        _first(POWER, "W", _MICRO, [sensors.path("power1_input")])
+        or _first(POWER, "W", _MICRO, [sensors.path("energy1_input")], counter=True),
+        _first(POWER_LIMIT, "W", _MICRO, [sensors.path(name) for name in ("power1_max", "power1_cap")]),
+        _first(SM_CLOCK, "Hz", _MEGA, clocks),
+        _first(TEMPERATURE, "°C", _MILLI, [sensors.labelled_path("temp", "pkg"), sensors.path("temp1_input")]),
+    ]
+    return [each for each in found if each is not None]
+
+
+def _first(
+    label: str, unit: str, factor: float, paths: Sequence[Path | None], *, counter: bool = False
+) -> _File | None:
+    """The first of these files that contains a number."""
+    for path in paths:
+        if path is not None and scaled(path, factor) is not None:
+            return PowerMetric(name=path.name, label=label, unit=unit, counter=counter), path, factor
+    return None
+
+
+def _reason_files(folder: Path) -> dict[str, list[Path]]:
+    found = {
+        label: [
+            path
+            for pattern in _REASON_FOLDERS
+            for name in names
+            for path in sorted(folder.glob(pattern + name))
+            if scaled(path, 1) is not None
+        ]
+        for label, names in _REASONS.items()
+    }
+    return {label: paths for label, paths in found.items() if paths}
+
+
+def _flag(paths: Sequence[Path]) -> float | None:
+    """1 if one of these files is set; None if none can be read."""
+    values = [value for path in paths if (value := scaled(path, 1)) is not None]
+    return float(any(values)) if values else None

@@ -1,15 +1,14 @@
-"""Power, clocks, temperature and throttling of some GPUs into files, by a process for each recording.
+"""Records power, clocks, temperature and throttling of some GPUs into files, with one process for each recording.
 
 Theory of operation
     Each GPU has a file in each of its folders: those of the captured processes that use it. The daemon opens the files
     and hands their descriptors to the process (power_process.py), which writes the same rows into all of them; so a
-    full disk, a driver that hangs or a process that dies costs rows and nothing else. `record_power` returns after
-    START_S at most, whatever the driver does: a GPU whose driver is slower has later rows, or none.
+    full disk, a hanging driver or a dead process costs rows and nothing else. `record_power` returns after START_S at
+    most, whatever the driver does: a GPU whose driver is slower has later rows, or none.
 
-    A folder whose window is over leaves (`leave`), which waits for the rows up to there and says what became of each of
-    its GPUs; rows that come later are in its files too, outside of the window. Losses are the times in which nobody
-    could look, by the rows themselves. `stop` ends the process by the end of its standard input and kills it after
-    STOP_S.
+    When a folder's window is over, `leave` waits for the rows up to there and returns the results of its GPUs; its
+    files also get later rows, outside of the window. Losses are times without a reading, derived from the rows. `stop`
+    closes the process's standard input and kills it after STOP_S.
 """
 
 import asyncio
@@ -47,8 +46,8 @@ log = logging.getLogger(__name__)
 
 COMMAND = child.python("kinetod.counters.power.power_process")
 START_S = 4.0  # for the process to begin; drivers without persistence mode take longer
-STOP_S = 3.0  # beyond what the process gives its threads
-LOOK_S = 0.02  # whether the last rows of a folder have come
+STOP_S = 3.0  # longer than the process gives its threads
+LOOK_S = 0.02  # how often to check whether a folder's last rows have arrived
 _MAX_LINE_BYTES = 4096
 _NVIDIA = "nvidia"
 _LATE = "the driver did not answer in time; readings are missing"
@@ -56,7 +55,7 @@ _UUID = re.compile(r"[A-Za-z0-9][A-Za-z0-9:.-]{0,63}")  # AMD's and Intel's may 
 
 
 class RecordedPower(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a GPU. path: its file; None, if it could not be read, and `losses` says why.
+    """Result for one GPU. path: its file; None if it could not be read (`losses` says why).
 
     start_ns, end_ns: Unix time of the first and the last row; 0: there is none.
     """
@@ -70,14 +69,14 @@ class RecordedPower(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PowerRecording:
-    """Some GPUs that are being recorded."""
+    """Records some GPUs."""
 
     def __init__(self, files: Mapping[str, Sequence[Path]], unopened: Mapping[str, OSError | ValueError]) -> None:
-        """files: those of each GPU. unopened: the GPUs whose files could not be created, and why."""
+        """files: by GPU. unopened: the GPUs whose files could not be created, and why."""
         self._files = dict(files)
         self._unopened = dict(unopened)
         self._uuids = tuple(uuid for uuid in files if uuid not in unopened)  # in the order of the process's request
-        self._news: dict[str, PowerNews] = {}  # the latest of each GPU
+        self._news: dict[str, PowerNews] = {}  # the latest for each GPU
         self._started: set[str] = set()
         self._stopped_for: dict[str, CounterError] = {}
         self._process: Process | None = None
@@ -88,23 +87,23 @@ class PowerRecording:
 
     @property
     def gpus(self) -> tuple[str, ...]:
-        """Those that are being recorded, or still being asked."""
+        """GPUs that are being recorded or still starting."""
         return tuple(uuid for uuid in self._files if not self._refusal(uuid)[0])
 
     @property
     def refused(self) -> tuple[RecordedPower, ...]:
-        """Those that could not be, as far as that is known."""
+        """GPUs that are known to have failed to start."""
         refusals = ((uuid, *self._refusal(uuid)) for uuid in self._files)
         return tuple(_nothing(uuid, code, reason) for uuid, code, reason in refusals if code)
 
     def _refusal(self, uuid: str) -> tuple[str, str]:
-        """Code and reason for a GPU that has no row and will have none; empty for others."""
+        """Code and reason for a GPU that has no row and will get none; empty for others."""
         if uuid in self._started:
             return "", ""
         return self._end(uuid)
 
     def _end(self, uuid: str) -> tuple[str, str]:
-        """Code and reason for a GPU that has no rows any more; empty for others."""
+        """Code and reason for a GPU that gets no more rows; empty for others."""
         if uuid in self._unopened:
             return CounterCode.FAILED, f"GPU {uuid}: {clean(str(self._unopened[uuid]), 200)}"
         if error := self._stopped_for.get(uuid):
@@ -117,7 +116,7 @@ class PowerRecording:
 
     @property
     def bytes_written(self) -> int:
-        """Of all files."""
+        """Bytes written to all files."""
         written = 0
         for path in (path for paths in self._files.values() for path in paths):
             with contextlib.suppress(OSError):
@@ -125,7 +124,7 @@ class PowerRecording:
         return written
 
     async def start(self, command: Sequence[str], request: PowerRequest) -> None:
-        """Starts the process and waits until all GPUs have begun, START_S at most. Raises nothing."""
+        """Starts the process and waits, START_S at most, until all GPUs have begun. Raises nothing."""
         descriptors = [descriptor for gpu in request.gpus for descriptor in gpu.descriptors]
         try:
             process = await asyncio.create_subprocess_exec(
@@ -172,9 +171,9 @@ class PowerRecording:
             self._begun.set()
 
     async def leave(self, folder: Path, until_ns: int, within_s: float) -> list[RecordedPower]:
-        """Waits for the folder's rows up to until_ns, or those that come within that time. Raises nothing.
+        """Waits for the folder's rows up to until_ns, or those that arrive within within_s. Raises nothing.
 
-        Returns how each of its GPUs goes.
+        Returns the results of its GPUs.
         """
         deadline = time.monotonic() + within_s
         paths = {uuid: path for uuid, files in self._files.items() for path in files if path.parent == folder}
@@ -200,7 +199,7 @@ class PowerRecording:
         process.stdin.write(b"%d\n" % self._uuids.index(uuid))
 
     async def stop(self) -> None:
-        """Ends it. Raises nothing."""
+        """Ends the recording. Raises nothing."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -209,7 +208,7 @@ class PowerRecording:
         await child.end(process, patience_s=STOP_S, readers=self._readers)
 
     def abandon(self) -> None:
-        """Ends it without waiting, in place of `stop`. Raises nothing."""
+        """Ends the recording without waiting, in place of `stop`. Raises nothing."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
@@ -226,7 +225,7 @@ async def record_power(
 ) -> PowerRecording:
     """Reads each GPU into <folder>/<uuid>.power.counters of its folders from now on. Raises nothing.
 
-    folders: by UUID. GPUs that cannot be read are in `refused`, now or later. max_bytes: of each file.
+    folders: by UUID. GPUs that cannot be read appear in `refused`, now or later. max_bytes: of each file.
     """
     addresses = await asyncio.to_thread(_addresses, reader, folders)
     files = {uuid: [folder / f"{uuid}{POWER_SUFFIX}" for folder in places] for uuid, places in folders.items()}
@@ -250,7 +249,7 @@ async def record_power(
 
 
 def _created(uuid: str, paths: Sequence[Path]) -> tuple[int, ...]:
-    """Descriptors of new files. Raises OSError, ValueError."""
+    """Creates the files and returns their descriptors. Raises OSError, ValueError."""
     if not _UUID.fullmatch(uuid):
         raise ValueError("that is not the UUID of a GPU")
     made: list[int] = []
@@ -271,7 +270,7 @@ def _close(descriptors: Sequence[int]) -> None:
 
 
 def _addresses(reader: GpuReader, gpus: Collection[str]) -> dict[str, str]:
-    """The PCI addresses of those that are AMD's or Intel's; NVIDIA's, and unknown ones, are NVML's by their UUIDs."""
+    """PCI addresses of the AMD and Intel GPUs; NVML finds NVIDIA's, and unknown ones, by their UUIDs."""
     known = _by_uuid(reader.latest(question=GpuQuestion.PROCESSES))
     if not set(gpus) <= set(known):
         known |= _by_uuid(reader.read(question=GpuQuestion.PROCESSES))
@@ -290,7 +289,7 @@ def _last_end_ns(path: Path) -> int:
 
 
 def _read_result(uuid: str, path: Path, code: str, reason: str) -> RecordedPower:
-    """What became of a GPU's file. Deletes one in which nothing was written."""
+    """Result for a GPU's file. Deletes it if nothing was written."""
     try:
         samples = read_counter_samples(path)
     except FileError as exc:

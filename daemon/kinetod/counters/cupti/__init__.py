@@ -1,1 +1,0 @@
-"""Counters of NVIDIA's GPUs by CUPTI's PM sampling."""

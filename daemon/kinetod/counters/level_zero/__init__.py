@@ -1,1 +1,0 @@
-"""Counters of Intel's GPUs by the metric streamer of Level Zero's tools."""

@@ -1,1 +1,0 @@
-"""The metrics under Dynolog's names, for dashboards and log readers that were made for it."""
