@@ -14,12 +14,11 @@
     kt.views()                                        # all analyses: name -> View (description, columns, options)
 
 Times in results are microseconds in columns called *_us, or Unix ns in *_ns; each column has a unit and a meaning.
-What was missing or assumed is in the notes of a result. All errors are TraceError (kineto_trace.errors).
+The notes of a result list missing data and assumptions. All errors are TraceError (kineto_trace.errors).
 
-Several views of one trace share what they need through its Context: `context = kt.Context(trace)`, then
+Several views of one trace share intermediate results through its Context: `context = kt.Context(trace)`, then
 `kt.run_view("kernels", context)`. On a Dask cluster: `with kt.cluster("tcp://scheduler:8786") as executor`, then
-`kt.run_view(…, executor=executor)`. Scripts that analyse many ranks need `if __name__ == "__main__":`, as all do that
-start processes.
+`kt.run_view(…, executor=executor)`.
 
 Nothing is imported before it is used: the daemon imports single modules of this package.
 """
@@ -34,12 +33,12 @@ if TYPE_CHECKING:
     from kineto_trace.catalog.view_methods import views
     from kineto_trace.catalog.view_runner import Request, cluster, run_view, run_views
     from kineto_trace.errors import FileError, TraceError, ViewError
-    from kineto_trace.formats.trace_export import Written
+    from kineto_trace.formats.trace_export import Exported
     from kineto_trace.model.context import Context
     from kineto_trace.model.trace import Trace
     from kineto_trace.open.trace_discovery import Source, find_traces
     from kineto_trace.open.trace_opener import open_trace
-    from kineto_trace.sql.trace_queries import query
+    from kineto_trace.sql.database import query
     from kineto_trace.view_api.result import Result
     from kineto_trace.view_api.view import Compat, View
 
@@ -80,7 +79,7 @@ _HOMES = {
     "cluster": "catalog.view_runner",
     "find_traces": "open.trace_discovery",
     "open_trace": "open.trace_opener",
-    "query": "sql.trace_queries",
+    "query": "sql.database",
     "run_view": "catalog.view_runner",
     "run_views": "catalog.view_runner",
     "views": "catalog.view_methods",
@@ -97,7 +96,7 @@ def save_trace(trace: "Trace", path: "str | PathLike[str]") -> "Path":
     return Path(path)
 
 
-def export_trace(trace: "Trace", path: "str | PathLike[str]", *, format: str = "") -> "Written":
+def export_trace(trace: "Trace", path: "str | PathLike[str]", *, format: str = "") -> "Exported":
     """Writes the trace in this format, or in the format that the suffix of `path` stands for.
 
     The formats are those of kineto_trace.formats.trace_export.FORMATS. Raises FormatError, OSError.
@@ -110,12 +109,13 @@ def export_trace(trace: "Trace", path: "str | PathLike[str]", *, format: str = "
 
 
 def critical_path_overlay(trace: "Trace", **options: Any) -> "Trace":
-    """Returns the trace with its critical path drawn into it as a track, marks and arrows, ready to be exported.
+    """Returns the trace with its critical path drawn into it as a track, marks and arrows, ready for export.
 
-    options: annotation, instance, only_critical (see
-    kineto_trace.analysis.critical_path.critical_path_drawing.overlay). Raises ViewError.
+    options: annotation, instance, only_critical (see kineto_trace.analysis.critical_path_views.overlay).
+
+    Raises ViewError.
     """
-    from kineto_trace.analysis.critical_path.critical_path_drawing import overlay
+    from kineto_trace.analysis.critical_path_views import overlay
     from kineto_trace.model.context import Context
 
     return overlay(Context(trace), **options)

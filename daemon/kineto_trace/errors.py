@@ -1,16 +1,16 @@
-"""What can go wrong between raw records and a finished trace.
+"""Errors between raw records and a finished trace.
 
 TraceError                    every error of this package; has a reason_code for machines
-├── SpoolError                SPOOL_INVALID          the target's folder is not what the daemon writes (ours)
+├── SpoolError                SPOOL_INVALID          the target's folder is not as the daemon writes it (ours)
 ├── CodecError                CODEC_MISSING          the native library was not built or does not load (installation)
 ├── FormatError               FORMAT_UNKNOWN         an output format that does not exist (the caller's)
 ├── ViewError                 VIEW_UNKNOWN           a view, option or comparison that does not exist (the caller's)
 ├── QueryError                QUERY_INVALID          SQL that cannot be run (the caller's)
-├── FileError                 FILE_INVALID           a file that is no trace that can be read (the caller's)
-├── DamagedError              FILE_DAMAGED           a file that is not whole, or another one than it should be
+├── FileError                 FILE_INVALID           a file that is not a readable trace (the caller's)
+├── DamagedError              FILE_DAMAGED           a file that is incomplete, or not the expected one
 ├── UnknownVersionError       CUPTI_UNKNOWN_VERSION  a CUPTI whose record layouts are not in our tables (the vendor's)
-│   └── UnknownRocprofilerError  ROCPROFILER_UNKNOWN_VERSION  likewise a rocprofiler-sdk
-└── UnknownLayoutError        UNKNOWN_LAYOUT         records that are not laid out as their version says (the vendor's)
+│   └── UnknownRocprofilerError  ROCPROFILER_UNKNOWN_VERSION  the same for rocprofiler-sdk
+└── UnknownLayoutError        UNKNOWN_LAYOUT         records that do not have the layout of their version (the vendor's)
 """
 
 from typing import ClassVar
@@ -53,13 +53,13 @@ class QueryError(TraceError):
 
 
 class FileError(TraceError):
-    """The file cannot be read, or holds no trace of a known form."""
+    """The file cannot be read, or contains no trace of a known form."""
 
     reason_code = "FILE_INVALID"
 
 
 class DamagedError(TraceError):
-    """A file that has to be whole is truncated, or is not the file that it should be."""
+    """A file that must be complete is truncated, or is not the expected file."""
 
     reason_code = "FILE_DAMAGED"
 

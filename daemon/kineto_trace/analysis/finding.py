@@ -1,8 +1,10 @@
-"""What a finding is: a cause of lost time that a person can do something about."""
+"""A finding, and what to do about the common ones."""
 
 from dataclasses import dataclass
 
-# Nobody can say how much of their time can be saved.
+from kineto_trace.structure.library_calls import CallKind
+
+# Causes whose possible saving is unknown.
 GUESSES = frozenset(
     {
         "kernel_gaps",
@@ -17,16 +19,112 @@ GUESSES = frozenset(
         "throttled_clock",
     }
 )
+_LESS = "do it less often, or in another thread or process"
+REMEDIES = {
+    CallKind.NONE: f"Look at this line: {_LESS}; work on single numbers is faster as operations on whole tensors, and "
+    "batches can be prepared in worker processes of a DataLoader (num_workers).",
+    CallKind.TENSOR_PRINT: "Do not print tensors in the loop: to format them reads every number. Print a figure every "
+    "so many steps.",
+    CallKind.LOGGING: "Log less often, or hand the records to another thread (logging.handlers.QueueHandler); a "
+    "handler that flushes or syncs keeps the training waiting for the disk.",
+    CallKind.CHECKPOINT: "Save checkpoints less often, or copy the state and save it in another thread or process "
+    "(torch.distributed.checkpoint.async_save).",
+    CallKind.COPY: "Do not make deep copies in the loop: update a copy that exists in place (torch._foreach_copy_, "
+    "torch.optim.swa_utils.AveragedModel), or copy less often.",
+    CallKind.JSON: f"Serialise less (a JSON text of numbers is slow): send figures, not tensors; {_LESS}.",
+    CallKind.PICKLE: f"Pickle less: send figures, not tensors or models; {_LESS}.",
+    CallKind.SUBPROCESS: "Do not start a process in each step: read what it tells from /proc or a library, or ask in "
+    "another thread, and every so many seconds.",
+    CallKind.IMPORT: "Import modules once, before the loop: to import, reload or look for one again reads files and "
+    "runs the module.",
+    CallKind.TOKENS: "Tokenise before the training, or in worker processes of a DataLoader (num_workers); regular "
+    "expressions in Python run one text at a time, a compiled tokenizer many.",
+    CallKind.ARCHIVE: f"Do not compress or unpack in the step: {_LESS}; for input, store it unpacked or read it in "
+    "worker processes of a DataLoader (num_workers).",
+    CallKind.IMAGE: "Decode and augment images in worker processes of a DataLoader (num_workers), on whole batches, or "
+    "once before the training.",
+    CallKind.NETWORK: f"Do not wait for the network in the step: {_LESS}.",
+    CallKind.FILE: f"Do not wait for files in the step: read them ahead in another thread or in worker processes of a "
+    f"DataLoader (num_workers), keep them on faster storage; to write, {_LESS}.",
+    CallKind.WAIT: "The step waits for another thread or process (a lock, a queue, a result): give it the work without "
+    "waiting for the answer, hold locks for a shorter time, or make the other side faster.",
+    CallKind.TABLES: "Keep tables out of the loop: convert them to tensors once, before the training.",
+    CallKind.SLEEP: "Remove the sleep, or sleep in another thread: the step waits for it.",
+    CallKind.ITEM: "Do not read single numbers of tensors in Python (.item(), .tolist()): compute on whole tensors "
+    "(vectorised) and read one result.",
+    CallKind.GARBAGE: "Collect garbage every so many steps: call gc.freeze() once the model and the data are there, so "
+    "that they are not looked at again, and gc.disable() before the loop with a gc.collect() every so many steps, in "
+    "all ranks at once; or raise gc.set_threshold(). If the line itself calls gc.collect(), call it less often.",
+    CallKind.COLLECTIVE: "Run fewer and larger collectives, and overlap them with computation: let "
+    "DistributedDataParallel or FSDP reduce gradients in buckets during the backward, put several small tensors into "
+    "one, reduce metrics every so many steps and read them later (async_op=True). What a rank waits for another one "
+    "is not gained: the view rank_what_if over all ranks tells it.",
+    CallKind.CLIP: "Clip all gradients at once (torch.nn.utils.clip_grad_norm_ with foreach=True, or a fused optimizer "
+    "that clips), and not at all if their norm never reaches the limit; with gradient accumulation, once for each step "
+    "of the optimizer.",
+    CallKind.HASH: f"Hash less, since a digest reads every byte: {_LESS}; where nobody attacks, a checksum "
+    "(zlib.crc32, xxhash) is faster.",
+    CallKind.DATABASE: "Do not wait for a database in the step: write many rows in one transaction (executemany, one "
+    f"commit); {_LESS}.",
+    CallKind.CONVERT: "Keep numbers in arrays or tensors from the beginning: to make one of a Python list reads one "
+    "object at a time. Convert once, before the training, or in worker processes of a DataLoader (num_workers).",
+}
+HOLDER_OF_THE_GIL = (
+    "Move the other thread's work to a process of its own (multiprocessing), into code that releases the GIL, or let "
+    "it sleep between small pieces of work."
+)
+PINNING = (
+    "This thread of the DataLoader copies batches into pinned memory, and releases the workers' memory with the GIL. "
+    "Give it less to do: smaller types (uint8 images, 16 bits), fewer and larger tensors in a batch, or less in a "
+    "worker's batch that the training does not need."
+)
+COLLECTIVES_OF_THE_HOST = (
+    "Use the NCCL backend for tensors on the GPU, and keep barriers and object collectives out of the loop."
+)
+BLOCKED = (
+    "The thread waits here without using a processor: in a sleep, for a lock, for a file or the network. Remove the "
+    "wait, do it in another thread, or prepare what it waits for ahead (a queue, worker processes of a DataLoader)."
+)
+BUSY = (
+    "Look at this line: work on single numbers is faster as operations on whole arrays or tensors; what is computed "
+    "again with the same result can be kept, and independent work can run in other processes."
+)
+FRAMEWORK = (
+    "This is what the framework does around the training itself. Leave out callbacks, hooks, metrics and logs that are "
+    "not needed in each step, or let a step do more (a larger batch, several batches for each step of the optimizer)."
+)
+PAGING = (
+    "Its memory was swapped out, or belongs to a file mapped into memory (numpy.memmap, Arrow), and is read from "
+    "storage page by page. Look for swapping (free, vmstat, the memory limit of the container), use less memory (fewer "
+    "workers, smaller caches) or more of it; read mapped files ahead in worker processes."
+)
+LOADING = "Load ahead and in parallel: DataLoader(num_workers=…, persistent_workers=True, prefetch_factor=…). {more}"
+EVALUATION_ADVICE = (
+    "Evaluate less often, or on less data. If these are fixed features or a teacher, compute them once and keep them."
+)
+SMALL_OPERATORS = (
+    "Use fewer and larger operators: vectorised ones on whole tensors instead of a loop (torch._foreach_* and "
+    "torch.nn.utils.clip_grad_norm_ for lists of parameters), or do it less often."
+)
+CONVERSION_ADVICE = (
+    "Convert tensors once, where the data is made, and keep one number type (dtype) through the model: each .to(), "
+    ".float() or .double() writes the whole tensor anew, and its gradient once more."
+)
+COPY_ADVICE = "Copy less, or less often: reuse buffers (copy_ into one that exists), keep views instead of clones."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """saving_ns: over all steps that its rule looks at, as the mean of the GPUs.
+    """One finding.
 
-    causes: the causes of view time_causes whose time it would take away; it never claims more than they have. op: row
-    of cpu_op that shows it best; frame: likewise of python_function; -1: none. kernels: names, the longest first.
-    where: function, file and line of the program's own code; "": none. replayed: whether the saving was found by
-    running the steps again without what the finding names, and without what recording cost.
+    saving_ns: over all steps that its rule evaluates, as the mean of the GPUs.
+    causes: the causes of view time_causes that it would reduce; the saving never exceeds their time.
+    op: row of cpu_op that shows it best, or -1.
+    frame: row of python_function that shows it best, or -1.
+    kernels: names, the longest first.
+    where: function, file and line of the program's own code; "" if none.
+    replayed: whether the saving comes from replaying the steps without the finding's work and without the cost of
+        recording.
     """
 
     name: str
@@ -43,5 +141,5 @@ class Finding:
 
     @property
     def guess(self) -> bool:
-        """Whether nobody can say how much of the time can be saved; such findings come last."""
+        """Whether the possible saving is unknown; such findings come last."""
         return self.name in GUESSES

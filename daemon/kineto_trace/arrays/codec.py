@@ -8,11 +8,11 @@ import ctypes
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from kineto_trace.base.array_types import AnyArray, Ints, Ints32, UInts8, UInts32, UInts64
 from kineto_trace.errors import CodecError
 
 LIBRARY = Path(__file__).parents[1] / "_native" / "libkineto_codec.so"
@@ -27,8 +27,6 @@ COPY, SPAN, INTERN = range(3)
 END, UNSIGNED, SIGNED, MICROSECONDS, DECIMAL, TEXT, OPTIONAL, REAL, TIME, WHOLE = range(10)
 # kc_decoded.status
 OK, TORN, UNKNOWN_KIND, FULL, NO_MEMORY = range(5)
-
-AnyArray = npt.NDArray[Any]
 
 
 class _Column(ctypes.Structure):
@@ -171,13 +169,13 @@ class Interner:
     def __len__(self) -> int:
         return int(self._library.kc_interner_count(self.handle))
 
-    def keys(self) -> npt.NDArray[np.uint64]:
+    def keys(self) -> UInts64:
         """Returns the key of each number."""
         keys = np.empty(len(self), np.uint64)
         self._library.kc_interner_keys(self.handle, keys.ctypes.data)
         return keys
 
-    def intern(self, keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint32]:
+    def intern(self, keys: UInts64) -> UInts32:
         """Returns the number of each key; new keys get new numbers."""
         keys = np.ascontiguousarray(keys, np.uint64)
         numbers = np.empty(len(keys), np.uint32)
@@ -187,9 +185,9 @@ class Interner:
 
 
 class ColumnPlan(NamedTuple):
-    """One column of one record kind: what to read where (bytes), and the array that takes it.
+    """One column of one record kind: what to read where (bytes), and the output array.
 
-    SPAN reads a start at `offset` and an end at `offset_2`; `out_2` takes the durations.
+    SPAN reads a start at `offset` and an end at `offset_2`; `out_2` gets the durations.
     """
 
     operation: int
@@ -299,7 +297,7 @@ class PreparedTexts:
 class Field(NamedTuple):
     """One literal and the value after it.
 
-    base: is subtracted from MICROSECONDS (ns); where an OPTIONAL value is equal to it, the whole field is left out.
+    base: is subtracted from MICROSECONDS (ns); an OPTIONAL field is left out if its value equals it.
     """
 
     literal: bytes
@@ -397,9 +395,7 @@ def _native_field(field: Field, padded: bytes) -> _Field:
     return native
 
 
-def lanes(
-    track: npt.NDArray[np.uint32], start: npt.NDArray[np.int64], end: npt.NDArray[np.int64], limit: int
-) -> npt.NDArray[np.uint8]:
+def lanes(track: UInts32, start: Ints, end: Ints, limit: int) -> UInts8:
     """Assigns a lane to each event so that events of one lane do not overlap. Rows are sorted by (track, start)."""
     track = np.ascontiguousarray(track, np.uint32)
     start, end = np.ascontiguousarray(start, np.int64), np.ascontiguousarray(end, np.int64)
@@ -416,16 +412,18 @@ OVERLAPS = -2  # of contain()
 class Nest(NamedTuple):
     """The tree of sorted events, one value per event. Times in ns.
 
-    parent: place of the enclosing event, -1: none. stop: the place after the last descendant. end: as given, but
-    not after the parent's. self_time: in which no child ran.
+    parent: place of the enclosing event, or -1.
+    stop: the place after the last descendant.
+    end: as given, but not after the parent's.
+    self_time: time in which no child ran.
     """
 
-    parent: npt.NDArray[np.int32]
-    depth: npt.NDArray[np.int32]
-    children: npt.NDArray[np.int32]
-    stop: npt.NDArray[np.int32]
-    end: npt.NDArray[np.int64]
-    self_time: npt.NDArray[np.int64]
+    parent: Ints32
+    depth: Ints32
+    children: Ints32
+    stop: Ints32
+    end: Ints
+    self_time: Ints
 
 
 class Events:
@@ -448,7 +446,7 @@ class Events:
     def __len__(self) -> int:
         return len(self.track)
 
-    def order(self) -> npt.NDArray[np.uint32]:
+    def order(self) -> UInts32:
         """Returns the places sorted by track, start, end (descending), rank and place."""
         order, scratch = np.empty(len(self), np.uint32), np.empty(len(self), np.uint32)
         load().kc_order(self.pointer, order.ctypes.data, scratch.ctypes.data)
@@ -469,7 +467,7 @@ class Events:
         load().kc_nest(self.pointer, window_end_ns, ctypes.byref(tree))
         return result
 
-    def contain(self) -> npt.NDArray[np.int32]:
+    def contain(self) -> Ints32:
         """For each of these sorted events the place of the innermost event around it; -1: none.
 
         OVERLAPS: it outlives an event that runs when it starts, and encloses nothing.
@@ -480,13 +478,16 @@ class Events:
         load().kc_contain(self.pointer, parent.ctypes.data)
         return parent
 
-    def enclosing(self, parent: npt.NDArray[np.int32], moments: "Events") -> npt.NDArray[np.int32]:
-        """For sorted moments: the place of the innermost of these sorted events that runs then, -1: none.
+    def enclosing(self, parent: Ints32, moments: "Events") -> Ints32:
+        """For moments in any order: the place of the innermost of these sorted events that runs then, -1: none.
 
         The ends and parents must be those of nest().
         """
         if self.end is None or len(parent) != len(self) or parent.dtype != np.int32:
             raise ValueError("events without their tree cannot be searched")
-        found = np.empty(len(moments), np.int32)
-        load().kc_enclosing(self.pointer, parent.ctypes.data, moments.pointer, found.ctypes.data)
-        return found
+        order = moments.order()
+        ordered, found = moments.take(order), np.empty(len(moments), np.int32)
+        load().kc_enclosing(self.pointer, parent.ctypes.data, ordered.pointer, found.ctypes.data)
+        result = np.empty_like(found)
+        result[order] = found
+        return result

@@ -1,16 +1,15 @@
-"""Paths through large graphs of dependencies, as the native library finds them."""
+"""Paths through large dependency graphs, found by the native library."""
 
 import ctypes
 from functools import cache
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from kineto_trace.arrays.codec import load
+from kineto_trace.base.array_types import Ints
 from kineto_trace.errors import ViewError
 
-Ints = npt.NDArray[np.int64]
 _CYCLE, _NO_MEMORY = 1, 2
 
 
@@ -35,7 +34,7 @@ def _library() -> ctypes.CDLL:
 
 
 def trail(before: Ints, node: int) -> Ints:
-    """Returns the node, the node before it, and so on until there is none (below 0)."""
+    """Returns the node, its predecessor, and so on until there is none (below 0)."""
     before = np.ascontiguousarray(before, np.int64)
     length = _library().kc_trail(before.ctypes.data, len(before), node, None)
     nodes = np.empty(length, np.int64)

@@ -1,11 +1,27 @@
-"""Files that are either whole or absent: written under a temporary name, fsynced, renamed."""
+"""Files that are either complete or absent: written under a temporary name, fsynced, renamed; and full disks."""
 
+import errno
 import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
+
+from kineto_trace.base.quantities import format_size
+
+
+def is_full(exc: OSError) -> bool:
+    """Returns whether the disk, or the writer's quota on it, has no room left."""
+    return exc.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def room(folder: Path) -> str:
+    """Returns the space left on the disk of a folder, for a message. Raises OSError."""
+    disk = os.statvfs(folder)
+    if disk.f_files and not disk.f_favail:  # some file systems count no inodes
+        return "no inode is free"
+    return f"{format_size(disk.f_bavail * disk.f_frsize)} are free"
 
 
 def fsync_directory(directory: Path) -> None:
@@ -22,8 +38,9 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
     """A binary file for writing that appears under `path` only when the block ends without an error."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
-        with temporary.open("wb", buffering=0) as file:
+        with temporary.open("wb") as file:  # buffered: a raw one silently writes only as much as fits on a full disk
             yield file
+            file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
         fsync_directory(path.parent)

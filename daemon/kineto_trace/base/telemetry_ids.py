@@ -1,7 +1,7 @@
-"""How other telemetry names a service and a span: the ids by which a profile is found beside traces and metrics.
+"""Names of services and spans in other telemetry: the ids by which a profile is found beside traces and metrics.
 
 Form of a W3C trace context: "00-<trace id, 32 hex digits>-<span id, 16 hex digits>-<flags, 2>"
-(https://www.w3.org/TR/trace-context/). A later version may append members after another "-". Pure.
+    (https://www.w3.org/TR/trace-context/). A later version may append members after another "-". Pure.
 """
 
 import re
@@ -9,7 +9,7 @@ from typing import NamedTuple, Self
 
 SERVICE_NAME = "service.name"  # of OpenTelemetry's semantic conventions
 TRACE_PARENT = "traceparent"  # the key of metadata, headers and labels
-TRACE_PARENT_VARIABLE = "TRACEPARENT"  # of a process's environment, as OpenTelemetry's specification of carriers has it
+TRACE_PARENT_VARIABLE = "TRACEPARENT"  # an environment variable, by OpenTelemetry's specification of carriers
 _FORM = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _IN_NAME = re.compile(r"(?:^|[ ,;])traceparent[=:] ?([0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2})$")
 _INVALID_VERSION = "ff"
@@ -23,7 +23,7 @@ class TraceContext(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """Returns what a traceparent names; None if it is not a valid one."""
+        """Returns the span in a traceparent; None if it is not a valid one."""
         found = _FORM.fullmatch(text)
         if found is None or found[1] == _INVALID_VERSION or (found[1] == "00" and found[5]):
             return None

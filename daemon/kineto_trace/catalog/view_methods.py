@@ -2,8 +2,8 @@
 
 Theory of operation
     Editors and type checkers read view_methods.pyi, which `make views` writes from the registered views, instead of
-    this module. At run time a function is made when it is asked for; its signature and docstring say the same to
-    help() and to notebooks.
+    this module. At run time a function is made on first use; its signature and docstring provide the same to help() and
+    to notebooks.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -59,7 +59,7 @@ def signature(view: View) -> Signature:
 
 
 def docstring(view: View) -> str:
-    """Returns what a view computes and the names of its columns."""
+    """Returns the docstring of the function for a view: its description and the names of its columns."""
     return f"{view.description}\n\nColumns: {', '.join(column.name for column in view.result_columns)}."
 
 

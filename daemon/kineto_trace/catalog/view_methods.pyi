@@ -32,7 +32,7 @@ class Views:
         counter: str = "",
         executor: Executor | None = None,
     ) -> Result:
-        """Hardware counters by user annotation: of the GPU work that was launched in it and in none inside of it.
+        """Hardware counters by user annotation, for the GPU work launched in it, nested annotations excluded.
 
         The rules and options are those of kernel_counters.
 
@@ -48,8 +48,9 @@ class Views:
         """The latency of each annotation, such as a request or a batch of inference, by percentile; the slowest come first.
 
         Latency lasts from the start of the annotation to its end on the host, or to the end of the last GPU activity that
-        was launched in it, whichever is later. A number behind # at the end of a name, as of steps, does not tell rows
-        apart. Percentiles between two values are interpolated: of fewer than 100 values, the 99th is close to the longest.
+        was launched in it, whichever is later. Names that differ only in a trailing #number, such as those of steps, share
+        a row. Percentiles between two values are interpolated: with fewer than 100 values, the 99th is close to the
+        longest.
 
         Columns: rank, name, count, p50_us, p90_us, p95_us, p99_us, p99_9_us, max_us, mean_host_us, mean_gpu_us.
         """
@@ -84,8 +85,8 @@ class Views:
     ) -> Result:
         """Operators and annotations of all threads merged by call path: equal chains of names form one row.
 
-        All training steps count as one, "ProfilerStep". Rows are ordered from the outside in; siblings with the most device
-        time come first, then those with the most host time.
+        All training steps count as one, "ProfilerStep". Rows are ordered from the outside in; siblings are ordered by
+        device time, then host time, largest first.
 
         Options:
         - python: include Python functions (recorded calls, not samples).
@@ -117,9 +118,9 @@ class Views:
     ) -> Result:
         """What collectives of one rank move over NVLink and PCIe, beside their bus bandwidth, by kind and size.
 
-        Values are found as in the view kernel_counters, but only collectives count as work: other kernels use NVLink as
-        little as none. A ring sends about as many bytes over NVLink as the bus bandwidth says (nvlink_pct near 100); an
-        all_reduce inside the switch (NVLS) about half; with less the way leads over PCIe or the network, or ranks wait.
+        Values are computed as in the view kernel_counters, but only collectives count as work, because other kernels hardly
+        use NVLink. A ring sends about as many bytes over NVLink as the bus bandwidth says (nvlink_pct near 100); an
+        all_reduce inside the switch (NVLS) about half. If it is less, the data take PCIe or the network, or ranks wait.
 
         Columns: rank, collective, process_group, group_size, bytes, device, calls, time_us, busbw_gb_s,
         nvlink_received_gb_s, nvlink_sent_gb_s, nvlink_pct, pcie_read_gb_s, pcie_write_gb_s, why.
@@ -217,8 +218,8 @@ class Views:
     ) -> Result:
         """Each counter of the trace in one row: its mean over time, its extremes and its last value.
 
-        A value holds until the next one, and the last one to the end of the recording. What was sampled before the window
-        of the recording counts from its beginning.
+        A value holds until the next one, and the last one to the end of the recording. Samples from before the window of
+        the recording count from its beginning.
 
         Columns: rank, counter, unit, samples, mean, min, max, last.
         """
@@ -230,11 +231,11 @@ class Views:
         max_points: int = 0,
         executor: Executor | None = None,
     ) -> Result:
-        """Every counter of the trace over time: the hardware's, what the kernel counted, the allocator's, and a file's own.
+        """Every counter of the trace over time: the hardware's, the kernel's, the allocator's, and a file's own.
 
-        A hardware counter's value is the mean of its sample, which begins at the time of the row; a missing value says that
-        no sample followed. What the kernel counted is given per second of the interval that begins at the time of the row.
-        Samples that a file has from before or after the window of its events (hardware counters that run longer) have rows,
+        A hardware counter's value is the mean of its sample, which begins at the time of the row; a missing value means
+        that no sample followed. Counters of the kernel are given per second of the interval that begins at the time of the
+        row. Samples in a file from before or after the window of its events (hardware counters that run longer) have rows,
         too: the last one before the window holds at its beginning.
 
         Options:
@@ -328,8 +329,8 @@ class Views:
         """The CUDA graphs that were launched, those with the most GPU time first.
 
         A launch runs everything that was captured into the graph, with one call. Launches of one graph from different
-        operators are different rows. A graph is known by its id; traces without such ids are grouped by what ran. The view
-        `graph_operators` has the operators that captured its work.
+        operators are different rows. A graph is identified by its id; traces without such ids are grouped by the kernels
+        that ran. The view `graph_operators` has the operators that captured its work.
 
         Columns: rank, graph, device, launched_by, launches, kernels, copies_and_fills, call_us, gpu_us, span_us,
         total_us, share_pct, top_kernel, operators, operators_pct.
@@ -341,10 +342,10 @@ class Views:
         *,
         executor: Executor | None = None,
     ) -> Result:
-        """How long the training thread is blocked by the DataLoader, and by what: its own work, or waiting for workers.
+        """How long the DataLoader blocks the training thread, and why: its own work, or waiting for workers.
 
-        Worker processes are not in the trace of the training process: what they do is in a trace of their own pids. An
-        iterator of the program's own, without torch's DataLoader, is not recognized; the view hot_lines shows it.
+        Worker processes are not in the trace of the training process: each has a trace of its own pid. An iterator of the
+        program's own, without torch's DataLoader, is not recognized; the view hot_lines shows it.
 
         Columns: rank, what, function, file, time_us, per_step_us, share_pct, idle_pct, moments.
         """
@@ -356,14 +357,13 @@ class Views:
         total: bool = False,
         executor: Executor | None = None,
     ) -> Result:
-        """Call paths of two traces: operators and annotations by all that is around them, per step, and what changed.
+        """Call paths of two traces: operators and annotations by everything around them, per step, and what changed.
 
-        Names of a path are separated by " > "; paths are those of the view `call_tree`. Times are those without what is
-        inside. The rules are those of diff_step_times. Changed rows come first, those with the largest difference before
-        others.
+        Names of a path are separated by " > "; paths are those of the view `call_tree`. Times are self times. The rules are
+        those of diff_step_times. Changed rows come first, largest difference first.
 
         Options:
-        - total: count what is inside as well.
+        - total: include nested calls.
 
         Columns: name, time, verdict, baseline_us, other_us, delta_us, delta_pct, delta_low_us, delta_high_us,
         step_delta_pct, calls_baseline, calls_other, p_value, per.
@@ -407,7 +407,7 @@ class Views:
         """Kernels, copies and fills of two traces by name: the GPU time of each step, and what changed.
 
         A kernel belongs to the step in which it was launched. The rules are those of diff_step_times. Changed rows come
-        first, those with the largest difference before others.
+        first, largest difference first.
 
         Options:
         - short_names: drop template arguments, parameters and return types, so that variants of a kernel share a row.
@@ -423,14 +423,14 @@ class Views:
         total: bool = False,
         executor: Executor | None = None,
     ) -> Result:
-        """Modules of two traces by their path in the model: the time of their own in each step, and what changed.
+        """Modules of two traces by their path in the model: their self time in each step, and what changed.
 
-        Times of a module are those without the modules inside it. The backward pass has a row of its own, which ends in
-        " (backward)": the backward operators of the module's operators. The rules are those of diff_step_times. Changed
-        rows come first, those with the largest difference before others.
+        Times of a module exclude nested modules. The backward pass has a row of its own, which ends in " (backward)": the
+        backward operators of the module's operators. The rules are those of diff_step_times. Changed rows come first,
+        largest difference first.
 
         Options:
-        - total: count the modules inside as well.
+        - total: include nested modules.
 
         Columns: name, time, verdict, baseline_us, other_us, delta_us, delta_pct, delta_low_us, delta_high_us,
         step_delta_pct, calls_baseline, calls_other, p_value, per.
@@ -443,15 +443,15 @@ class Views:
         total: bool = False,
         executor: Executor | None = None,
     ) -> Result:
-        """Operators of two traces by name: the time of their own in each step, and what changed.
+        """Operators of two traces by name: their self time in each step, and what changed.
 
-        Host time is that of the operator without the operators inside it; GPU time is what it launched itself. The columns
-        `total_…` count the operators inside as well; inside one of the same name an operator adds nothing. GPU work
+        Host time is that of the operator without nested operators; GPU time is that of the work it launched itself. The
+        columns `total_…` include nested operators; an operator nested in one of the same name adds nothing. GPU work
         outside operators counts for the annotation around its launch. The rules are those of diff_step_times. Changed rows
-        come first, those with the largest difference before others.
+        come first, largest difference first.
 
         Options:
-        - total: count the operators inside in all columns.
+        - total: include nested operators in all columns.
 
         Columns: name, time, verdict, baseline_us, other_us, delta_us, delta_pct, delta_low_us, delta_high_us,
         step_delta_pct, calls_baseline, calls_other, p_value, per, total_verdict, total_baseline_us, total_other_us,
@@ -468,7 +468,7 @@ class Views:
 
         The C code that a function calls counts for it. Functions are matched by file and name, whatever the line and the
         folder. Sampled time is the number of samples times their interval, waiting included. The rules are those of
-        diff_step_times. Changed rows come first, those with the largest difference before others.
+        diff_step_times. Changed rows come first, largest difference first.
 
         Columns: name, time, verdict, baseline_us, other_us, delta_us, delta_pct, delta_low_us, delta_high_us,
         step_delta_pct, calls_baseline, calls_other, p_value, per.
@@ -483,10 +483,10 @@ class Views:
         """The time of a training step in two traces, and which parts of it changed.
 
         The first row is the whole step on the host. Below it are the roles of the view `step_breakdown`, which sum up to
-        it. Every view that compares traces takes the measured steps only (view overview). The verdict tells a difference
-        from the noise over the steps: at most 5 % of the rows that are called changed are so by chance, and the interval of
-        such a row excludes 0. Two recordings of the same program may still differ, because of clocks, placement or other
-        programs: the noise is that within each recording.
+        it. Every view that compares traces uses the measured steps only (view overview). The verdict tells a real
+        difference from noise over the steps: at most 5 % of the rows that are called changed are so by chance, and the
+        interval of such a row excludes 0. Two recordings of the same program may still differ because of clocks, placement
+        or other programs, since the noise is measured within each recording.
 
         Columns: name, time, verdict, baseline_us, other_us, delta_us, delta_pct, delta_low_us, delta_high_us,
         step_delta_pct, calls_baseline, calls_other, p_value, per.
@@ -503,13 +503,13 @@ class Views:
         """The modules of two traces matched: the node at `path` in the first row, then its children in their order.
 
         Steps, modules, their backward passes, optimizer steps and data loading are matched by kind and name in order, as in
-        the diff view of the TensorBoard profiler plug-in; everything between them is put together. Times are sums over all
+        the diff view of the TensorBoard profiler plug-in; everything between them is grouped. Times are sums over all
         steps. Only the first thread counts. GPU time belongs to the node in which its call was made.
 
         Options:
         - path: the node, as in the column `path`: 0 is the root, 0-2 its child 2.
 
-        compat=plugin: the diff view of the TensorBoard profiler plug-in: GPU time counts where external ids lead to.
+        compat=plugin: the diff view of the TensorBoard profiler plug-in: external ids decide where GPU time counts.
 
         Columns: path, depth, name, name_baseline, name_other, children, total_baseline_us, total_other_us,
         total_delta_us, total_delta_pct, host_baseline_us, host_other_us, host_delta_us, host_delta_pct,
@@ -532,7 +532,7 @@ class Views:
         Options:
         - path: the node, as in the column `path` of diff_tree: 0 is the root, 0-2 its child 2.
 
-        compat=plugin: the diff view of the TensorBoard profiler plug-in: GPU time counts where external ids lead to.
+        compat=plugin: the diff view of the TensorBoard profiler plug-in: external ids decide where GPU time counts.
 
         Columns: name, change, calls_baseline, calls_other, calls_delta, device_total_baseline_us,
         device_total_other_us, device_total_delta_us, device_total_delta_pct, device_self_baseline_us,
@@ -589,8 +589,8 @@ class Views:
         """How much of each step every rank spent on computation, on communication, and on both at the same time.
 
         A step ends with the last GPU activity that it launched. Communication kernels are recognized by their names; a rank
-        without such kernels communicates while operators such as gloo:all_reduce run. Of ranks without any GPU activity in
-        their traces, computation is missing, not zero.
+        without such kernels communicates while operators such as gloo:all_reduce run. For ranks without any GPU activity,
+        computation is missing, not zero.
 
         compat=plugin: the figures of the TensorBoard profiler plug-in.
 
@@ -620,8 +620,8 @@ class Views:
 
         compat=plugin: the figures of the TensorBoard profiler plug-in.
 
-        Collectives are matched by their order, only ten operators count, and an operator's own time on the host counts
-        like a kernel. The step "" is what lies in no step; the row "all" is in whole microseconds.
+        Collectives are matched by their order, only ten operators count, and an operator's own time on the host counts like
+        a kernel. The step "" is for collectives outside of steps; the row "all" is in whole microseconds.
 
         Columns: step, rank, transfer_us, synchronizing_us.
         """
@@ -645,14 +645,14 @@ class Views:
         limit: int = 1000,
         executor: Executor | None = None,
     ) -> Result:
-        """The events that fit all conditions, by start. Without conditions these are all events.
+        """The events that meet all conditions, by start. Without conditions these are all events.
 
         These are HTA's filters: IterationFilter (iteration), IterationIndexFilter and FirstIterationFilter
         (iteration_index=0), TimeRangeFilter (start_us, end_us), NameFilter (name), GPUKernelFilter (kind=gpu),
         CPUOperatorFilter (kind=cpu), MemCopyEventFilter (kind=gpu_memcpy with a name), ZeroDurationFilter (min_us=0.001),
         UnderOperatorFilter, BeforeOperatorFilter and AfterOperatorFilter (op, where, position). CompositeFilter and
-        CombinedOperatorFilter are several conditions at once. RankFilter is the choice of the traces. What QueryFilter
-        expresses is SQL: SELECT … FROM kernel WHERE …, with all columns of each kind of event.
+        CombinedOperatorFilter are several conditions at once. RankFilter is the choice of the traces. QueryFilter
+        corresponds to SQL: SELECT … FROM kernel WHERE …, with all columns of each kind of event.
 
         Options:
         - kind: kinds of events, or gpu or cpu for all kinds there.
@@ -663,7 +663,7 @@ class Views:
         - end_us: the event ends at this time or earlier.
         - min_us: the minimum duration.
         - stream: GPU streams.
-        - op: an operator or annotation with exactly this name; events count by their place around it.
+        - op: an operator or annotation with exactly this name; events are selected by their time relative to it.
         - where: under selects the host's events during it, before those that ended before it, after those that started
           after it.
         - position: which run of that operator, 0 for the first, -1 for the last.
@@ -688,14 +688,13 @@ class Views:
         matrix products without tensor cores, double precision, elementwise kernels that could be fused, many small kernels
         of one function or of the optimizer, and kernels that leave part of the GPU without work; with hardware counters
         (kinetoctl trace --counters), which take precedence over estimates, also kernels that are bound by memory, by tensor
-        cores or by latency, and clocks that are held down. What functions, waits,
-        allocations and small kernels would save is found by running the host and the GPU of the steps again without them;
-        other savings are no larger than the time that view time_causes gives to their cause. All are shares of the time
-        that the steps take without being recorded, if that is known. The advice is what the GPUs of the trace can follow.
-        First steps that do not show the pace of the program, and findings that would save less than half a per cent, are
-        left out; time of which it is not known how much can be saved comes last. Without a GPU, the view looks for what the
-        host loses time on: the program's own functions, loading, the optimizer, threads that share the GIL or the
-        processors.
+        cores or by latency, and clocks that are held down. The savings of functions, waits, allocations and small kernels
+        are found by replaying the host and the GPU of the steps without them; other savings never exceed the time that view
+        time_causes assigns to their cause. All are shares of the time that the steps take without being recorded, if that
+        is known. The advice suits the GPUs of the trace. First steps that do not show the pace of the program, and findings
+        that would save less than half a per cent, are left out; findings whose possible saving is unknown come last.
+        Without a GPU, the view looks for time that the host loses: in the program's own functions, loading, the optimizer,
+        and threads that share the GIL or the processors.
 
         Options:
         - top: the maximum number of findings.
@@ -717,8 +716,8 @@ class Views:
     ) -> Result:
         """Merged stacks, as flame graphs draw them: equal stacks form one row, and those with most time come first.
 
-        Time is counted once: what a frame called is in the rows of these stacks. So the rows sum to 100 %. All training
-        steps have one name, "ProfilerStep".
+        Time is counted once: the time of a frame's callees is in the rows of their stacks, so the rows sum to 100 %. All
+        training steps have one name, "ProfilerStep".
 
         Options:
         - of: "ops" for operators and annotations by their time on the host; "python" for Python functions, by samples and
@@ -739,13 +738,13 @@ class Views:
         peak: float = 0.0,
         executor: Executor | None = None,
     ) -> Result:
-        """How much of what the GPU can compute the model used (model FLOPs utilization, MFU).
+        """How much of the GPU's peak the model used (model FLOPs utilization, MFU).
 
-        Operations are those of `operator_flops`: products of matrices, convolutions and attention that ran; those computed
-        again by activation checkpointing count, too.
+        Operations are those of `operator_flops`: products of matrices, convolutions and attention that ran, including those
+        recomputed by activation checkpointing.
 
         Options:
-        - peak: the most that the GPU can do, in TFLOP/s, for all precisions; 0: by the GPU's data sheet.
+        - peak: the peak of the GPU in TFLOP/s, for all precisions; 0: by the GPU's data sheet.
 
         Columns: rank, gpu, time_us, work_tflop, speed_tflop_s, precision, peak_tflop_s, utilization_pct, known_pct.
         """
@@ -772,10 +771,10 @@ class Views:
 
         compat=hta: the figures of get_frequent_cuda_kernel_sequences.
 
-        All sequences are listed (HTA uses top_k only for its pictures). Of the events whose names match, only those count
-        that are at the smallest depth of their call stack. Activities of the backward thread can belong to annotations of
-        the other thread. Stream 0 does not count; synchronisations do. Where HTA fails, the figures are the exact ones (of
-        all sequences).
+        All sequences are listed (HTA uses top_k only for its pictures). Of the events whose names match, only those at the
+        smallest depth of their call stack count. Activities of the backward thread can belong to annotations of the other
+        thread. Stream 0 does not count; synchronisations do. If HTA fails, the figures are the exact ones (of all
+        sequences).
 
         Columns: rank, pattern, length, count, gpu_us, cpu_us.
         """
@@ -834,8 +833,8 @@ class Views:
     ) -> Result:
         """Hardware counters by GPU: how busy its units, memory and links were, and how much of the time was sampled.
 
-        Values are those of the whole GPU, whoever used it. Samples without a value, and those that cannot be (percentages
-        above 105, negative ones), count as time without a sample.
+        Values are those of the whole GPU, whoever used it. Samples without a value, or with an impossible one (percentages
+        above 105, negative values), count as time without a sample.
 
         Columns: rank, device, counter, metric, unit, mean, p50, p95, max, samples, sample_us, unsampled_pct.
         """
@@ -872,7 +871,7 @@ class Views:
         """How busy each GPU was over the recording, in 10 to 100 buckets of equal length, a power of ten of µs.
 
         The recording spans the profiler's own range if the file has it, otherwise the time from the first to the last
-        event. The last bucket takes what is left over. Time that the GPU's source did not record does not count.
+        event. The last bucket takes the remainder. Time that the GPU's source did not record does not count.
 
         compat=plugin: the same figures apart from the precision of the times.
 
@@ -900,11 +899,11 @@ class Views:
         *,
         executor: Executor | None = None,
     ) -> Result:
-        """What each HLO instruction of a JAX program cost, those with the most time first.
+        """The cost of each HLO instruction of a JAX program, those with the most time first.
 
         On a CPU they are recorded by XLA itself. On NVIDIA's GPUs the kernels of the trace are compared with the modules
-        that the program has compiled: a kernel that may have run several instructions has only what they have in common.
-        Operations of the CPU contain each other, loops for example contain what they run.
+        that the program has compiled: a kernel that may have run several instructions gets only what they have in common.
+        Operations of the CPU contain each other: loops, for example, contain their bodies.
 
         Columns: rank, hlo_op, hlo_module, op_name, source, where, runs, total_us, mean_us, max_us, share_pct.
         """
@@ -915,10 +914,10 @@ class Views:
         *,
         executor: Executor | None = None,
     ) -> Result:
-        """The lines of the program's own code with the most time on the training thread, with all that they call.
+        """The lines of the program's own code with the most time on the training thread, including everything they call.
 
         A moment belongs to the innermost function that is neither of a package nor of Python itself. Other threads, and
-        time outside the steps, do not count. The line of a function that calls others is told where nearly all samples of
+        time outside the steps, do not count. The line of a function that calls others is known where nearly all samples of
         that call agree.
 
         Columns: rank, function, file, line, part, calls, time_us, per_step_us, share_pct, idle_pct, moments.
@@ -964,10 +963,10 @@ class Views:
     ) -> Result:
         """Why each GPU was idle, by cause.
 
-        A gap is a stretch of the window without any kernel, copy or fill on the GPU. The activity that ends it determines
-        the cause: it was launched before the gap began (queued), or late by a host that had waited for the GPU
+        A gap is a span of the window without any kernel, copy or fill on the GPU. The activity that ends it determines the
+        cause: it was launched before the gap began (queued), or late by a host that had waited for the GPU
         (synchronisation), for the next batch (data_loading), for other ranks (communication) or for CUDA's memory
-        allocation (memory), or that was simply busy (host: the launch-bound case). kineto_trace.analysis.idle.idle_gaps
+        allocation (memory), or that was simply busy (host: the launch-bound case). kineto_trace.analysis.idle_gaps
         describes the rule in full.
 
         Columns: rank, device, cause, gaps, idle_us, idle_pct, window_pct, longest_us, op, op_us.
@@ -1024,14 +1023,14 @@ class Views:
         counter: str = "",
         executor: Executor | None = None,
     ) -> Result:
-        """Hardware counters by kernel: what each one makes of the GPU's units and memory, those with the most time first.
+        """Hardware counters by kernel: how each one uses the GPU's units and memory, those with the most time first.
 
-        Samples are of the whole GPU. Where it ran alone for three samples or longer the value is the mean, by time, of
-        those that lie in it. Otherwise a sample is taken as the mean of what ran in it, by its share of the time, and least
-        squares over all samples give the values, 0 to 100 for percentages; idle time has one of its own. A value is stated
-        only with enough evidence: 50 samples' length alone, a share of the samples that differs from that of anything else,
-        a 95 % interval of at most plus or minus 10 points, and a residual of at most 8 points (of what is no percentage,
-        per cent of its largest sample).
+        Samples measure the whole GPU. Where a kernel ran alone for three samples or longer, the value is the time-weighted
+        mean of the samples within it. Otherwise a sample is modelled as the mean of everything that ran in it, weighted by
+        time, and least squares over all samples give the values, 0 to 100 for percentages; idle time has a value of its
+        own. A value is stated only with enough evidence: 50 samples' length alone, a share of the samples that differs from
+        that of anything else, a 95 % interval of at most plus or minus 10 points, and a residual of at most 8 points (for
+        counters that are no percentages, per cent of their largest sample).
 
         Options:
         - counter: only counters whose name contains this text, in any case.
@@ -1047,8 +1046,8 @@ class Views:
     ) -> Result:
         """In which precision the kernels compute, those with the most time first. Collectives do not compute.
 
-        The narrowest type in a kernel's name counts, since wider ones beside it are those of sums and results; where a name
-        has none (compiled and fused kernels), the narrowest type of the operator's inputs, if they were recorded.
+        The narrowest type in a kernel's name counts, since wider ones beside it are those of sums and results. If a name
+        has none (compiled and fused kernels), the narrowest type of the operator's inputs counts, if they were recorded.
 
         Columns: rank, precision, bits, calls, total_us, share_pct, tensor_core_us.
         """
@@ -1102,9 +1101,9 @@ class Views:
         """The kernels by name, operator and launch properties, those with the most time first.
 
         The operator is the innermost one around the call that launched the kernel, on its thread; without one, the
-        innermost annotation. Kernels of a CUDA graph belong to the operator that captured them, if the agent saw that, and
-        else to the one around the launch of the graph. An operator is eligible for tensor cores if its name is in a list,
-        or if it or an operator inside it used them.
+        innermost annotation. Kernels of a CUDA graph belong to the operator that captured them, if the agent saw that,
+        otherwise to the one around the launch of the graph. An operator is eligible for tensor cores if its name is in a
+        list, or if it or an operator inside it used them.
 
         compat=plugin: the operator is the one with the external id of the call.
 
@@ -1274,10 +1273,10 @@ class Views:
         *,
         executor: Executor | None = None,
     ) -> Result:
-        """How much of the memory that the allocator reserved it had not given out: one row per device.
+        """How much of the reserved memory the allocator had not given out: one row per device.
 
-        Such memory is cached for later, or lies between blocks where none fits. Where the trace has no reserved bytes, as
-        for the CPU, a row has the peak alone.
+        Such memory is cached for later, or lies in gaps between blocks that are too small. Where the trace has no reserved
+        bytes, as for the CPU, a row has the peak alone.
 
         Columns: rank, device, peak_bytes, peak_ns, reserved_bytes, unused_bytes, unused_pct, mean_unused_pct,
         most_unused_bytes, most_unused_ns.
@@ -1294,7 +1293,7 @@ class Views:
         """Which operators' blocks filled the memory of each device over time, at equally spaced moments.
 
         The operators that held most at any of these moments have rows of their own, the others share one. Only blocks that
-        were allocated in the recording count: what was held before it has no operator, and is not in these rows.
+        were allocated in the recording count: older memory has no operator, and is not in these rows.
 
         Options:
         - points: number of moments per device.
@@ -1309,7 +1308,7 @@ class Views:
         *,
         executor: Executor | None = None,
     ) -> Result:
-        """What filled the memory of each device when most of it was allocated: one row per device and operator.
+        """What filled the memory of each device at its peak: one row per device and operator.
 
         A block counts if it was allocated at or before that time and released after it. Memory allocated before the
         recording has a row without operator and blocks. Rows are grouped by device, most bytes first.
@@ -1324,9 +1323,9 @@ class Views:
         top: int = 50,
         executor: Executor | None = None,
     ) -> Result:
-        """The blocks that were held when most memory of a device was allocated, by operator and Python stack.
+        """The blocks that were held at the memory peak of each device, by operator and Python stack.
 
-        Blocks are those of the view memory_peak; what was allocated before the recording has none. Stacks are those of the
+        Blocks are those of the view memory_peak, without memory allocated before the recording. Stacks are those of the
         operators, as in the view operators. Rows are grouped by device, most bytes first.
 
         Options:
@@ -1376,8 +1375,8 @@ class Views:
 
         compat=plugin: the memory view of the TensorBoard profiler plug-in.
 
-        It uses the plug-in's operator tree, counts calls only of operators that the plug-in visits (it does not look
-        inside a node without any record), and has CPU and GPUs only. Rows are sorted by name.
+        It uses the plug-in's operator tree, counts calls only of operators that the plug-in visits (it does not enter a
+        node without any record), and has CPU and GPUs only. Rows are sorted by name.
 
         Columns: rank, device, operator, calls, size_increase_bytes, self_size_increase_bytes, allocation_count,
         self_allocation_count, allocation_bytes, self_allocation_bytes.
@@ -1392,8 +1391,8 @@ class Views:
     ) -> Result:
         """Hardware counters by module (nn.Module), each with the modules inside, as in the view modules.
 
-        The rules and options are those of kernel_counters. A value of modules that run side by side is that of the time in
-        which one of them ran alone.
+        The rules and options are those of kernel_counters. Of modules that run side by side, the value is that of the time
+        in which one of them ran alone.
 
         Columns: rank, path, name, depth, part, device, time_us, shared_pct, counter, unit, value, error, residual,
         method, why.
@@ -1416,8 +1415,8 @@ class Views:
 
         compat=plugin: the module view of the TensorBoard profiler plug-in, for PyTorch Lightning its Lightning view.
 
-        Every row has the figures of all calls of the module, wherever it was called from. Device time counts only where
-        external ids lead to operators. There are no backward figures.
+        Every row has the figures of all calls of the module, wherever it was called from. Device time counts only if an
+        operator has the external id. There are no backward figures.
 
         Columns: rank, path, name, module_id, depth, occurrences, operators, host_total_us, host_self_us,
         host_overhead_us, device_total_us, device_self_us, backward_host_us, backward_device_us.
@@ -1431,11 +1430,11 @@ class Views:
     ) -> Result:
         """What a trace does not show, why, and which option of `kinetoctl trace` records it.
 
-        First come losses: a source that began late or ended early, records that were dropped or cannot be read. Then what
-        is missing altogether. A trace of kinetod says which activity types and options were requested, which sources
-        recorded, and why others could not; one of another tool says at most some of the options that were set, and the rest
-        stays unknown. Over several ranks each thing is
-        told once, with the longest time or the sum of the records. The view validate has everything that a trace may have.
+        Losses come first: a source that began late or ended early, records that were dropped or cannot be read. Parts that
+        are missing altogether follow. A trace of kinetod contains which activity types and options were requested,
+        which sources recorded, and why others could not; one of another tool contains at most some of the options that
+        were set, and the rest stays unknown. Over several ranks each item appears once, with the longest time or the
+        sum of the records. The view validate has everything that a trace may have.
 
         Columns: what, option, why, hides, torch_profiler, ranks.
         """
@@ -1447,7 +1446,7 @@ class Views:
         counter: str = "",
         executor: Executor | None = None,
     ) -> Result:
-        """Hardware counters by operator: of the GPU work that belongs to it, as in the view kernels_by_op.
+        """Hardware counters by operator, for the GPU work that belongs to it, as in the view kernels_by_op.
 
         The rules and options are those of kernel_counters.
 
@@ -1468,8 +1467,8 @@ class Views:
         compat=hta: the figures of get_aten_op_kernels_and_delay.
 
         Only calls named cuda…LaunchKernel… and cuLaunchKernel… count. A launch belongs to the operator, of any thread, that
-        started last among those that were still running when the call ended. Launches without a kernel, at which HTA
-        fails, are left out. Delays are rounded to three digits.
+        started last among those that were still running when the call ended. Launches without a kernel, on which HTA fails,
+        are left out. Delays are rounded to three digits.
 
         Columns: rank, op, kernels, kernel_count, count, launch_delay_us, runtime_delay_us.
         """
@@ -1484,13 +1483,13 @@ class Views:
     ) -> Result:
         """The products of the model by operator and shape (roofline): operations, speed, and what limits the speed at best.
 
-        Counted are products of matrices, convolutions and attention, by the recorded sizes of their inputs, two operations
-        for a multiplication and an addition; of attention with a causal mask, half. Bytes are those that must move at
-        least, so that "memory" is certain, and "arithmetic" what could be with perfect caches. The rows with the most GPU
+        Products of matrices, convolutions and attention count, by the recorded sizes of their inputs, with two operations
+        for a multiplication and an addition; with a causal mask, half of the attention. Bytes are the minimum that must
+        move, so that "memory" is certain, and "arithmetic" is the limit with perfect caches. The rows with the most GPU
         time come first.
 
         Options:
-        - peak: the most that the GPU can do, in TFLOP/s, for all precisions; 0: by the GPU's data sheet.
+        - peak: the peak of the GPU in TFLOP/s, for all precisions; 0: by the GPU's data sheet.
         - bandwidth: of the GPU's memory, in GB/s; 0: by the GPU's data sheet.
 
         Columns: rank, name, input_shape, precision, calls, call_gflop, device_us, host_us, speed_tflop_s, peak_tflop_s,
@@ -1509,24 +1508,23 @@ class Views:
         """Operators by name: how often each ran, and its time on the host and on the GPU.
 
         A kernel, copy or fill belongs to the innermost operator around the call that caused it, which the correlation id
-        identifies. Times are sums over all calls; overlapping work counts each time. The total of an operator includes all
-        operators inside it, so totals of different rows must not be added; where one runs inside another one of its row,
-        the outer one's total has its time, which counts once. The rows with the most device_self_us come first; without GPU
-        work, those with the most host_self_us, and the figures of the GPU are missing.
+        identifies. Times are sums over all calls; overlapping work counts each time. The total of an operator includes
+        nested operators, so totals of different rows must not be added; an operator nested in one of its own row adds
+        nothing. Rows are ordered by device_self_us, largest first; without GPU work, by host_self_us, and the GPU columns
+        are missing.
 
         Options:
         - group_by: "name"; "name+shape" for one row per distinct input shapes; "type" for one row per kind of work, such as
-          matrix products, told by the names of PyTorch's operators (nodes of the backward pass are of the kind that they
-          are for).
+          matrix products, by the names of PyTorch's operators (nodes of the backward pass have the kind of their forward).
         - stacks: one row per distinct call stack. Stacks are the recorded ones, otherwise those of the trace's Python
           functions; operators without a stack have a row of their own.
 
         compat=plugin: the operator view of the TensorBoard profiler plug-in.
 
         Calls belong to operators by external ids, operators that overlap because of rounding are dropped, and an operator
-        inside its only namesake is not counted. The plug-in's list of names decides which kernels use tensor cores. Only
-        recorded call stacks count; with `stacks`, operators without one are left out. Data loading, optimizer steps and
-        DDP's forward are not operators. There is no cumulative share.
+        whose parent has the same name, and no other child, is not counted. The plug-in's list of names decides which
+        kernels use tensor cores. Only recorded call stacks count; with `stacks`, operators without one are left out. Data
+        loading, optimizer steps and DDP's forward are not operators. There is no cumulative share.
 
         Columns: rank, name, input_shape, calls, device_self_us, device_total_us, host_self_us, host_exclusive_us,
         host_total_us, device_self_pct, host_self_pct, cumulative_pct, tensor_core_eligible, tensor_core_self_pct,
@@ -1562,7 +1560,7 @@ class Views:
         *,
         executor: Executor | None = None,
     ) -> Result:
-        """What the process used of the host's CPUs, memory pages and storage, and what limits it; one row.
+        """How the process used the host's CPUs, memory pages and storage, and what limits it; one row.
 
         All figures are the kernel's own counters for the process, without its child processes (DataLoader workers).
 
@@ -1654,9 +1652,9 @@ class Views:
         """Every measured step of every rank: how long it took on the host, and how long the rank waited in it.
 
         Waiting is that of the view ranks, step by step: it is derived from durations alone, so clocks do not matter, and
-        collectives count for the step in which they were launched. Ranks that count their steps differently are mapped to
-        the numbers of the first rank by the times at which steps began. Steps that the recording cut off have no rows, nor
-        have first ones that do not show the pace (view ranks). Rows are ordered by rank and step.
+        collectives count for the step in which they were launched. Ranks that count their steps differently are mapped
+        to the numbers of the first rank by the times at which steps began. Steps that the recording cut off have no
+        rows, nor do first steps that do not show the pace (view ranks). Rows are ordered by rank and step.
 
         Columns: rank, step, start_ns, step_us, waiting_us.
         """
@@ -1668,11 +1666,11 @@ class Views:
         least: float = 0.0,
         executor: Executor | None = None,
     ) -> Result:
-        """What the time of all ranks' steps went to, by the causes of time_causes; they sum to 100 %.
+        """Where the time of all ranks' steps goes, by the causes of time_causes; they sum to 100 %.
 
-        The shares of a rank are those over all its GPUs. Those with least and most of a cause tell whether it concerns the
-        whole job or single ranks; time_causes has the causes of each rank and GPU. If no rank has GPU activity, the causes
-        are the parts of the host's steps.
+        The shares of a rank are those over all its GPUs. The ranks with the least and the most of a cause show whether it
+        affects the whole job or single ranks; time_causes has the causes of each rank and GPU. If no rank has GPU activity,
+        the causes are the parts of the host's steps.
 
         Options:
         - least: causes with less than this share (in %) on every rank are one row together.
@@ -1689,8 +1687,8 @@ class Views:
         """Which rank waited for which, the longest waits first.
 
         No rank can leave an all_reduce, all_gather, reduce_scatter, all_to_all or barrier before all others have entered
-        it. The rank with the shortest duration therefore came last, and the rest of another rank's duration is time that it
-        waited for that rank. Clocks do not matter. Collectives are matched by process group and sequence number.
+        it. The rank with the shortest duration therefore came last, and other ranks waited for it for the rest of their
+        durations. Clocks do not matter. Collectives are matched by process group and sequence number.
 
         Columns: rank, waits_for, wait_us, wait_pct, collectives, mean_wait_us, where.
         """
@@ -1705,23 +1703,23 @@ class Views:
 
         The figures come from a critical path over all ranks. Each rank is two chains of own work between collectives, of
         its GPU and of its host; a collective ends on all of its ranks when the last one has begun it and its transfer is
-        over. A rank as fast as the others has between each two consecutive collectives the median own work of the other
-        ranks, and the path is found again. So time in which a rank waits for another one counts as a gain of that rank's
-        work, never of communication.
+        over. To simulate a rank as fast as the others, its work between each two consecutive collectives is replaced by the
+        median of the other ranks, and the path is found again. So time in which a rank waits for another one counts as a
+        gain of that rank's work, never of communication.
 
-        A host on which the same operators take longer than on the other ranks probably has a slower core, or shares it.
-        The medians of operators and launching calls are compared by name, in the thread that trains and in those that run
-        backward. A slower host is told if three quarters of at least eight names take longer, by 10 % in the median, and if
-        that explains a quarter of what the host works more.
+        A host on which the same operators take longer than on the other ranks probably has a slower core, or shares it. The
+        medians of operators and launching calls are compared by name, in the thread that trains and in those that run
+        backward. A slower host is reported if three quarters of at least eight names take longer, by 10 % in the median,
+        and if that explains a quarter of the host's additional work.
 
-        The model says in a note how well it reproduces the time that the job took; if it is wrong by more than 10 %, there
-        are no rows. There are none, either, if it finds the job slower with equal ranks: then ranks wait in ways that the
-        traces do not show, for example since calls to CUDA were not recorded. Work before the first and after the last
-        collective that several ranks have is left out. Of more than 16 ranks, those with the most own work are shown.
+        A note says how well the model reproduces the time of the job; if it is wrong by more than 10 %, there are no rows.
+        There are also none if it finds the job slower with equal ranks: then ranks wait in ways that the traces do not
+        show, for example because calls to CUDA were not recorded. Work before the first and after the last collective that
+        several ranks have is left out. With more than 16 ranks, those with the most own work are shown.
 
-        Collectives on the host (gloo, MPI) leave no event of when the training thread waited for them, so that own work is
-        unknown. Of such jobs the savings are upper bounds by the durations of the collectives: what the others waited for a
-        rank beyond the last but one, and the transfers.
+        Collectives on the host (gloo, MPI) leave no event that shows when the training thread waited for them, so own work
+        is unknown. For such jobs the savings are upper bounds by the durations of the collectives: how long the others
+        waited for a rank beyond the last but one, and the transfers.
 
         Columns: change, rank, collective, process_group, saving_us, saving_pct, saving_per_step_us, more_work_us,
         host_pace, cause, about.
@@ -1737,16 +1735,15 @@ class Views:
 
         The ranks that the others wait for longest come first. Collectives make the steps of all ranks equally long, so
         computation_us and waited_for_us show which rank is slow. A rank that the others wait for, but that computes no
-        longer than they do, is late on its host: if the same operators take longer there than on the other ranks, which
-        explains a quarter of the waiting, by how much.
+        longer than they do, is late on its host. If the same operators take longer there than on the other ranks, and this
+        explains a quarter of the waiting, the row says by how much.
 
         Steps that the recording cut off do not count, nor do first steps that do not show the pace (view overview), nor the
-        collectives that were launched in them. Waiting is
-        derived from durations alone (view rank_waits), so clocks do not matter; other kernels may have run meanwhile. A
-        rank is called slow or late if the others wait for it for at least 2 % of a step: slow if its computation takes at
-        least 3 % longer than the median rank's, otherwise late, unless it waits for more than half as long itself: then
-        that made it late, or the ranks are late by turns. In these words, waiting counts only while the rank that waits
-        computes nothing.
+        collectives that were launched in them. Waiting is derived from durations alone (view rank_waits), so clocks do not
+        matter; other kernels may have run at the same time. A rank is called slow or late if the others wait for it for at
+        least 2 % of a step: slow if its computation takes at least 3 % longer than the median rank's, otherwise late,
+        unless it waits for more than half as long itself: then that made it late, or the ranks take turns being late. For
+        these words, waiting counts only while the waiting rank computes nothing.
 
         Columns: rank, host, gpu, steps, step_us, step_p50_us, step_p95_us, step_max_us, slowest_steps, computation_us,
         slower_pct, communication_us, waiting_us, waited_for_us, about.
@@ -1790,8 +1787,8 @@ class Views:
     ) -> Result:
         """What was recorded, where and with which versions: one row for each trace.
 
-        Everything is as the trace has it; what it does not have is missing. Only kinetod's own traces have the command line
-        and the job. The window is the one that was asked for, or else spans the activities of the trace.
+        All values come from the trace; values that it does not have are missing. Only kinetod's own traces have the command
+        line and the job. The window is the requested one, or else spans the activities of the trace.
 
         Columns: rank, world_size, host, process, pid, command, job, labels, gpus, framework, python, cuda, driver_cuda,
         cupti, kinetod, capture, start_ns, length_us.
@@ -1804,14 +1801,14 @@ class Views:
         by: Literal["kernel", "op"] = "kernel",
         executor: Executor | None = None,
     ) -> Result:
-        """What bounds each kernel or operator, by measurement: memory, computing, or neither (latency).
+        """What limits each kernel or operator, by measurement: memory, computing, or neither (latency).
 
-        Counters of kernels are those of the view kernel_counters. The larger one of the use of DRAM and of the units that
-        compute decides if it is 60 % of its peak or more, the mark of Nsight Compute's rule for latency. A row is
-        latency-bound if both are below it, or multiprocessors have work for less than 60 % of the time. It takes a value of
-        all units that the work may use: the tensor pipe, and for other kernels than those that multiply on tensor cores
-        also ordinary cores (kinetoctl trace --counters=tensor); otherwise the verdict is not known. Nor is it for
-        collectives and copies between host and GPU, whose speed is that of a link (view collective_counters).
+        Counters of kernels are those of the view kernel_counters. The larger of the uses of DRAM and of the compute units
+        decides if it is 60 % of its peak or more, the threshold in Nsight Compute's rule for latency. A row is
+        latency-bound if both are below it, or if multiprocessors have work for less than 60 % of the time. This verdict
+        needs a value of every unit that the work may use: the tensor pipe and, except for kernels that multiply on tensor
+        cores, ordinary cores (kinetoctl trace --counters=tensor); otherwise the verdict is unknown. It is also unknown for
+        collectives and copies between host and GPU, which are limited by a link (view collective_counters).
 
         Options:
         - by: kernel, or op for operators.
@@ -1842,7 +1839,7 @@ class Views:
         compat: Literal["none", "plugin"] = "none",
         executor: Executor | None = None,
     ) -> Result:
-        """The estimated SM efficiency of each GPU over time: one row per stretch in which the same kernels run.
+        """The estimated SM efficiency of each GPU over time: one row per span in which the same kernels run.
 
         The estimate is min(sum of the running kernels' blocks per multiprocessor, 1). There are no rows for times without
         kernels.
@@ -1868,11 +1865,12 @@ class Views:
         do first steps that do not show the pace of the program: warm-up, and those in which the host ran ahead of the GPU.
 
         Each moment of a step counts for one role: the first of kernel, memcpy, memset, communication, runtime, dataloader,
-        cpu_exec that is active then, otherwise other. Where a source did not record (view validate), what it might have
-        recorded is unknown: such time is unrecorded. A row therefore sums to the length of the step, and the average is
-        that of the steps without unrecorded time, if there are any. Kernels are those that do not communicate;
-        communication is NCCL's kernels, recognized by names or arguments, and host ranges such as "nccl:all_reduce" and
-        "gloo:broadcast". Without any GPU activity in the trace, times of kernels, copies and fills are missing, not zero.
+        cpu_exec that is active then, otherwise other. Where a source did not record (view validate), its roles are
+        unknown: such time is unrecorded. A row therefore sums to the length of the step, and the average is that of the
+        steps without unrecorded time, if there are any. Kernels are those that do not communicate; communication is
+        NCCL's kernels, recognized by names or arguments, and host ranges such as "nccl:all_reduce" and
+        "gloo:broadcast". Without any GPU activity in the trace, times of kernels, copies and fills are missing, not
+        zero.
 
         Options:
         - step_ends: "host" takes the steps as the host saw them ("ProfilerStep#N"). "device" applies the plug-in's rule:
@@ -1882,7 +1880,7 @@ class Views:
         compat=plugin: steps end on the device, whatever `step_ends` says, and percentages have two digits.
 
         GPU ranges can be steps and cpu_exec, only ten collectives are communication, and driver calls do not count. Once
-        the roles so far fill all steps, the next role counts as a whole, so that rows may sum to more than the step.
+        the roles so far fill all steps, the next role counts in full, so that rows may sum to more than the step.
 
         Columns: rank, step, start_ns, complete, total_us, kernel_us, memcpy_us, memset_us, communication_us,
         runtime_us, dataloader_us, cpu_exec_us, other_us, unrecorded_us, kernel_pct, memcpy_pct, memset_pct,
@@ -1931,7 +1929,7 @@ class Views:
         *,
         executor: Executor | None = None,
     ) -> Result:
-        """How long each step took on the host over all ranks, in the order of the step numbers.
+        """How long each step took on the host over all ranks, ordered by step number.
 
         Ranks that count their steps differently are mapped to the numbers of the first rank by the times at which steps
         began.
@@ -1951,12 +1949,12 @@ class Views:
     ) -> Result:
         """The ranks that the others wait for, the most expensive ones first.
 
-        All collectives that appear on several ranks count. The rank that begins one last is late, if it is behind the last
-        but one by more than the doubt of the clocks. That costs the group the time between these two starts, or what the
-        others waited in the collective if that is less; waits at the same time count once. A rank is a candidate if the
-        others waited for it for more than 2 % of the time from the first to the last collective, and more than twice as
-        long as for the middle one of the other ranks: ranks that are late by turns are none. What the job would gain
-        without it is told by the view `rank_what_if`.
+        All collectives that appear on several ranks count. The rank that begins one last is late if it begins after the
+        last but one by more than the uncertainty of the clocks. That costs the group the time between these two starts, or
+        the time the others waited in the collective if that is less; simultaneous waits count once. A rank is a candidate
+        if the others waited for it for more than 2 % of the time from the first to the last collective, and more than twice
+        as long as for the median of the other ranks: ranks that take turns being late are not candidates. The view
+        `rank_what_if` shows what the job would gain without it.
 
         Options:
         - steps: numbers of steps such as "3,4,5"; all if not given.
@@ -1965,11 +1963,11 @@ class Views:
 
         compat=hta: the figures of get_potential_stragglers.
 
-        HTA looks at kernels whose names begin with ncclKernel (not ncclDevKernel) and that last at least 1 % of a mean
-        iteration, and of these at the last one per rank, stream, iteration and name. It keeps the stream and name whose
+        HTA evaluates kernels whose names begin with ncclKernel (not ncclDevKernel) and that last at least 1 % of a mean
+        iteration, and of these the last one per rank, stream, iteration and name. It keeps the stream and name whose
         durations differ most between ranks (standard deviation, averaged over iterations). In every iteration the
         num_candidates ranks that start this kernel last are late; the candidates are the ranks that are late in most
-        iterations. HTA takes the clocks as they are, and leaves out the last step.
+        iterations. HTA uses the clocks as they are, and leaves out the last step.
 
         Columns: rank, candidate, late_steps, late_collectives, caused_us, mean_late_us, uncertainty_us.
         """
@@ -1988,7 +1986,7 @@ class Views:
 
         compat=hta: the figures of get_temporal_breakdown.
 
-        There is one row for all devices together. cuda_sync events count as busy time, HTA's patterns tell the kernel
+        There is one row for all devices together. cuda_sync events count as busy time, HTA's patterns decide on kernel
         types, percentages have two digits, and HTA's loading rules apply (last step dropped, whole microseconds).
 
         Columns: rank, device, idle_us, compute_us, non_compute_us, kernel_time_us, idle_pct, compute_pct,
@@ -2008,9 +2006,9 @@ class Views:
         operators" is the share of all operators' kernel time spent in operators that could use them: the deepest ones in a
         list of matrix multiplications, convolutions, attention and similar operators, and the operators inside these.
 
-        compat=plugin: the plug-in's lists of names decide, and external ids lead from kernels to operators.
+        compat=plugin: the plug-in's lists of names decide, and kernels belong to operators by external ids.
 
-        Only what an eligible operator launched itself counts.
+        Only kernels that an eligible operator launched itself count.
 
         Columns: rank, figure, used_pct, not_used_pct.
         """
@@ -2071,9 +2069,9 @@ class Views:
         *,
         executor: Executor | None = None,
     ) -> Result:
-        """When GPUs were throttled: spans of samples that say so, by reason, in order of time.
+        """When GPUs were throttled, according to the samples: spans by reason, in order of time.
 
-        Samples are as far apart as they were taken; a span may begin and end as much earlier or later.
+        A span may begin or end earlier or later by one sampling interval.
 
         Columns: rank, device, reason, start_ns, duration_us, sm_clock_mhz, power_w, temperature_c.
         """
@@ -2087,16 +2085,16 @@ class Views:
         least: float = 0.0,
         executor: Executor | None = None,
     ) -> Result:
-        """What every nanosecond of the steps went to: the causes of each GPU sum to 100 %.
+        """Where every nanosecond of the steps goes: the causes of each GPU sum to 100 %.
 
-        While a GPU has work, the kind of work counts: computation first, so that communication and copies are those that no
-        computation hides. While it is idle, also before its first and after its last activity in a step, what the host did
-        counts: it waited for data, for the GPU, in a collective or for memory; it was in an operator or a launching call;
-        it ran a Python function, slept, logged, or waited for a lock, the GIL or a file; or the launched work waited in its
-        queue. What the trace does not show is called unknown, with the reason. First steps that do not show the pace of the
-        program (warm-up, and those in which the host ran ahead of the GPU) are left out.
-        kineto_trace.analysis.idle.idle_pieces describes the rules in full. In a trace without GPU activity each moment of
-        the host's steps is in one part, as in view step_phases: loading, forward, backward, optimizer, or the program's own
+        While a GPU has work, the kind of work counts. Computation comes first, so communication and copies only count where
+        no computation hides them. While the GPU is idle, also before its first and after its last activity in a step, the
+        activity of the host counts: it waited for data, for the GPU, in a collective or for memory; it was in an operator
+        or a launching call; it ran a Python function, slept, logged, or waited for a lock, the GIL or a file; or the
+        launched work waited in its queue. What the trace does not show is called unknown, with the reason. The first steps
+        are left out if they do not show the pace of the program (warm-up, or the host ran ahead of the GPU).
+        kineto_trace.analysis.idle_pieces describes the rules in full. In a trace without GPU activity each moment of the
+        host's steps is in one part, as in view step_phases: loading, forward, backward, optimizer, or the program's own
         code.
 
         Options:
@@ -2116,8 +2114,8 @@ class Views:
         """What analyses need from a trace, whether this trace has it, and how to record it if not.
 
         Arguments whose value has a different type than readers of Kineto traces expect (HTA's validate_trace_format) have a
-        row of their own. The notes say what was lost when the trace was recorded or read. Advice names options of kinetoctl
-        for traces that kinetod recorded, otherwise those of torch.profiler.
+        row of their own. The notes list what was lost when the trace was recorded or read. Advice names options of
+        kinetoctl for traces that kinetod recorded, otherwise those of torch.profiler.
 
         Columns: rank, part, ok, rows, complete_pct, needed_for, advice.
         """

@@ -1,23 +1,23 @@
 """Analyses of one or many traces: a map over ranks on all cores or on a cluster, and a small reduce.
 
 Theory of operation
-    A task is one trace and all views that are wanted of it: the worker opens the trace, computes the contribution of
-    each view (View.partial), lets go of the trace and sends the contributions back, which alone travel. A process has
-    one trace at a time, also if its executor has several threads, so that memory is bounded by the ranks that are
-    worked on. The caller combines the contributions (View.combine).
+    A task is one trace and all views requested of it: the worker opens the trace, computes the contribution of each
+    view (View.partial), releases the trace and sends only the contributions back. A process has one trace at a time,
+    even if its executor has several threads, so that memory is bounded by the ranks in progress. The caller combines
+    the contributions (View.combine).
 
     A rank that fails (no trace, damaged, a view that does not work on it, a worker that died) is missing in the
-    results, and their notes say which one and why; if all fail, that is an error. What died with a worker is tried
-    once more alone, since it may have been another trace that took the memory.
+    results, and their notes say which one and why; if all fail, that is an error. Tasks of a worker that died are tried
+    once more alone, since another trace may have used up the memory.
 
-    Of several views none takes the others down: one that fails on all traces has a result without rows that says why
-    (Result.failure). Only if every view fails, that is an error.
+    A failing view does not affect the others: one that fails on all traces has a result without rows, with the reason
+    (Result.failure). It is an error only if every view fails.
 
-    Any concurrent.futures executor will do. The default one is a pool of fresh processes (spawn: nothing of the
-    caller's threads is copied), as many as there are cores and as fit into memory, or none if the traces are few and
-    small. A Dask cluster gives one: `with cluster("tcp://scheduler:8786") as executor`; its workers must see the files
-    under the same paths. Traces in an object store (remote_traces.py) are fetched by workers into a temporary folder,
-    which is removed afterwards: the caller reads manifests alone.
+    Any concurrent.futures executor will do. The default one is a pool of fresh processes, as many as there are cores
+    and as fit into memory, or none if the traces are few and small. A Dask cluster gives one: `with
+    cluster("tcp://scheduler:8786") as executor`; its workers must see the files under the same paths. Traces in an
+    object store (remote_traces.py) are fetched by workers into a temporary folder, which is removed afterwards: the
+    caller reads manifests alone.
 """
 
 import os
@@ -25,16 +25,16 @@ import re
 import threading
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures import Executor, Future
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from multiprocessing import get_context
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from kineto_trace.base.quantities import spans
+from kineto_trace.base.own_processes import ProcessPool
+from kineto_trace.base.quantities import format_ranges, free_memory, memory_errors
 from kineto_trace.catalog.view_catalog import find_view
 from kineto_trace.errors import FileError, TraceError, ViewError
 from kineto_trace.model.context import Context
@@ -45,18 +45,18 @@ from kineto_trace.open.trace_opener import open_trace
 from kineto_trace.view_api.result import Result, make_result
 from kineto_trace.view_api.view import Compat, View
 
-SMALL_JOB_BYTES = 50_000_000  # less text than that in all: done before other processes have started
+SMALL_JOB_BYTES = 50_000_000  # text in total below which work is done here, before other processes would have started
 GZIP_RATIO = 12  # of the JSON of traces
 STORED_RATIO = 20  # bytes in memory for a byte of a stored trace
 MEMORY_RATIO = 1.5  # bytes in memory for a byte of JSON while it is read
 
-NO_MEMORY = "not enough memory"  # the error of a contribution
+NO_MEMORY = "not enough memory"  # what the error of a contribution begins with
 MANY_RANKS = 4  # that have the same note
 WORKERS_S = 10.0  # that a cluster may take to have a first worker
 
 Paths = str | PathLike[str] | Source
 _RANKS_NOTE = re.compile(r"rank (\d+): (.*)", re.DOTALL)
-_one_trace = threading.Lock()  # in this process, at a time
+_one_trace = threading.Lock()  # of this process, at a time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,14 +76,16 @@ class Request:
 class Contribution:
     """What one trace contributed.
 
-    values: one per request; errors: why a value is missing, otherwise None. notes: of the trace.
+    values: one per request.
+    errors: why a value is missing, otherwise None.
+    notes: of the trace.
     """
 
     source: Source
     values: list[Any]
     errors: list[str | None]
     notes: tuple[str, ...] = ()
-    died: bool = False  # the process that worked on it
+    died: bool = False  # whether its process died
 
 
 def run_view(
@@ -96,9 +98,11 @@ def run_view(
 ) -> Result:
     """Returns the result of one view over one or many traces.
 
-    sources: an open trace or its context; or paths (files, folders, patterns); or what find_traces() has found.
-    options: those of the view. Raises ViewError for a view, option or compat that does not exist, FileError if no trace
-    can be read, TraceError if the view fails on all of them.
+    sources: an open trace or its context; or paths (files, folders, patterns); or the result of find_traces().
+    options: those of the view.
+
+    Raises ViewError for a view, option or compat that does not exist, FileError if no trace can be read, TraceError if
+    the view fails on all of them.
     """
     request = Request(view=view, compat=_compat(compat), options=options)
     if isinstance(sources, (Context, Trace)):
@@ -112,7 +116,7 @@ def run_views(
 ) -> list[Result]:
     """Returns the results of several views over the same traces, opening each trace once.
 
-    A view that fails beside others has an empty result with its `failure`. Raises like run_view if every view fails.
+    If only some views fail, these have an empty result with their `failure`. Raises like run_view if every view fails.
     """
     wanted = [Request(view=entry) if isinstance(entry, str) else entry for entry in requests]
     for request in wanted:
@@ -137,7 +141,7 @@ def contribute(source: Source, requests: Sequence[Request]) -> Contribution:
 def pool(sources: Sequence[Source], workers: int | None = None) -> Iterator[Executor]:
     """Starts fresh processes for these traces: one per core, but no more than fit into free memory."""
     count = workers or max(1, min(len(sources), _cores(), _fitting(sources)))
-    with ProcessPoolExecutor(count, mp_context=get_context("spawn")) as executor:
+    with ProcessPool(count) as executor:
         yield executor
 
 
@@ -169,9 +173,9 @@ def cluster(address: str) -> Iterator[Executor]:
 def _contribute(source: Source, requests: Sequence[Request], *, alone: bool) -> Contribution:
     """Computes one contribution.
 
-    alone: it is the only trace, so the caller is told at once that it cannot be read, or that the only view fails.
+    alone: whether it is the only trace: then an unreadable trace, or a failure of the only view, is raised at once.
     """
-    with _one_trace, ExitStack() as stack:
+    with memory_errors(source.place), _one_trace, ExitStack() as stack:
         try:
             found, context = opened_context(source, stack)
         except Exception as exc:
@@ -182,7 +186,7 @@ def _contribute(source: Source, requests: Sequence[Request], *, alone: bool) -> 
 
 
 def opened_context(source: Source, stack: ExitStack) -> tuple[Source, Context]:
-    """Opens one trace as `opened` does. Returns its context, and its source with the rank that the trace itself states.
+    """Opens one trace as `opened` does. Returns its context, and its source with the rank stated in the trace.
 
     Raises TraceError.
     """
@@ -200,10 +204,10 @@ def unopened(source: Source, requests: Sequence[Request], exc: Exception) -> Con
 def contribution_of(
     source: Source, context: Context, requests: Sequence[Request], *, alone: bool = False
 ) -> Contribution:
-    """Computes what the views need from an open trace.
+    """Computes the contributions of an open trace.
 
-    alone: it is the only trace. An exception of the only request is then raised; it is an error of the contribution
-    otherwise.
+    alone: whether it is the only trace. Then an exception of the only request is raised; otherwise it becomes an error
+        of the contribution.
     """
     values: list[Any] = [None] * len(requests)
     errors: list[str | None] = [None] * len(requests)
@@ -237,7 +241,7 @@ def _map(executor: Executor, sources: Sequence[Source], requests: Sequence[Reque
 def _submitted(executor: Executor, source: Source, requests: Sequence[Request]) -> "Future[Contribution]":
     try:
         return executor.submit(contribute, source, requests)
-    except BrokenProcessPool as exc:  # of an earlier trace, while the others were still being handed over
+    except BrokenProcessPool as exc:  # of an earlier trace, while the others were still being submitted
         died: Future[Contribution] = Future()
         died.set_exception(exc)
         return died
@@ -246,9 +250,10 @@ def _submitted(executor: Executor, source: Source, requests: Sequence[Request]) 
 def _result(future: "Future[Contribution]", source: Source, requests: Sequence[Request]) -> Contribution:
     nothing: list[Any] = [None] * len(requests)
     try:
-        return future.result()
+        found = future.result()
+        return replace(found, died=any(error and error.startswith(NO_MEMORY) for error in found.errors))
     except BrokenProcessPool:
-        text = "the process that read it died: it ran out of memory, or the script has no `if __name__ == '__main__'`"
+        text = "the process that read it died: it ran out of memory"
         return Contribution(source, nothing, [text] * len(requests), died=True)
     except Exception as exc:  # noqa: BLE001 - of a cluster: a worker that was killed, a file that it does not see, …
         return Contribution(source, nothing, [_text(exc)] * len(requests))
@@ -258,7 +263,7 @@ def _text(exc: BaseException) -> str:
     if isinstance(exc, TraceError):
         return str(exc)
     if isinstance(exc, MemoryError):
-        return NO_MEMORY
+        return f"{NO_MEMORY}: {exc}" if str(exc) else NO_MEMORY
     frames = traceback.extract_tb(exc.__traceback__)
     place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
     return f"{type(exc).__name__}: {exc}{place}"
@@ -268,7 +273,7 @@ def _text(exc: BaseException) -> str:
 
 
 def all_combined(requests: Sequence[Request], contributions: Sequence[Contribution]) -> list[Result]:
-    """Returns the result of each request from the contributions of all traces; one that failed says so.
+    """Returns the result of each request from the contributions of all traces; a failed one says so.
 
     A rank that failed is missing, and a note says so; notes that many ranks share become one. Raises the first failure
     if all requests have failed.
@@ -287,7 +292,7 @@ def all_combined(requests: Sequence[Request], contributions: Sequence[Contributi
 
 
 def failed_result(view: View, reason: str) -> Result:
-    """Returns the result of a view that failed beside others: no rows, and why."""
+    """Returns the result of a view that failed beside others: no rows, and the reason."""
     nothing = make_result(view.name, view.result_columns, {column.name: [] for column in view.result_columns})
     return replace(nothing, failure=f"view {view.name} failed: {reason}; the rest is complete")
 
@@ -312,7 +317,7 @@ def _combined(request: Request, place: int, contributions: Sequence[Contribution
 
 
 def _without(entry: Contribution, place: int) -> str:
-    """Returns its error without the path, which the note states anyway."""
+    """Returns a source's error without the path, which the note states anyway."""
     return (entry.errors[place] or "").removeprefix(f"{entry.source.place}: ")
 
 
@@ -325,12 +330,14 @@ def _with_notes(result: Result, notes: Iterable[str]) -> Result:
     found: list[str] = []
     for text, ranks in said.items():
         each = sorted(set(ranks))
-        found += [f"ranks {spans(each)}: {text}"] if len(each) >= MANY_RANKS else [f"rank {n}: {text}" for n in each]
+        found += (
+            [f"ranks {format_ranges(each)}: {text}"] if len(each) >= MANY_RANKS else [f"rank {n}: {text}" for n in each]
+        )
         found += [text] if not ranks else []
     return replace(result, notes=tuple(found))
 
 
-# ------------------------------------------------------------ what there is to do
+# ------------------------------------------------------------ sources
 
 
 def _compat(compat: Compat | str) -> Compat:
@@ -356,7 +363,7 @@ def _few(sources: Sequence[Source]) -> bool:
 
 
 def text_bytes(source: Source) -> int:
-    """Estimates how many bytes of JSON a trace is, which determines the cost of reading it."""
+    """Returns the estimated bytes of JSON of a trace, which determine the cost of reading it."""
     path = source.path
     try:
         if source.remote is not None:
@@ -382,13 +389,4 @@ def _cores() -> int:
 def _fitting(sources: Sequence[Source]) -> int:
     """Returns how many traces of the largest size fit into free memory."""
     largest = max(map(text_bytes, sources)) * MEMORY_RATIO
-    return max(1, int(_free_memory() / largest)) if largest else len(sources)
-
-
-def _free_memory(proc: Path = Path("/proc")) -> float:
-    """Returns the free memory in bytes; infinity if it is unknown."""
-    try:
-        lines = (proc / "meminfo").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024.0 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration, ValueError):
-        return float("inf")
+    return max(1, int(free_memory() / largest)) if largest else len(sources)

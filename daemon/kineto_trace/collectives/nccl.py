@@ -1,17 +1,18 @@
-"""Collectives of NCCL, RCCL and oneCCL: what each communication kernel did, between whom, how it matches over ranks.
+"""Collectives of NCCL, RCCL and oneCCL: the operation and group of each communication kernel, and its match on other
+ranks.
 
 Theory of operation
     PyTorch describes a collective in arguments of its kernel (in older versions of the operator around the launch):
     "Collective name", "In msg nelems", "Out msg nelems", "dtype", "Group size", "Process Group Name",
-    "Process Group Ranks", "Seq". Where there are none, the kernel's name still says what it is, and of which type:
-    ncclDevKernel_AllReduce_Sum_f32_RING_LL. The name tells neither algorithm nor protocol: NCCL compiles one kernel per
+    "Process Group Ranks", "Seq". Without these, the kernel's name still has the operation and type:
+    ncclDevKernel_AllReduce_Sum_f32_RING_LL. The name shows neither algorithm nor protocol: NCCL compiles one kernel per
     operation and type, calls it ..._RING_LL, and runs every algorithm and protocol in it. RCCL runs all in one kernel,
     ncclDevKernel_Generic, and oneCCL's kernels (oneccl_reduce_base) name no collective: theirs is only known from the
     arguments.
 
     Kernels of several ranks belong to one collective if they have the same process group (name and ranks) and
-    sequence number; the numbers of transfers between two ranks are counted apart. Without sequence numbers the n-th
-    collective of a process group, of that name, on one rank belongs to the n-th one on the others.
+    sequence number; transfers between two ranks are numbered separately. Without sequence numbers the n-th collective
+    of a process group, of that name, on one rank belongs to the n-th one on the others.
 
     Several kernels of one rank with one number are one collective: from the first start to the last end.
 
@@ -27,18 +28,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from kineto_trace.arrays.id_sets import unique_values
+from kineto_trace.base.array_types import NOTHING, Flags, Ints, Ints32
 from kineto_trace.model.context import Context
-from kineto_trace.model.trace import NO_STRING
-from kineto_trace.structure.activity_links import NOTHING, gpu
+from kineto_trace.model.trace import NO_STRING, Trace
+from kineto_trace.structure.activity_links import gpu
 from kineto_trace.structure.event_arguments import parse
 
-Ints = npt.NDArray[np.int64]
 NO_SEQUENCE = -1
-
-_NAMES: Mapping[str, str] = {  # as PyTorch or a kernel calls it, without blanks and underscores: our name
+_NAMES: Mapping[str, str] = {  # name in PyTorch or in a kernel, without blanks and underscores -> our name
     "allreduce": "all_reduce",
     "allreducecoalesced": "all_reduce",
     "allreducesparse": "all_reduce",
@@ -66,6 +65,7 @@ _NAMES: Mapping[str, str] = {  # as PyTorch or a kernel calls it, without blanks
 }
 TRANSFERS = frozenset({"send", "recv", "sendrecv"})  # between two ranks
 _SCATTERED = frozenset({"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"})
+MAX_NUMBER = 1 << 53  # of elements, members, bytes; above, a file is damaged, and columns of 64 bits have no room
 _BYTES = {
     **dict.fromkeys(("byte", "char", "bool", "uint8", "int8", "u8", "i8", "f8e4m3", "f8e5m2"), 1),
     **dict.fromkeys(("half", "bfloat16", "short", "int16", "uint16", "float16", "f16", "bf16"), 2),
@@ -73,16 +73,17 @@ _BYTES = {
     **dict.fromkeys(("double", "long", "int64", "uint64", "float64", "complexfloat", "f64", "i64", "u64"), 8),
     "complexdouble": 16,
 }
-_SEQUENCE = re.compile(r'"Seq"\s*:\s*"?(\d+)"?')
+_SEQUENCE = re.compile(r'"Seq"\s*:\s*"?(\d{1,18})(?!\d)"?')
 _KERNEL = re.compile(r"(?:nccl|rccl|mscclpp|msccl)\w*?Kernel_(?!Generic(?![A-Za-z]))([A-Za-z]+)")
 _TYPE = re.compile(
     r"_(f8e4m3|f8e5m2|bf16|f16|f32|f64|u8|i8|u32|i32|u64|i64|float|half|double|u?int\d+)(?:_t)?(?=[_(]|$)"
 )
+COLUMN = "collective"
 
 
 @dataclass(frozen=True, slots=True)
 class CollectiveDescription:
-    """What is the same for many collectives. None: not recorded. Bytes: of one rank's buffers. size: its group's."""
+    """What many collectives share. None: not recorded. Bytes: of one rank's buffers. size: its group's."""
 
     collective: str
     group: str | None
@@ -109,7 +110,9 @@ class CollectiveDescription:
 class Collectives:
     """The communication kernels of a trace in the order of their starts (Unix ns).
 
-    place: in Gpu. description: number into `descriptions`. sequence: NO_SEQUENCE: not recorded.
+    place: in Gpu.
+    description: number into `descriptions`.
+    sequence: NO_SEQUENCE if not recorded.
     """
 
     place: Ints
@@ -141,7 +144,7 @@ def collective_name(text: str) -> str:
     return _NAMES.get(plain, word.lower())
 
 
-def arguments_of_ops(context: Context) -> tuple[Ints, npt.NDArray[np.int32]]:
+def arguments_of_ops(context: Context) -> tuple[Ints, Ints32]:
     """Communication kernels (rows of the table) whose operator describes a collective, and the number of that text."""
     work = context.get(gpu)
     place = np.flatnonzero(work.communication)
@@ -161,7 +164,7 @@ def collectives(context: Context) -> Collectives:
     keys = texts.astype(np.int64) << 32 | work.name[place].astype(np.int64)
     distinct, number = np.unique(keys, return_inverse=True)
     described: dict[CollectiveDescription, int] = {}
-    seen: dict[tuple[int, str], int] = {}  # texts that differ in their numbers alone are read once
+    seen: dict[tuple[int, str], int] = {}  # texts that differ only in their numbers are read once
     description, sequence = np.empty(len(distinct), np.int64), np.empty(len(distinct), np.int64)
     for at, key in enumerate(distinct.tolist()):
         text = trace.strings[key >> 32] if key >> 32 != NO_STRING else ""
@@ -183,16 +186,16 @@ def collectives(context: Context) -> Collectives:
     )
 
 
-def _described(context: Context, texts: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
+def _described(context: Context, texts: Ints32) -> Flags:
     """For each number of a text: whether it describes a collective."""
     flags = np.zeros(len(context.trace.strings) + 1, np.bool_)  # the last one is for NO_STRING
     for number in unique_values(texts).tolist():
         flags[number] = number != NO_STRING and '"Collective name"' in context.trace.strings[number]
-    found: npt.NDArray[np.bool_] = flags[texts]
+    found: Flags = flags[texts]
     return found
 
 
-def _texts_of_ops(context: Context, op: Ints) -> npt.NDArray[np.int32]:
+def _texts_of_ops(context: Context, op: Ints) -> Ints32:
     """The text of the innermost operator around the launch, if it describes a collective."""
     table = context.trace.table("cpu_op")
     texts = np.full(len(op), NO_STRING, np.int32)
@@ -203,11 +206,12 @@ def _texts_of_ops(context: Context, op: Ints) -> npt.NDArray[np.int32]:
 
 
 def _number(value: Any, missing: int) -> int:
-    """Parses a number that may be written as text."""
+    """Parses a number that may be written as text; one that no column has room for is missing."""
     try:
-        return int(value)
-    except (TypeError, ValueError):
+        number = int(value)
+    except (TypeError, ValueError, OverflowError):  # of an infinity
         return missing
+    return number if abs(number) < MAX_NUMBER else missing
 
 
 def describe(arguments: Mapping[str, Any], kernel: str) -> CollectiveDescription:
@@ -243,7 +247,19 @@ def _ranks(value: Any) -> tuple[int, ...]:
     if isinstance(value, str):
         if "..." in value:
             return ()
-        return tuple(int(number) for number in re.findall(r"\d+", value))
-    if isinstance(value, list) and all(isinstance(number, int) for number in value):
+        value = [int(number) if len(number) < 10 else MAX_NUMBER for number in re.findall(r"\d+", value)]
+    if isinstance(value, list) and all(isinstance(number, int) and abs(number) < MAX_NUMBER for number in value):
         return tuple(value)
     return ()
+
+
+def collective_columns(trace: Trace) -> dict[str, Ints32]:
+    """The column COLUMN of the kernels: numbers of ready arguments, NO_STRING where there are none. None at all: {}."""
+    inputs = trace.table("cpu_op")["inputs"]
+    texts = {number for number in unique_values(inputs).tolist() if number != NO_STRING}
+    if not any('"Collective name"' in trace.strings[number] for number in texts):
+        return {}
+    rows, numbers = arguments_of_ops(Context(trace))
+    column = np.full(len(trace.table("kernel")), NO_STRING, np.int32)
+    column[rows] = numbers
+    return {COLUMN: column}

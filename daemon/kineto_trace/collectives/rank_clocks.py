@@ -1,17 +1,16 @@
-"""The clocks of several ranks on one: offsets that were given or measured, and their refinement by collectives.
+"""Puts the clocks of several ranks on one: offsets that were given or measured, and their refinement by collectives.
 
 Theory of operation
-    A rank's offset (ns) is what is added to its times; its uncertainty is how far from the truth that may be, at most,
-    on either side. Offsets come from a file of the user's, else from the trace (`clock_offset_ns` and
-    `clock_uncertainty_ns`, which whoever measured the host's clock leaves there), else they are 0, of unknown
-    uncertainty.
+    A rank's offset (ns) is added to its times; its uncertainty is the maximum error of the offset, on either side.
+    Offsets come from the user's file, else from the trace (`clock_offset_ns` and `clock_uncertainty_ns`, if the host's
+    clock was measured), else they are 0, of unknown uncertainty.
 
-    Processes of one host have one clock: ranks of the reference's host of which nothing else is known are right to
+    Processes of one host have one clock: ranks of the reference's host without other information are accurate to
     TIMESTAMP_NS, unless their collectives contradict that (hosts can have the same name). Ranks of another host get the
-    clock of the one among them that collectives tell best.
+    clock of the one among them that collectives determine best.
 
-    What counts in a merged file is how far ranks are off each other. So everything is told relative to one rank, the
-    reference: the one with the smallest uncertainty, of equal ones the first. It keeps its offset.
+    In a merged file only the differences between ranks matter. So everything is relative to one rank, the reference:
+    the one with the smallest uncertainty, or the first of equal ones. It keeps its offset.
 
     Refinement. No rank can leave an all_reduce, all_gather, reduce_scatter or barrier before every other one has
     entered it. Each such collective that two ranks have (same process group and sequence number) thus bounds how far
@@ -22,11 +21,11 @@ Theory of operation
     farther bound: the truth cannot be outside it.
 
     Wrong matches would make wrong bounds. So a collective whose ends differ by much more than those of the others is
-    not used; where more than one in ten are such, or the bounds contradict each other or what was known before, the
-    offset stays what it was, and a note says why. So it does where fewer than MIN_COLLECTIVES are shared, or where
-    refinement would not make the uncertainty smaller. Clocks that drift apart while they record have no one offset: a
-    drift that is larger than the bounds allow is a contradiction, a smaller one is not seen. Ranks that share too few
-    collectives with the reference are joined over ranks that do; their uncertainties add up.
+    not used; if that is more than one in ten, or the bounds contradict each other or the previous uncertainty, the
+    offset is unchanged, and a note says why. The same holds if fewer than MIN_COLLECTIVES are shared, or if refinement
+    would not make the uncertainty smaller. Clocks that drift apart while recording have no single offset: a drift that
+    is larger than the bounds allow is a contradiction, a smaller one goes unnoticed. Ranks that share too few
+    collectives with the reference are aligned through ranks that do; their uncertainties add up.
 """
 
 import hashlib
@@ -37,8 +36,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from kineto_trace.base.array_types import Ints, UInts64
 from kineto_trace.collectives.nccl import NO_SEQUENCE, CollectiveDescription
 from kineto_trace.errors import FileError
 from kineto_trace.model.target_info import MAX_OFFSET_NS
@@ -47,17 +46,16 @@ BLOCKING = frozenset({"all_reduce", "all_gather", "reduce_scatter", "barrier"})
 MEETINGS = BLOCKING | {"all_to_all"}  # no rank can leave one before all others have entered it
 MIN_COLLECTIVES = 8  # shared by two ranks
 MAX_ODD_SHARE = 0.1  # of those: more outliers than that are a contradiction
-ODD_SPREADS = 10  # an outlier is farther from the median than so many median deviations
-ODD_NS = 100_000  # and than this
+ODD_SPREADS = 10  # median deviations from the median beyond which a difference is an outlier
+ODD_NS = 100_000  # and minimum distance of an outlier
 MAX_LISTED = 8  # ranks in a note
-TIMESTAMP_NS = 1_000  # by so much times of GPU activities may be wrong themselves
+TIMESTAMP_NS = 1_000  # possible error of the times of GPU activities themselves
 
-NO_HOSTS = frozenset({"", "localhost", "localhost.localdomain"})  # names that say nothing
+NO_HOSTS = frozenset({"", "localhost", "localhost.localdomain"})  # names that identify no host
 
 UNKNOWN = -1  # of compute_ns
 
 Method = Literal["none", "given", "trace", "host", "collectives"]
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +82,7 @@ class Alignment:
 
     @property
     def uncertainty_ns(self) -> int | None:
-        """The largest uncertainty; None if that of any rank is unknown."""
+        """Returns the largest uncertainty; None if that of any rank is unknown."""
         known = [clock.uncertainty_ns for clock in self.clocks if clock.uncertainty_ns is not None]
         return max(known, default=0) if len(known) == len(self.clocks) else None
 
@@ -93,9 +91,12 @@ class Alignment:
 class RankCollectives:
     """The collectives of one rank, in the order of their starts (Unix ns). One value per collective.
 
-    compute_ns: of its time in which other kernels of its device ran; UNKNOWN: it ran on the host. step: number of the
-    step that launched it; NOTHING: none. launch: when it was launched; when it began, if that is unknown. stream: equal
-    numbers for kernels of one stream. kernels: their number; 0: it ran on the host. clock: as the trace says it.
+    compute_ns: time in which other kernels of its device ran; UNKNOWN if it ran on the host.
+    step: number of the step that launched it, or NOTHING.
+    launch: when it was launched; its start if unknown.
+    stream: equal numbers for kernels of one stream.
+    kernels: their number; 0 if it ran on the host.
+    clock: as stated in the trace.
     """
 
     host: str
@@ -118,13 +119,13 @@ class RankCollectives:
 class Blocking(NamedTuple):
     """The blocking collectives of one rank by ascending key, which their counterparts have too. Times in Unix ns."""
 
-    key: npt.NDArray[np.uint64]
+    key: UInts64
     start: Ints
     end: Ints
 
 
 def blocking(found: RankCollectives) -> Blocking:
-    """Selects collectives with a sequence number, which alone identifies them where windows of ranks differ."""
+    """Selects collectives with a sequence number: nothing else identifies them if the windows of ranks differ."""
     used = [description.collective in BLOCKING for description in found.descriptions]
     groups = [
         _hash(f"{description.group}\0{description.ranks}\0{description.collective}")
@@ -179,7 +180,7 @@ def _clock(value: Any, where: str) -> RankClock:
 
 
 def is_offset(value: object) -> bool:
-    """Tells whether this is a number of nanoseconds that times can be shifted by."""
+    """Returns whether this is a valid number of nanoseconds for shifting times."""
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) < MAX_OFFSET_NS
 
 
@@ -237,7 +238,7 @@ def _by_host(refined: Sequence[RankClock], given: Sequence[RankClock], hosts: Se
 
 
 def _on_its_host(clocks: Sequence[RankClock], reference: int, hosts: Sequence[str]) -> frozenset[int]:
-    """The places of ranks of the reference's host, whose clock is the same one."""
+    """Returns the places of ranks of the reference's host, whose clock is the same one."""
     own = clocks[reference]
     if not hosts or hosts[reference] in NO_HOSTS or own.method == "given":
         return frozenset()
@@ -269,7 +270,7 @@ def _moved(found: Blocking, clock: RankClock) -> Blocking:
     return Blocking(found.key, found.start + clock.offset_ns, found.end + clock.offset_ns)
 
 
-def listed(ranks: Sequence[int]) -> str:
+def format_ranks(ranks: Sequence[int]) -> str:
     """Formats some numbers for a note."""
     shown = ", ".join(map(str, ranks[:MAX_LISTED]))
     return shown + (f", … ({len(ranks)} in all)" if len(ranks) > MAX_LISTED else "")
@@ -299,7 +300,7 @@ class _Refinement:
         self._ranks, self._known, self._found, self._reference = ranks, known, found, reference
         self._same_host = same_host
         self._clocks = list(known)
-        self._joined: dict[int, int] = {reference: 0}  # place -> what was added to it
+        self._joined: dict[int, int] = {reference: 0}  # place -> correction of its times
         self._notes: list[str] = []
 
     def result(self) -> Alignment:
@@ -316,7 +317,7 @@ class _Refinement:
             waiting = [place for place in waiting if place not in joined]
             round_ = [place for place in joined if place in self._joined]
         if waiting:
-            names = listed([self._ranks[place] for place in waiting])
+            names = format_ranks([self._ranks[place] for place in waiting])
             self._notes.append(
                 f"the clocks of ranks {names} are not refined: they share fewer than {MIN_COLLECTIVES} numbered "
                 f"blocking collectives with rank {self._ranks[self._reference]} or those aligned with it"
@@ -384,7 +385,7 @@ def _bounds(reference: Blocking, other: Blocking) -> _Bounds | str:
     return _Bounds(low, high, median, len(mine), spread)
 
 
-# ------------------------------------------------------------ what is kept and said
+# ------------------------------------------------------------ metadata
 
 
 def to_dict(clock: RankClock) -> Mapping[str, Any]:

@@ -1,47 +1,62 @@
-"""Collectives of several ranks matched with each other, and their clocks aligned.
+"""Matches collectives of several ranks with each other, and aligns their clocks.
 
 Theory of operation
     Every rank contributes a small table: one row per collective. instance_matching.py gives a row and its counterparts
     on other ranks one number, so that extremes over ranks are extremes over equal numbers.
 
-    Clocks: times of several hosts may be off by more than a collective takes. So they are put on one clock as merged
-    files are (collectives/rank_clocks.py): by the offsets that were measured, refined by collectives, each rank with
-    what its
-    clock may still be off. Where neither tells anything, all that is left is that ranks finish a collective at about
-    the same time: the median difference of the ends then tells how far two clocks are apart, over the groups that ranks
-    share. That says nothing of who finished late, only of who began late, and how wrong it may be is unknown.
+    Clocks: times of several hosts may be off by more than a collective takes. So they are put on one clock as in merged
+    files (collectives/rank_clocks.py): by the measured offsets, refined by collectives, each rank with the remaining
+    uncertainty of its clock. If neither is available, clocks are compared by the assumption that ranks finish a
+    collective at about the same time: the median difference of the ends, over the groups that ranks share. That shows
+    who began late, but not who finished late, and its error is unknown.
+
+Collectives on the host are those of gloo and MPI, as PyTorch annotates them on the threads that run them.
+
+PyTorch records only their names, such as gloo:all_reduce: neither process group nor size nor number. A call spans
+waiting and transfer, like an NCCL kernel on a GPU.
+
+Waiting of ranks for each other follows from durations; the last rank to begin follows from clocks.
+    Durations: no clock matters.
+    No rank can leave an all_reduce, all_gather, reduce_scatter, all_to_all or barrier before all others have entered
+    it. So the rank with the shortest duration came last, and the others waited for it for the rest of their durations.
+    Ranks may leave broadcasts, sends and the like earlier: these do not count here.
+
+    Clocks: a rank is the last one only if it begins later than the last but one by more than the uncertainty of the
+    clocks. If the clocks are unknown and aligned by the ends of collectives, the uncertainty is the difference between
+    the ends of the same collective.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.intervals import union
-from kineto_trace.collectives.host_collectives import host_collectives
+from kineto_trace.base.array_types import Flags, Floats, Ints
+from kineto_trace.base.quantities import format_duration
 from kineto_trace.collectives.instance_matching import CollectiveRows, group_numbers, instance_numbers
-from kineto_trace.collectives.nccl import NO_SEQUENCE, CollectiveDescription, collectives
+from kineto_trace.collectives.nccl import NO_SEQUENCE, CollectiveDescription, collective_name, collectives
 from kineto_trace.collectives.rank_clocks import (
     MEETINGS,
     NO_HOSTS,
     TIMESTAMP_NS,
+    UNKNOWN,
     Alignment,
     Blocking,
     RankClock,
     RankCollectives,
     align,
     clock_of,
-    listed,
+    format_ranks,
 )
+from kineto_trace.kernel_traits.kernel_types import matches
 from kineto_trace.model.context import Context
-from kineto_trace.model.trace import GPU_TABLES
+from kineto_trace.model.trace import GPU_TABLES, OP_TABLES
 from kineto_trace.structure.activity_links import calls, gpu, steps
 
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 AlignBy = Literal["auto", "clock", "collectives"]
 _METHODS = {
     "given": "as they were given",
@@ -50,15 +65,25 @@ _METHODS = {
     "host": "of its host",
 }
 KERNEL = GPU_TABLES.index("kernel")
+_ON_THE_HOST = re.compile(r"^(?:gloo|mpi):\w")
+NO_COLLECTIVES = (
+    "the traces have no collectives: neither kernels of NCCL or RCCL (activity type kernel) nor operators such as "
+    "gloo:all_reduce (activity type cpu_op)"
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Matched:
-    """Collectives of all ranks under each other. rank: place in `ranks`; instance: equal for counterparts.
+class MatchedCollectives:
+    """The collectives of all ranks, concatenated.
 
-    description: number into `descriptions`; start, end: aligned Unix ns. notes, clock_notes: what was assumed, the
-    latter of times of different ranks. uncertainty: for each of `ranks`, how far its clock may be off that of the
-    reference rank, on either side (ns; NaN: unknown). clock: equal for ranks that have one clock.
+    rank: place in `ranks`.
+    instance: equal for counterparts.
+    description: number into `descriptions`.
+    start, end: aligned Unix ns.
+    notes, clock_notes: assumptions, the latter on times of different ranks.
+    uncertainty: for each of `ranks`, the maximum error of its clock relative to the reference rank, on either side (ns;
+        NaN if unknown).
+    clock: equal for ranks that share a clock.
     """
 
     ranks: list[int]
@@ -80,8 +105,54 @@ class Matched:
         return len(self.rank)
 
 
+@dataclass(frozen=True, slots=True)
+class Instances:
+    """One value per matched collective (ns).
+
+    row: of the rank that began last.
+    seen: number of ranks that have it.
+    transfer: the shortest duration of all ranks, that is, of the one that waited least.
+    """
+
+    row: Ints
+    seen: Ints
+    start: Ints
+    end: Ints
+    last_start: Ints
+    first_end: Ints
+    transfer: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """One value per rank and collective that several ranks have: rows of `MatchedCollectives`.
+
+    ns: how long the rank waited.
+    culprit: place in `MatchedCollectives.ranks` of the rank that came last.
+    """
+
+    row: Ints
+    ns: Ints
+    culprit: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class LastRanks:
+    """One value per matched collective.
+
+    certain: whether the last rank to begin is known.
+    margin: how much later (ns) it began than the last but one.
+    caused: how long (ns) the others waited for it alone: the margin, or their longest wait if that is less; 0 if
+        uncertain.
+    """
+
+    certain: Flags
+    margin: Ints
+    caused: Ints
+
+
 def rank_collectives(context: Context) -> RankCollectives:
-    """Returns what one rank contributes: its communication kernels; without any, its collectives on the host."""
+    """Returns the contribution of one rank: its communication kernels; without any, its collectives on the host."""
     found, work = context.get(collectives), context.get(gpu)
     if not len(found):
         return context.get(host_collectives)
@@ -118,7 +189,7 @@ def rank_collectives(context: Context) -> RankCollectives:
 
 
 def _launch(context: Context, place: Ints) -> Ints:
-    """When each GPU activity was launched; without its call: when it began."""
+    """Returns when each GPU activity was launched; its start if the call is missing."""
     work, called = context.get(gpu), context.get(calls)
     launch = work.call[place]
     return np.where(launch >= 0, called.start[launch], work.start[place]) if len(called) else work.start[place]
@@ -134,7 +205,7 @@ def _computing(context: Context, device: Ints, start: Ints, end: Ints) -> Ints:
     return covered
 
 
-def match(partials: Sequence[tuple[int, RankCollectives]], by: AlignBy = "auto") -> Matched:
+def match(partials: Sequence[tuple[int, RankCollectives]], by: AlignBy = "auto") -> MatchedCollectives:
     """Matches the collectives of all ranks and aligns their clocks."""
     ranks = [rank for rank, _ in partials]
     numbers: dict[CollectiveDescription, int] = {}
@@ -151,7 +222,7 @@ def match(partials: Sequence[tuple[int, RankCollectives]], by: AlignBy = "auto")
     times = (start + moved, end + moved)
     rows = CollectiveRows(ranks, rank, description, sequence, step, *times, on_host, descriptions, apart)
     instance, notes = instance_numbers(rows)
-    matched = Matched(
+    matched = MatchedCollectives(
         ranks,
         rank,
         instance,
@@ -175,7 +246,7 @@ def _joined(parts: Sequence[Ints]) -> Ints:
 
 
 def _known_clocks(ranks: Sequence[int], parts: Sequence[RankCollectives]) -> tuple[Ints, Floats]:
-    """The offsets (ns) that were measured, and for each two ranks by how much their clocks may differ besides."""
+    """Returns the measured offsets (ns), and for each two ranks the maximum remaining difference of their clocks."""
     if not ranks:
         return np.empty(0, np.int64), np.empty((0, 0))
     alignment = align(ranks, [part.clock for part in parts], None, [part.host for part in parts])
@@ -196,7 +267,7 @@ def _size_notes(descriptions: Sequence[CollectiveDescription], description: Ints
     ]
 
 
-def _aligned(matched: Matched, parts: Sequence[RankCollectives], by: str) -> Matched:
+def _aligned(matched: MatchedCollectives, parts: Sequence[RankCollectives], by: str) -> MatchedCollectives:
     """Puts all times on the clock of one rank."""
     measured = [RankClock() if by == "collectives" else part.clock for part in parts]
     hosts = [] if by == "collectives" else [part.host for part in parts]
@@ -222,8 +293,8 @@ def _aligned(matched: Matched, parts: Sequence[RankCollectives], by: str) -> Mat
     )
 
 
-def _blocking(matched: Matched, place: int) -> Blocking:
-    """The collectives of one rank that synchronize it with others, by the numbers that these have too."""
+def _blocking(matched: MatchedCollectives, place: int) -> Blocking:
+    """Returns the collectives of one rank that synchronize it with others, by the numbers that these have too."""
     meets = np.array([d.collective in MEETINGS for d in matched.descriptions], np.bool_)
     own = np.flatnonzero((matched.rank == place) & meets[matched.description]) if len(matched) else matched.rank
     key, first = np.unique(matched.instance[own], return_index=True)
@@ -231,7 +302,7 @@ def _blocking(matched: Matched, place: int) -> Blocking:
 
 
 def _clock_numbers(parts: Sequence[RankCollectives], shift: Ints) -> Ints:
-    """Equal for ranks of one host whose times are moved by as much."""
+    """Returns numbers that are equal for ranks of one host with the same shift."""
     numbers: dict[Any, int] = {}
     found = []
     for place, part in enumerate(parts):
@@ -240,45 +311,46 @@ def _clock_numbers(parts: Sequence[RankCollectives], shift: Ints) -> Ints:
     return np.array(found, np.int64)
 
 
-def _moved(matched: Matched, shift: Ints) -> Matched:
+def _moved(matched: MatchedCollectives, shift: Ints) -> MatchedCollectives:
     own = shift[matched.rank]
     return replace(matched, start=matched.start + own, end=matched.end + own)
 
 
-def _clock_notes(ranks: Sequence[int], alignment: Alignment, by_ends: npt.NDArray[np.bool_], far_ns: int) -> list[str]:
-    """States how the clocks are compared, and their uncertainty."""
+def _clock_notes(ranks: Sequence[int], alignment: Alignment, by_ends: Flags, far_ns: int) -> list[str]:
+    """Returns notes on how the clocks are compared, and their uncertainty."""
     reference = alignment.reference
     others = [clock for place, clock in enumerate(alignment.clocks) if place != reference]
     if all(clock.method == "host" for clock in others):
-        return [f"all ranks ran on one host: they share a clock, which is exact to {TIMESTAMP_NS / 1000:g} us"]
+        return [f"all ranks ran on one host: they share a clock, which is exact to {format_duration(TIMESTAMP_NS)}"]
     count = {method: sum(clock.method == method for clock in others) for method in _METHODS}
     parts = [f"{number} {_METHODS[method]}" for method, number in count.items() if number]
     notes = [f"clocks are compared with that of rank {ranks[reference]}: {'; '.join(parts)}"] if parts else []
     known = [clock.uncertainty_ns for clock in others if clock.uncertainty_ns is not None]
     if known:
         notes.append(
-            f"where that is known, clocks are within {max(known) / 1000:.1f} us of that of rank {ranks[reference]}"
+            f"where that is known, clocks are within {format_duration(max(known))} of that of rank {ranks[reference]}"
         )
     if by_ends.any():
         notes.append(
-            f"nothing is known of the clocks of ranks {listed(_chosen(ranks, by_ends))}: they are aligned by the ends "
-            f"of their collectives (they were up to {far_ns / 1000:.1f} us apart); their uncertainty is unknown"
+            f"nothing is known of the clocks of ranks {format_ranks(_chosen(ranks, by_ends))}: they are aligned by the "
+            f"ends of their collectives (they were up to {format_duration(far_ns)} apart); their uncertainty is unknown"
         )
     left = np.array([clock.uncertainty_ns is None for clock in alignment.clocks]) & ~by_ends
     left[reference] = False
     if left.any():
         notes.append(
-            f"the clocks of ranks {listed(_chosen(ranks, left))} are taken as they are: nothing is known about them"
+            f"the clocks of ranks {format_ranks(_chosen(ranks, left))} are taken as they are: nothing is known "
+            "about them"
         )
     return [*notes, *alignment.notes]
 
 
-def _chosen(ranks: Sequence[int], mask: npt.NDArray[np.bool_]) -> list[int]:
+def _chosen(ranks: Sequence[int], mask: Flags) -> list[int]:
     return [ranks[place] for place in np.flatnonzero(mask).tolist()]
 
 
-def _offsets(matched: Matched) -> tuple[Ints, npt.NDArray[np.bool_]]:
-    """How far each rank's clock is ahead of the first one's (ns), and whether that could be told."""
+def _offsets(matched: MatchedCollectives) -> tuple[Ints, Flags]:
+    """Returns how far each rank's clock is ahead of the first one's (ns), and whether that could be determined."""
     count = len(matched.ranks)
     order = np.lexsort((matched.rank, matched.instance))
     instance, rank, end = matched.instance[order], matched.rank[order], matched.end[order]
@@ -302,24 +374,8 @@ def _offsets(matched: Matched) -> tuple[Ints, npt.NDArray[np.bool_]]:
     return offset, known
 
 
-@dataclass(frozen=True, slots=True)
-class Instances:
-    """One value per matched collective (ns). row: of the rank that began last. seen: ranks that have it.
-
-    transfer: the shortest duration of all ranks, thus that of the one that waited least.
-    """
-
-    row: Ints
-    seen: Ints
-    start: Ints
-    end: Ints
-    last_start: Ints
-    first_end: Ints
-    transfer: Ints
-
-
-def instances(matched: Matched) -> Instances:
-    """Returns the extremes over ranks of each collective, in the order of `Matched.instance`."""
+def instances(matched: MatchedCollectives) -> Instances:
+    """Returns the extremes over ranks of each collective, in the order of `MatchedCollectives.instance`."""
     count = int(matched.instance.max()) + 1 if len(matched) else 0
     large, small = np.iinfo(np.int64).max, np.iinfo(np.int64).min
     start, first_end, transfer = (np.full(count, large) for _ in range(3))
@@ -333,16 +389,16 @@ def instances(matched: Matched) -> Instances:
     ):
         choose.at(into, matched.instance, values)
     row = np.zeros(count, np.int64)
-    latest = np.flatnonzero(matched.start == last_start[matched.instance])[::-1]  # of equal ones the first rank
+    latest = np.flatnonzero(matched.start == last_start[matched.instance])[::-1]  # the first rank of equal ones
     row[matched.instance[latest]] = latest
     return Instances(row, np.bincount(matched.instance, minlength=count), start, end, last_start, first_end, transfer)
 
 
-def skew_uncertainty(matched: Matched) -> Floats:
+def skew_uncertainty(matched: MatchedCollectives) -> Floats:
     """Returns for each instance the maximum error (ns) of a difference between times of two ranks; NaN if unknown.
 
-    Every clock may differ from the reference by its uncertainty, so a difference may be off by those of the two least
-    certain clocks. Ranks that share a clock differ by the accuracy of timestamps.
+    Every clock may differ from the reference by its uncertainty, so a difference may be off by the sum of the two
+    largest ones. Ranks that share a clock differ by the accuracy of timestamps.
     """
     count = int(matched.instance.max()) + 1 if len(matched) else 0
     clocks = int(matched.clock.max(initial=0)) + 1
@@ -355,3 +411,101 @@ def skew_uncertainty(matched: Matched) -> Floats:
     apart = np.where(last - before > 1, value[last] + value[np.maximum(last - 1, 0)], 2.0 * TIMESTAMP_NS)
     found: Floats = np.where(np.bincount(matched.instance, minlength=count) > 1, apart, np.nan)
     return found
+
+
+def host_collectives(context: Context) -> RankCollectives:
+    """Returns the contribution of one rank without communication kernels."""
+    trace = context.trace
+    named = matches(trace.strings, _ON_THE_HOST)
+    tables = [trace.table(kind) for kind in OP_TABLES]
+    chosen = [named[table["name"]] for table in tables]
+    start, end, name, thread = (
+        np.concatenate([values[rows] for values, rows in zip(column, chosen, strict=True)]).astype(np.int64)
+        for column in (
+            [table["start"] for table in tables],
+            [table.end() for table in tables],
+            [table["name"] for table in tables],
+            [table["thread"] for table in tables],
+        )
+    )
+    order = np.argsort(start, kind="stable")
+    start, end, name, thread = start[order], end[order], name[order], thread[order]
+    distinct, description = np.unique(name, return_inverse=True)
+    return RankCollectives(
+        host=trace.target.host,
+        clock=clock_of(trace.target.clock_offset_ns, trace.target.clock_uncertainty_ns),
+        start=start,
+        end=end,
+        description=description.astype(np.int64),
+        sequence=np.full(len(start), NO_SEQUENCE),
+        step=context.get(steps).number_at(start),
+        launch=start,
+        stream=thread,
+        compute_ns=np.full(len(start), UNKNOWN),
+        kernels=np.zeros(len(start), np.int64),
+        descriptions=tuple(_named(trace.strings[number]) for number in distinct.tolist()),
+    )
+
+
+def _named(text: str) -> CollectiveDescription:
+    return CollectiveDescription(
+        collective=collective_name(text),
+        group=None,
+        group_description=None,
+        ranks=(),
+        size=None,
+        dtype=None,
+        in_bytes=None,
+        out_bytes=None,
+    )
+
+
+def waits(matched: MatchedCollectives, found: Instances | None = None) -> Waits:
+    """Returns the waiting of all ranks in collectives that synchronize them."""
+    found = instances(matched) if found is None else found
+    if not len(matched):
+        return Waits(*np.empty((3, 0), np.int64))
+    duration = matched.end - matched.start
+    beyond = duration - found.transfer[matched.instance]
+    shortest = np.zeros(len(found.seen), np.int64)
+    least = np.flatnonzero(beyond == 0)[::-1]  # the first rank of equal ones
+    shortest[matched.instance[least]] = matched.rank[least]
+    meets = np.array([description.collective in MEETINGS for description in matched.descriptions], np.bool_)
+    row = np.flatnonzero(meets[matched.description] & (found.seen[matched.instance] > 1))
+    return Waits(row, beyond[row], shortest[matched.instance[row]])
+
+
+def missing_waits(matched: MatchedCollectives, found: Waits) -> list[str]:
+    """Returns the reason if the waiting is unknown."""
+    if len(found.row):
+        return []
+    shared = int((instances(matched).seen > 1).sum())
+    if not len(matched):
+        why = NO_COLLECTIVES
+    elif not shared:
+        why = "no collective appears on more than one rank"
+    else:
+        kinds = ", ".join(sorted({description.collective for description in matched.descriptions}))
+        why = f"{shared} collectives appear on several ranks, but in none of them all ranks have to meet ({kinds})"
+    return [f"{why}, so who waits for whom is unknown"]
+
+
+def last_ranks(matched: MatchedCollectives, found: Instances) -> LastRanks:
+    """Returns how much later the last rank of each collective began than the others."""
+    if not len(matched):
+        nothing = np.empty(0, np.int64)
+        return LastRanks(nothing.astype(np.bool_), nothing, nothing)
+    rest = np.ones(len(matched), np.bool_)
+    rest[found.row] = False
+    rest &= found.seen[matched.instance] > 1
+    before = found.last_start.copy()
+    np.minimum.at(before, matched.instance[rest], found.start[matched.instance[rest]])
+    np.maximum.at(before, matched.instance[rest], matched.start[rest])
+    waited = np.zeros(len(found.seen), np.int64)
+    duration = matched.end - matched.start
+    np.maximum.at(waited, matched.instance[rest], (duration - found.transfer[matched.instance])[rest])
+    margin = found.last_start - before
+    doubt = skew_uncertainty(matched)
+    doubt = np.where(np.isnan(doubt), found.end - found.first_end + 2.0 * TIMESTAMP_NS, doubt)
+    certain = (found.seen > 1) & (margin > doubt)
+    return LastRanks(certain, margin, np.where(certain, np.minimum(margin, waited), 0))

@@ -1,24 +1,28 @@
-"""A part of a trace, for viewers: the activities between two times, with what belongs to them."""
+"""A part of a trace, for viewers: the activities between two times, with their launches and operators."""
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
+from kineto_trace.analysis.overview.gpu_figures import gpu_tracks
 from kineto_trace.arrays.id_sets import is_in, unique_values
-from kineto_trace.decode.time_window import apply_window
+from kineto_trace.base.array_types import Flags, Ints
+from kineto_trace.decode.iterations import apply_window
 from kineto_trace.errors import TraceError
-from kineto_trace.formats.chrome.counter_rows import gap_rows
+from kineto_trace.formats.chrome.chrome_writer import write_chrome
+from kineto_trace.formats.chrome.counter_tracks import CounterTrack, gap_rows
+from kineto_trace.formats.text_sinks import GzipSink
 from kineto_trace.model.activity_tables import COUNTER
+from kineto_trace.model.context import Context
 from kineto_trace.model.trace import GPU_TABLES, OP_TABLES, Table, Trace
+from kineto_trace.structure.recording_span import recording_span
 
 METADATA = ord("M")  # the phase of rows that name processes and threads
-MARGIN = 0.25  # of what is looked at, on either side
+MARGIN = 0.25  # of the selected span, on either side
 LEAST_MARGIN_NS = 100_000
 _NAMED = (*OP_TABLES, *GPU_TABLES, "python_function", "cuda_runtime", "cuda_driver")
-
-Mask = npt.NDArray[np.bool_]
 
 
 def cut(trace: Trace, start_ns: int, end_ns: int) -> Trace:
@@ -34,7 +38,7 @@ def cut(trace: Trace, start_ns: int, end_ns: int) -> Trace:
         tables["flow"] = trace.table("flow").take(_arrows(trace.table("flow"), start_ns, end_ns))
     if "other" in trace.tables:
         other = trace.table("other")
-        ends = gap_rows(other, trace.strings)  # those of samples that reach out of the stretch, too
+        ends = gap_rows(other, trace.strings)  # those of samples that extend out of the span, too
         if COUNTER in tables and ends.any():
             ends &= np.isin(other["start"], tables[COUNTER].end())
         tables["other"] = other.take(_others(other, start_ns, end_ns) | ends)
@@ -46,8 +50,8 @@ def cut(trace: Trace, start_ns: int, end_ns: int) -> Trace:
     )
 
 
-def around(start_ns: int, end_ns: int) -> tuple[int, int]:
-    """Returns a stretch of time with some margin on either side (Unix ns)."""
+def with_margin(start_ns: int, end_ns: int) -> tuple[int, int]:
+    """Returns a span of time with some margin on either side (Unix ns)."""
     margin = max(LEAST_MARGIN_NS, int(MARGIN * (end_ns - start_ns)))
     return start_ns - margin, end_ns + margin
 
@@ -61,20 +65,40 @@ def longest(trace: Trace, name: str) -> tuple[int, int]:
     return max(found, key=lambda each: each[1] - each[0])
 
 
-def _longest_in(table: Table, numbers: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+def _longest_in(table: Table, numbers: Ints) -> Iterator[tuple[int, int]]:
     rows = np.flatnonzero(np.isin(table["name"], numbers)) if len(table) else np.empty(0, np.int64)
     if len(rows):
         row = rows[int(np.argmax(table["duration"][rows]))]
         yield int(table["start"][row]), int(table["start"][row] + table["duration"][row])
 
 
-def _arrows(table: Table, start_ns: int, end_ns: int) -> Mask:
+def _arrows(table: Table, start_ns: int, end_ns: int) -> Flags:
     inside = (table["start"] >= start_ns) & (table["start"] < end_ns)
-    found: Mask = is_in(table["id"].view(np.uint64), unique_values(table["id"][inside]).view(np.uint64))
+    found: Flags = is_in(table["id"].view(np.uint64), unique_values(table["id"][inside]).view(np.uint64))
     return found
 
 
-def _others(table: Table, start_ns: int, end_ns: int) -> Mask:
-    inside: Mask = (table["start"] < end_ns) & (table.end() >= start_ns)
+def _others(table: Table, start_ns: int, end_ns: int) -> Flags:
+    inside: Flags = (table["start"] < end_ns) & (table.end() >= start_ns)
     inside |= table["phase"] == METADATA
     return inside
+
+
+def write_timeline(context: Context, path: Path, span: tuple[int, int] | None, *, tracks: bool) -> bool:
+    """Writes a compressed Chrome trace. Returns whether it has tracks that the trace does not have.
+
+    span: the only part of interest, [start, end) in Unix ns. Raises TraceError for one that is empty, OSError.
+    """
+    if span is not None:
+        context = Context(cut(context.trace, *span))
+    added = _tracks(context, span) if tracks else []
+    with path.open("wb", buffering=0) as file, GzipSink(file) as sink:  # unlike an export, deleted after sending
+        write_chrome(context.trace, sink, trace_name=path.name, tracks=added)
+    return bool(added)
+
+
+def _tracks(context: Context, span: tuple[int, int] | None) -> list[CounterTrack]:
+    start, end = recording_span(context)
+    if span is not None:  # removed parts include launches from before
+        start, end = max(start, span[0]), min(end, span[1])
+    return gpu_tracks(context, start, end) if start < end else []

@@ -80,7 +80,7 @@ def _demangler() -> tuple[ctypes.CDLL, ctypes.CDLL] | None:
     return runtime, libc
 
 
-# The demangler recurses, so that an absurdly long name from the target could exhaust the stack.
+# The demangler recurses, so an absurdly long name from the target could exhaust the stack.
 MAX_MANGLED_BYTES = 16 * 1024
 
 

@@ -1,33 +1,29 @@
-"""From files of hardware counter samples, of several GPUs and several samplers each, to the table `counter`.
+"""Converts files of hardware counter samples, of several GPUs and samplers, to the table `counter`.
 
 Theory of operation
     A file has one row per sample and a column per metric; the table has one row per sample and metric, metric by
-    metric, each in the order of time. Values stay those of the file: a float64 that a float32 can hold. A value that
-    is not finite becomes NaN, which stands for "none".
+    metric, each in the order of time. Values stay those of the file: a float64 that a float32 can hold. A value that is
+    not finite becomes NaN, which means "none".
 
-    Two samplers may record the same metric of a GPU. The samples of the first file stay, those of later files only
-    fill the time in which the earlier ones have none, so that the rows of a device and metric never overlap. Label and
-    unit are those of the first file.
+    Two samplers may record the same metric of a GPU. The samples of the first file stay; those of later files only fill
+    the gaps, so that the rows of a device and metric never overlap. Label and unit are those of the first file.
 
     A row takes 40 bytes, and some 100 more while a Perfetto file is written. Up to MAX_ROWS rows (60 s at 100 µs of 8
-    metrics of 4 GPUs) every sample is a row. Where there would be more, 2, 4, 8, … neighbouring samples become one,
-    whose value is their mean over time; the length of the rows tells how much time each stands for. No mean crosses a
-    gap that is longer than the interval at which samples were asked for.
+    metrics of 4 GPUs) every sample is a row. If there would be more, 2, 4, 8, … neighbouring samples become one, whose
+    value is their mean over time; the length of a row shows the time it covers. No mean crosses a gap that is longer
+    than the requested sampling interval.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from kineto_trace.base.array_types import AnyArray, Floats32, Ints
 from kineto_trace.model.trace import NO_STRING, SCHEMAS, StringTable, Table, make_table
 from kineto_trace.spool.counter_samples import CounterSamples, SampledMetric
 
 MAX_ROWS = 20_000_000
-
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +34,7 @@ class _Series:
     metric: SampledMetric
     start: Ints
     end: Ints
-    values: npt.NDArray[np.float32]
+    values: Floats32
 
 
 def counter_table(
@@ -49,10 +45,10 @@ def counter_table(
     *,
     max_rows: int = MAX_ROWS,
 ) -> Table:
-    """Returns the samples of all files that overlap [start_ns, end_ns) (Unix ns), whole, as the table `counter`.
+    """Returns the samples of all files that overlap [start_ns, end_ns) (Unix ns), unclipped, as the table `counter`.
 
-    files: the index of the device as the process sees it (below 2**32), and its samples. max_rows: where the samples
-    are more, neighbours are taken together.
+    files: the index of the device as the process sees it (below 2**32), and its samples.
+    max_rows: if there are more samples, neighbours are merged.
     """
     return _table(_chosen(files, start_ns, end_ns, max_rows), strings)
 
@@ -60,7 +56,7 @@ def counter_table(
 def samples_per_row(
     files: Sequence[tuple[int, CounterSamples]], start_ns: int, end_ns: int, *, max_rows: int = MAX_ROWS
 ) -> int:
-    """Returns how many neighbouring samples of these files a row of the table stands for; 1: each is a row."""
+    """Returns how many neighbouring samples of these files become one row of the table; 1 if each is a row."""
     rows = sum(_overlapping(samples, start_ns, end_ns).values.size for _, samples in files)
     return 1 << max(0, -(-rows // max_rows) - 1).bit_length()
 
@@ -87,7 +83,7 @@ def _overlapping(samples: CounterSamples, start_ns: int, end_ns: int) -> Counter
 
 
 def _merged(samples: CounterSamples, together: int) -> CounterSamples:
-    """Takes so many neighbours together, each with the mean over time of those that have a value."""
+    """Merges so many neighbours each, with the mean over time of those that have a value."""
     if together == 1 or not len(samples.start_ns):
         return samples
     start, end = samples.start_ns, samples.end_ns
@@ -112,7 +108,7 @@ def _series_of(device: int, samples: CounterSamples) -> Iterator[_Series]:
 
 
 def _filled(series: _Series, other: _Series) -> _Series:
-    """Returns a series with those samples of another one that overlap none of its own."""
+    """Returns a series with the samples of another one that overlap none of its own."""
     ended = np.searchsorted(series.end, other.start, side="right")
     begun = np.searchsorted(series.start, other.end, side="left")
     free = ended >= begun
@@ -129,9 +125,7 @@ def _filled(series: _Series, other: _Series) -> _Series:
 def _table(found: Sequence[_Series], strings: StringTable) -> Table:
     """Writes all series into columns of the final size: nothing is held twice."""
     bounds = np.cumsum([0, *(len(each.start) for each in found)]).tolist()
-    columns: dict[str, npt.NDArray[Any]] = {
-        column.name: np.empty(bounds[-1], column.dtype) for column in SCHEMAS["counter"]
-    }
+    columns: dict[str, AnyArray] = {column.name: np.empty(bounds[-1], column.dtype) for column in SCHEMAS["counter"]}
     for each, first, stop in zip(found, bounds, bounds[1:], strict=False):
         part = slice(first, stop)
         columns["start"][part] = each.start

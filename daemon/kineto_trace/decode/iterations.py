@@ -1,4 +1,4 @@
-"""Training iterations as annotations: "ProfilerStep#N" on the thread that steps.
+"""The windows of a capture, by iterations or by time, and the table rows in them.
 
 Theory of operation
     The agent records when each iteration began ("step_marks/1"); iteration N lasts until N + 1 begins. Iterations are
@@ -14,9 +14,9 @@ Theory of operation
     If the program's own profiler wrote "ProfilerStep#" annotations into this trace, only those are kept. Those that the
     window cuts have the argument as well.
 
-    N is the agent's count, whatever else numbers the steps, so that it means the same in every capture, in lists and in
-    requests. An annotation of JAX with a number of the program's keeps it as the argument STEP_NUMBER. Only if the
-    agent counted nothing in the window are these annotations the iterations; then a warning says so.
+    N is the agent's count, however the program numbers its steps, so that it means the same in every capture, in lists
+    and in requests. An annotation of JAX with a number of the program's keeps it as the argument STEP_NUMBER. Only if
+    the agent counted nothing in the window are these annotations the iterations; then a warning says so.
 """
 
 import re
@@ -25,15 +25,28 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from kineto_agent.protocol.records import STEP_MARK_FIELDS, STEP_MARKS_FORMAT
 
-from kineto_trace.arrays.id_sets import unique_values
-from kineto_trace.decode.decoded import EVERYTHING, Decoded, DecodeWindow, StepMarks
-from kineto_trace.decode.fixed_records import fixed_records, record_dtype
-from kineto_trace.model.activity_tables import STEP_NUMBER, STEP_PREFIX
+from kineto_trace.arrays.id_sets import is_in, unique_values
+from kineto_trace.base.array_types import Flags, Ints, UInts32
+from kineto_trace.decode.activity_names import ACTIVITY_BUFFER_REQUEST
+from kineto_trace.decode.decoded import EVERYTHING, Decoded, DecodeWindow, StepMarks, fixed_records, record_dtype
+from kineto_trace.model.activity_tables import STEP_NUMBER, STEP_PREFIX, ViewerRow
 from kineto_trace.model.target_info import TargetInfo
-from kineto_trace.model.trace import NO_SEQUENCE, NO_STRING, OP_TABLES, StringTable, Table, make_table
+from kineto_trace.model.trace import (
+    API_TABLES,
+    COUNTER_TABLES,
+    GPU_TABLES,
+    NO_ROW,
+    NO_SEQUENCE,
+    NO_STRING,
+    OP_TABLES,
+    UNTIMED_TABLES,
+    StringTable,
+    Table,
+    make_table,
+    own_tables,
+)
 from kineto_trace.spool.raw_records import RawSource
 
 FORMAT = STEP_MARKS_FORMAT
@@ -45,8 +58,21 @@ _NUMBERED_RANGE = re.compile(rf"{STEP_NUMBER} (\d{{1,16}})$")
 _MARK = record_dtype(STEP_MARK_FIELDS)
 _SCOPE_USER = 7
 _MAX_NUMBER = 2**53  # larger numbers are not counts, and JSON readers would round them
-Ints = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Iterations in the window, clipped to it. begun, ended: in the window."""
+
+    number: Ints
+    start: Ints
+    end: Ints
+    thread: Ints
+    begun: Flags
+    ended: Flags
+
+    def __len__(self) -> int:
+        return len(self.number)
 
 
 def decode(source: RawSource, _strings: StringTable, _window: DecodeWindow = EVERYTHING) -> Decoded:
@@ -65,7 +91,7 @@ def reported_marks(target: TargetInfo) -> StepMarks:
 
 
 def _plausible(number: Ints, start: Ints, thread: Ints) -> StepMarks:
-    """Returns the marks that can be such, of what a target reported: numbers and times ascend."""
+    """Returns the plausible marks that a target reported: numbers and times ascend."""
     known = (number >= 0) & (number < _MAX_NUMBER) & (start > 0) & (thread > 0)
     number, start, thread = number[known], start[known], thread[known]
     later = np.ones(len(number), np.bool_)
@@ -73,21 +99,6 @@ def _plausible(number: Ints, start: Ints, thread: Ints) -> StepMarks:
         later[1:] = number[1:] > np.maximum.accumulate(number)[:-1]
         later[1:] &= start[1:] >= np.maximum.accumulate(start)[:-1]
     return StepMarks(number[later], start[later], thread[later])
-
-
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """Iterations in the window, clipped to it. begun, ended: in the window."""
-
-    number: Ints
-    start: Ints
-    end: Ints
-    thread: Ints
-    begun: Flags
-    ended: Flags
-
-    def __len__(self) -> int:
-        return len(self.number)
 
 
 def add_iterations(
@@ -127,13 +138,13 @@ def add_iterations(
     return {**tables, "user_annotation": added if before is None else _joined(before, added)}
 
 
-def counted(marks: StepMarks, window: tuple[int, int]) -> bool:
-    """Tells whether the agent has counted iterations that overlap the window."""
+def has_counted(marks: StepMarks, window: tuple[int, int]) -> bool:
+    """Returns whether the agent has counted iterations that overlap the window."""
     return len(_rows(marks, *window)) > 0
 
 
-def numbered_by_program(tables: Mapping[str, Table], strings: StringTable) -> dict[str, Table] | None:
-    """Returns the tables with the steps that the program has numbered as iterations; None if there are none.
+def with_program_steps(tables: Mapping[str, Table], strings: StringTable) -> dict[str, Table] | None:
+    """Returns the tables with the program's numbered steps as iterations; None if there are none.
 
     On the host they are annotations with the argument STEP_NUMBER, on devices ranges of that name and number.
     """
@@ -149,7 +160,7 @@ def numbered_by_program(tables: Mapping[str, Table], strings: StringTable) -> di
 
 
 def _step_names(table: Table, column: str, pattern: re.Pattern[str], strings: StringTable) -> Ints | None:
-    """Returns the names of all rows, with those of iterations where the text in this column has a number."""
+    """Returns the names of all rows, with those of iterations for rows whose text in this column has a number."""
     texts = unique_values(table[column])
     matches = ((text, pattern.match(strings.strings[text])) for text in texts[texts != NO_STRING].tolist())
     numbers = {text: match[1] for text, match in matches if match is not None}
@@ -162,7 +173,7 @@ def _step_names(table: Table, column: str, pattern: re.Pattern[str], strings: St
 
 
 def _rows(marks: StepMarks, first_ns: int, last_ns: int) -> _Rows:
-    """Returns the iterations that overlap the window; an iteration is left out if those after it are unknown."""
+    """Returns the iterations that overlap the window, without those whose successors are unknown."""
     following = np.append(marks.start[1:], np.iinfo(np.int64).max)[: len(marks.number)]
     known = np.append(np.diff(marks.number) == 1, True)[: len(marks.number)]
     ended = following <= last_ns
@@ -230,7 +241,7 @@ def _nested(tables: Mapping[str, Table], rows: _Rows) -> tuple[Ints, Ints]:
         low, high = _ops_across(tables, thread, unique_values([rows.start[own], rows.end[own]]))
         first, last = rows.start[own], rows.end[own]
         limit = np.append(last[1:], np.iinfo(np.int64).max)  # a border never passes the end of the next iteration
-        at = np.searchsorted(first, high) - 1  # the last start that an op cuts: it contains rows before that one
+        at = np.searchsorted(first, high) - 1  # the last start that an op cuts: that op contains rows before it
         cuts = (at >= 0) & (low < first[at]) & (high < last[at])
         np.maximum.at(start, own[at[cuts]], high[cuts])
         at = np.searchsorted(last, high) - 1
@@ -257,3 +268,104 @@ def _joined(before: Table, added: Table) -> Table:
     return Table(
         before.kind, {name: np.concatenate([column, added.columns[name]]) for name, column in before.columns.items()}
     )
+
+
+def apply_window(tables: Mapping[str, Table], start_ns: int, end_ns: int) -> tuple[dict[str, Table], int]:
+    """Returns the rows that overlap the window, and the number of the other rows.
+
+    A runtime or driver call outside the window stays if it caused a GPU activity that is kept, so that every flow has
+    both ends; an op or annotation outside stays if such a call lies in it, so that every GPU activity has the op that
+    caused it. Tensors stay with their op; other tables without times stay as they are.
+    """
+    timed = {kind: table for kind, table in tables.items() if kind not in UNTIMED_TABLES}
+    kept = {kind: _overlapping(timed[kind], start_ns, end_ns) for kind in timed}
+    correlations: UInts32 | None = None
+    for kind in API_TABLES:
+        if kind in tables and not kept[kind].all():
+            if correlations is None:
+                correlations = _correlations(tables, kept)
+            outside = np.flatnonzero(~kept[kind])
+            kept[kind][outside] = is_in(tables[kind]["correlation"][outside], correlations)
+    _keep_enclosing(tables, kept, start_ns)
+    result = {kind: table if kept[kind].all() else _take(table, kept[kind]) for kind, table in timed.items()}
+    outside_count = sum(int(np.count_nonzero(~mask)) for mask in kept.values())
+    untimed = {kind: table for kind, table in tables.items() if kind in UNTIMED_TABLES}
+    return {**result, **untimed, **_tensors(tables, result)}, outside_count
+
+
+def _overlapping(table: Table, start_ns: int, end_ns: int) -> Flags:
+    mask: Flags = (table["start"] < end_ns) & (table.end() >= start_ns) & (table["start"] > 0)
+    return mask
+
+
+def _correlations(tables: Mapping[str, Table], kept: Mapping[str, Flags]) -> UInts32:
+    work = [kind for kind in (*GPU_TABLES, *own_tables(tables, ViewerRow.GPU)) if kind in tables]
+    found = np.concatenate([np.empty(0, np.uint32), *(tables[kind]["correlation"][kept[kind]] for kind in work)])
+    known: UInts32 = found[found != 0]
+    return known
+
+
+def _keep_enclosing(tables: Mapping[str, Table], kept: Mapping[str, Flags], start_ns: int) -> None:
+    """Keeps ops before the window in which a kept call began."""
+    calls = [
+        (table["thread"][early], table["start"][early])
+        for table, early in (
+            (tables[kind], kept[kind] & (tables[kind]["start"] < start_ns)) for kind in API_TABLES if kind in tables
+        )
+    ]
+    threads = np.concatenate([thread for thread, _ in calls]) if calls else np.empty(0, np.uint32)
+    starts = np.concatenate([start for _, start in calls]) if calls else np.empty(0, np.int64)
+    for thread in unique_values(threads).tolist():
+        times = np.sort(starts[threads == thread])
+        for kind in OP_TABLES:
+            if kind in tables:
+                rows = np.flatnonzero(~kept[kind] & (tables[kind]["thread"] == thread))
+                first = np.searchsorted(times, tables[kind]["start"][rows], "left")
+                kept[kind][rows] = np.searchsorted(times, tables[kind].end()[rows], "right") > first
+
+
+def _take(table: Table, kept: Flags) -> Table:
+    """Selects rows and renumbers parents that are row numbers."""
+    taken = table.take(kept)
+    if "parent" not in taken.columns or table.declared is not None:
+        return taken
+    place = np.where(kept, np.cumsum(kept) - 1, NO_ROW)
+    parent = taken["parent"]
+    moved = np.where(parent >= 0, place[np.maximum(parent, 0)], NO_ROW)
+    return taken.with_columns({"parent": moved.astype(parent.dtype)})
+
+
+def _tensors(tables: Mapping[str, Table], kept: Mapping[str, Table]) -> dict[str, Table]:
+    """Selects the tensors of the remaining ops."""
+    table = tables.get("op_tensor")
+    if table is None:
+        return {}
+    ops = [kept[kind]["id"] for kind in OP_TABLES if kind in kept]
+    stay = (
+        is_in(table["op"].view(np.uint64), np.concatenate(ops).view(np.uint64)) if ops else np.zeros(len(table), bool)
+    )
+    return {table.kind: table if stay.all() else table.take(stay)}
+
+
+def whole_extent(tables: Mapping[str, Table]) -> tuple[int, int]:
+    """Returns the first start and the last end of all activities (Unix ns); (0, 0) if there are none."""
+    filled = [table for table in _activities(tables) if len(table)]
+    if not filled:
+        return 0, 0
+    starts = [table["start"][table["start"] > 0] for table in filled]
+    first = min((int(column.min()) for column in starts if len(column)), default=0)
+    return first, max(int(table.end().max()) for table in filled) + 1
+
+
+def drop_trailing_requests(tables: Mapping[str, Table]) -> dict[str, Table]:
+    """Removes CUPTI's last "Activity Buffer Request" if it began after all other rows: our own flush caused it."""
+    overhead = tables.get("overhead")
+    if overhead is None or not len(overhead):
+        return dict(tables)
+    others = [int(table.end().max()) for table in _activities(tables) if table.kind != "overhead" and len(table)]
+    trailing = (overhead["kind"] == ACTIVITY_BUFFER_REQUEST) & (overhead["start"] > max(others, default=0))
+    return {**tables, "overhead": overhead.take(~trailing)}
+
+
+def _activities(tables: Mapping[str, Table]) -> list[Table]:
+    return [table for kind, table in tables.items() if kind not in (*UNTIMED_TABLES, *COUNTER_TABLES)]

@@ -1,9 +1,9 @@
 """Flame graphs: folded stacks (read by flamegraph.pl, inferno and others) and speedscope's JSON.
 
 Theory of operation
-    Equal stacks of a trace (structure/stacks) are one, with a weight. There are four graphs:
+    Equal stacks of a trace (structure/call_forests.py) are one, with a weight. There are four graphs:
 
-    - host: self time of each op, annotation or Python frame, without what it called
+    - host: self time of each op, annotation or Python frame
     - gpu: time of kernels, copies and fills, each below the stack that launched it; work of CUDA graphs also below the
       operators that captured it, where those are known
     - samples: how often each line of a Python frame was seen running itself, or waiting for the GIL
@@ -24,9 +24,16 @@ from kineto_agent import __version__
 from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import StringTable
-from kineto_trace.structure.stacks.call_forests import CallForest, StackKind, gpu_calls, host_calls, sampled_lines
-from kineto_trace.structure.stacks.merged_stacks import Stacks, merged
-from kineto_trace.structure.trace_forms import as_meant
+from kineto_trace.structure.call_forests import (
+    CallForest,
+    StackKind,
+    Stacks,
+    gpu_calls,
+    host_calls,
+    merged,
+    sampled_lines,
+)
+from kineto_trace.structure.trace_forms import with_current_forms
 
 SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 
@@ -44,7 +51,7 @@ def stacks(context: Context, graph: FlameGraph) -> Stacks:
     """Returns the stacks of a trace with their weights; empty if the trace has no data for this graph."""
     if graph in (FlameGraph.SAMPLES, FlameGraph.IDLE):
         return merged(_in_state(sampled_lines(context), idle=graph is FlameGraph.IDLE))
-    meant = context.get(as_meant)
+    meant = context.get(with_current_forms)
     return merged(host_calls(meant) if graph is FlameGraph.HOST else gpu_calls(meant))
 
 

@@ -6,6 +6,7 @@
 FORMATS lists the formats, what each is good for and its suffix.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -14,18 +15,21 @@ from kineto_trace.base.atomic_files import atomic_file, write_atomically
 from kineto_trace.errors import FormatError
 from kineto_trace.formats.chrome.chrome_writer import write_chrome
 from kineto_trace.formats.flame_graphs import FlameGraph, folded, speedscope, stacks
+from kineto_trace.formats.otlp_writer import otlp_message
 from kineto_trace.formats.perfetto.perfetto_writer import write_perfetto
-from kineto_trace.formats.profiles.otlp_writer import otlp_message
-from kineto_trace.formats.profiles.pprof_writer import pprof_file
-from kineto_trace.formats.profiles.profile_samples import Profile, profile
-from kineto_trace.formats.shared.text_sinks import GzipSink, TextSink
-from kineto_trace.formats.tensorboard_folder import write_tensorboard
+from kineto_trace.formats.pprof_writer import pprof_file
+from kineto_trace.formats.profile_samples import Profile, profile
+from kineto_trace.formats.text_sinks import GzipSink, TextSink
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import Trace
 from kineto_trace.store.parquet_folder import save_columns
 
+SUFFIX = ".pt.trace.json.gz"
+DEFAULT_RUN = "trace"
+_UNSAFE = re.compile(r"[^\w.-]+")
 
-class Written(NamedTuple):
+
+class Exported(NamedTuple):
     """The result of an export. path: the file or folder; notes: what the format could not express."""
 
     path: Path
@@ -39,11 +43,11 @@ class TraceFormat(NamedTuple):
     name: str
     suffix: str
     meaning: str
-    write: Callable[[Trace, Path], Written]
+    write: Callable[[Trace, Path], Exported]
 
 
-def export_trace(trace: Trace, path: Path, format_name: str = "") -> Written:
-    """Writes the trace in this format, by default the one that the suffix of `path` stands for.
+def export_trace(trace: Trace, path: Path, format_name: str = "") -> Exported:
+    """Writes the trace in this format, by default the one of the suffix of `path`.
 
     A file appears completely or not at all. Raises FormatError for a format that does not exist, OSError if the path
     cannot be written.
@@ -63,57 +67,57 @@ def format_of(path: Path) -> str:
     raise FormatError(f"{path.name} has no known trace suffix ({suffixes}); name the format")
 
 
-def _chrome(trace: Trace, path: Path) -> Written:
+def _chrome(trace: Trace, path: Path) -> Exported:
     return _chrome_with(trace, path, GzipSink)
 
 
-def _chrome_json(trace: Trace, path: Path) -> Written:
+def _chrome_json(trace: Trace, path: Path) -> Exported:
     return _chrome_with(trace, path, TextSink)
 
 
-def _chrome_with(trace: Trace, path: Path, sink_type: type[TextSink]) -> Written:
+def _chrome_with(trace: Trace, path: Path, sink_type: type[TextSink]) -> Exported:
     with atomic_file(path) as file:
         with sink_type(file) as sink:
             write_chrome(trace, sink, trace_name=path.name)
         size = file.tell()
-    return Written(path, size)
+    return Exported(path, size)
 
 
-def _perfetto(trace: Trace, path: Path) -> Written:
+def _perfetto(trace: Trace, path: Path) -> Exported:
     with atomic_file(path) as file:
         with TextSink(file) as sink:
             notes = write_perfetto(trace, sink)
         size = file.tell()
-    return Written(path, size, notes)
+    return Exported(path, size, notes)
 
 
-def _tensorboard(trace: Trace, path: Path) -> Written:
+def _tensorboard(trace: Trace, path: Path) -> Exported:
     file = write_tensorboard(trace, path)
-    return Written(file, file.stat().st_size)
+    return Exported(file, file.stat().st_size)
 
 
-def _folded(graph: FlameGraph) -> Callable[[Trace, Path], Written]:
-    def write(trace: Trace, path: Path) -> Written:
+def _folded(graph: FlameGraph) -> Callable[[Trace, Path], Exported]:
+    def write(trace: Trace, path: Path) -> Exported:
         data = folded(stacks(Context(trace), graph))
         write_atomically(path, data)
-        return Written(path, len(data), () if data else (f"the trace has no data for a flame graph of {graph.value}",))
+        return Exported(path, len(data), () if data else (f"the trace has no data for a flame graph of {graph.value}",))
 
     return write
 
 
-def _speedscope(trace: Trace, path: Path) -> Written:
+def _speedscope(trace: Trace, path: Path) -> Exported:
     context = Context(trace)
     data = speedscope({graph: stacks(context, graph) for graph in FlameGraph}, path.name)
     write_atomically(path, data)
-    return Written(path, len(data))
+    return Exported(path, len(data))
 
 
-def _profile(encode: Callable[[Profile], bytes]) -> Callable[[Trace, Path], Written]:
-    def write(trace: Trace, path: Path) -> Written:
+def _profile(encode: Callable[[Profile], bytes]) -> Callable[[Trace, Path], Exported]:
+    def write(trace: Trace, path: Path) -> Exported:
         found = profile(Context(trace))
         data = encode(found)
         write_atomically(path, data)
-        return Written(path, len(data), () if found.subjects else ("the trace has no samples, operators or GPU work",))
+        return Exported(path, len(data), () if found.subjects else ("the trace has no samples, operators or GPU work",))
 
     return write
 
@@ -122,9 +126,9 @@ def _otlp(found: Profile) -> bytes:
     return otlp_message(found).SerializeToString()
 
 
-def _store(trace: Trace, path: Path) -> Written:
+def _store(trace: Trace, path: Path) -> Exported:
     files = save_columns(trace, path)
-    return Written(path, sum(file.stat().st_size for file in files))
+    return Exported(path, sum(file.stat().st_size for file in files))
 
 
 FORMATS: Mapping[str, TraceFormat] = {
@@ -157,3 +161,33 @@ FORMATS: Mapping[str, TraceFormat] = {
         TraceFormat("store", "", "folder of typed Parquet columns, which this library opens fastest", _store),
     )
 }
+
+
+# The folders that the TensorBoard profiler plug-in reads.
+#
+# The plug-in treats every folder under the log directory that has files WORKER[.SPAN].pt.trace.json[.gz] as a run,
+# orders the spans of one worker by their numbers, and reads WORKER as NODE_PROCESS.
+# torch.profiler.tensorboard_trace_handler gives the same names; here the number is the window's start in Unix
+# milliseconds. All ranks of a job belong in one run.
+def write_tensorboard(trace: Trace, log_directory: Path, *, run: str = "") -> Path:
+    """Writes the trace into the log directory, which is created if it is missing. Returns the file.
+
+    run: the name of the folder, by default the name of the capture. An existing trace of the same process and
+    millisecond is replaced.
+    """
+    folder = log_directory / _safe(run or trace.target.capture_id, DEFAULT_RUN)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{worker(trace)}.{trace.window_start_ns // 1_000_000}{SUFFIX}"
+    with atomic_file(path) as file, GzipSink(file) as sink:
+        write_chrome(trace, sink, trace_name=path.name)
+    return path
+
+
+def worker(trace: Trace) -> str:
+    """Returns the plug-in's name of the traced process: its host and process id."""
+    return f"{_safe(trace.target.host, 'host')}_{trace.target.pid}"
+
+
+def _safe(name: str, default: str) -> str:
+    """Returns the name in a form that is valid for a file or folder."""
+    return _UNSAFE.sub("_", name).strip(".") or default

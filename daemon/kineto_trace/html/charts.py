@@ -1,11 +1,11 @@
 """Charts: bars of parts, pairs of bars, lines over time, boxes and histograms. Texts are escaped.
 
 Theory of operation
-    A chart is as wide as its place, from a phone to a wall, and its texts keep their size: only bars and lines are
-    inside of SVG that is stretched (preserveAspectRatio="none"); labels and values are text of the page, or SVG text at
-    a position in per cent. Where the place is narrow, the style puts labels above their bars.
+    A chart fills its container, from a phone to a wall, and its texts keep their size: only bars and lines are inside
+    stretched SVG (preserveAspectRatio="none"); labels and values are text of the page, or SVG text at a position in per
+    cent. If the container is narrow, the style puts labels above their bars.
 
-    Colours are classes ("series-0", …) that the page's style gives, so that they follow light and dark.
+    Colours are classes ("series-0", …) defined by the page's style, so that they follow light and dark.
 """
 
 from collections.abc import Sequence
@@ -17,15 +17,15 @@ from markupsafe import Markup
 from kineto_trace.base.quantities import shortened
 from kineto_trace.base.visible_text import one_line
 
-SERIES = 9  # colours of the page; the parts of a step are as many
+SERIES = 9  # colours of the page; as many as parts of a step
 _PALE = 7
-TICKS = 4  # at most, beside zero
+TICKS = 4  # at most, in addition to zero
 MAX_LABEL, MAX_TITLE = 56, 120  # characters
-LEAST_WIDTH = 0.02  # % of a bar that is drawn
+LEAST_WIDTH = 0.02  # % of a bar: narrower ones are not drawn
 POINT_LEAST, POINT_GROWTH = (
     3.0,
     2.5,
-)  # px: radius of the smallest point, and what it grows by with the root of its share
+)  # px: radius of the smallest point, and its growth with the root of its share
 BASELINE, OTHER = "baseline (upper bar)", "this trace (lower bar)"
 MORE, LESS, HOLLOW = "series-5", "series-0", "noise"  # classes of differences
 _ROW = Markup(
@@ -41,7 +41,7 @@ _KEY = Markup('<span class="key"><i class="{}"></i>{}</span>')
 class Series:
     """One colour of a chart: its name and a value per row or moment; None if it is missing.
 
-    pale: grey, for what is left of a whole.
+    pale: grey, for the rest of a whole.
     """
 
     name: str
@@ -49,13 +49,13 @@ class Series:
     pale: bool = False
 
     def colour(self, number: int) -> int:
-        """The number of its colour, as the number-th of a chart."""
+        """Returns the number of its colour, for the number-th series of a chart."""
         return _PALE if self.pale else number % SERIES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Box:
-    """How the values of one row spread."""
+    """The spread of the values of one row."""
 
     least: float
     lower: float
@@ -66,8 +66,10 @@ class Box:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """One row of two traces. baseline, other: its values, None if missing; href: where its label and bars lead.
+    """One row of two traces.
 
+    baseline, other: its values, None if missing.
+    href: the link of its label and bars.
     noise: whether the difference is within the noise.
     """
 
@@ -79,13 +81,13 @@ class Pair:
 
     @property
     def delta(self) -> float | None:
-        """The other trace less the baseline."""
+        """Returns the other trace minus the baseline."""
         return None if self.baseline is None or self.other is None else self.other - self.baseline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldPoint:
-    """One point of a field of percentages. kind: what has one colour; size: the percentage that its area stands for."""
+    """One point of a field of percentages. kind: determines the colour; size: the percentage shown as its area."""
 
     label: str
     across: float
@@ -97,7 +99,7 @@ class FieldPoint:
 def legend(series: Sequence[Series], unit: str = "") -> Markup:
     """Explains the colours; empty for a single series, and without series that have no values.
 
-    unit: of the values, which are shown if each series has but one.
+    unit: of the values, which are shown if each series has just one.
     """
     items = Markup("").join(
         _KEY.format(
@@ -129,7 +131,7 @@ def stacked_bars(labels: Sequence[str], series: Sequence[Series], unit: str) -> 
                 title = f"{said}: {figure(value)} {unit}{share}"
                 pieces.append(_RECT.format(_place(left), 0, _place(width), 1, each.colour(number), title))
             left += width
-        only = len(labels) == 1 and len(series) > 1  # of several parts: there is nothing to tell it from
+        only = len(labels) == 1 and len(series) > 1  # of several parts: no other bar to compare with
         text = "" if only else _short(label)
         rows.append(_ROW.format(text, Markup("").join(pieces), f"{figure(totals[row])} {unit}"))
     return legend(series, unit) + _rows(rows, _summary(series, unit))
@@ -155,7 +157,7 @@ def pair_bars(pairs: Sequence[Pair], unit: str) -> Markup:
 
 
 def difference_bars(pairs: Sequence[Pair], unit: str) -> Markup:
-    """Draws how much more, to the right, or less each row is in the other trace; hollow: within the noise."""
+    """Draws how much more (right) or less (left) each row is in the other trace; hollow: within the noise."""
     deltas = [pair.delta or 0.0 for pair in pairs]
     lowest, highest = min([0.0, *deltas]), max([0.0, *deltas])
     if lowest == highest:
@@ -192,7 +194,8 @@ def _keys(items: Markup) -> Markup:
 
 
 def boxes(labels: Sequence[str], spread: Sequence[Box], unit: str) -> Markup:
-    """Draws one box per label: the middle half of the values, the median, and a line from the least to the most."""
+    """Draws one box per label: the middle half of the values, the median, and a line from the smallest to the
+    largest."""
     most = max((box.most for box in spread), default=0.0)
     if most <= 0:
         return Markup("")
@@ -263,7 +266,7 @@ def lines(times: Sequence[float], series: Sequence[Series], *, unit: str, time_u
 
 
 def point_field(points: Sequence[FieldPoint], across: str, up: str) -> Markup:
-    """Draws points at two percentages, 0 to 100 each; the larger ones below. across, up: what the axes are called."""
+    """Draws points at two percentages, 0 to 100 each; the larger ones below. across, up: titles of the axes."""
     kinds = list(dict.fromkeys(point.kind for point in points))
     if not points:
         return Markup("")
@@ -310,7 +313,7 @@ def figure(value: float) -> str:
 
 
 def _plot(drawn: Markup, ticks: Sequence[float], span: tuple[float, float], caption: str, *, wide: int = 100) -> Markup:
-    """A field with an axis on its left and below. ticks: from 0 to the upper end; span: of the lower axis."""
+    """Draws a field with an axis on its left and below. ticks: from 0 to the upper end; span: of the lower axis."""
     highest, (first, last) = ticks[-1], span
     grid = Markup("").join(
         Markup('<line x1="0" x2="{}" y1="{}" y2="{}" class="grid"/>').format(wide, y, y)
@@ -332,7 +335,7 @@ def _plot(drawn: Markup, ticks: Sequence[float], span: tuple[float, float], capt
 
 
 def _ticks(highest: float, *, within: bool = False) -> list[float]:
-    """Returns round numbers from 0 on; the last one is no less than `highest`, or none is more (within)."""
+    """Returns round numbers from 0 on; the last one is at least `highest`, or at most (within)."""
     rough = highest / TICKS
     power = 10.0 ** floor(log10(rough))
     step = next(size * power for size in (1, 2, 2.5, 5, 10) if size * power >= rough * 0.999)
@@ -341,14 +344,14 @@ def _ticks(highest: float, *, within: bool = False) -> list[float]:
 
 
 def _rows(rows: Sequence[Markup], summary: str, *, linked: bool = False) -> Markup:
-    """linked: whether rows lead elsewhere, which a picture as a whole could not."""
+    """Draws the rows. linked: whether rows have links, which a picture as a whole could not have."""
     return Markup('<div class="chart-rows" role="{}" aria-label="{}">{}</div>').format(
         "group" if linked else "img", summary, Markup("").join(rows)
     )
 
 
 def _summary(series: Sequence[Series], unit: str) -> str:
-    """Says to those who cannot see a chart what it draws."""
+    """Returns a text for those who cannot see the chart."""
     return f"Chart of {', '.join(each.name for each in series)} in {unit}"
 
 

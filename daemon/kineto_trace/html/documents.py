@@ -1,8 +1,7 @@
 """Results as plain values that templates show: a document for each result, and the columns of its table as texts.
 
-A document is what `kinetoctl report -o json` prints of a view, {"rows", "columns", "notes"} and, if it failed,
-"failure", with {"view", "total": how many rows there are, "chart": HTML, "bars": how many a chart of all would have}
-beside it.
+A document is the output of `kinetoctl report -o json` for a view, {"rows", "columns", "notes"} and, if it failed,
+"failure", with {"view", "total": number of rows, "chart": HTML, "bars": number in a chart of all rows} added.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -14,24 +13,23 @@ from typing import Any
 from kineto_trace.base.quantities import time_of_day
 from kineto_trace.base.visible_text import visible
 from kineto_trace.view_api.cell_texts import KINDS, PROSE, bare_heading, unit
-from kineto_trace.view_api.column_units import scaled_unit
-from kineto_trace.view_api.result_columns import ResultColumn
+from kineto_trace.view_api.result_columns import ResultColumn, scaled_unit
 
 Document = Mapping[str, Any]
-# Views whose rows are a tree, each below the row that has it: the column to indent, its depth, and what repeats both.
+# Views whose rows are a tree, each below its parent: the column to indent, its depth, and the column that repeats both.
 TREES: Mapping[str, tuple[str, str, str]] = {
     "modules": ("name", "depth", "path"),
     "call_tree": ("name", "depth", "path"),
 }
 MAX_ITEMS = 64  # of a list
 LONG = 40  # characters
-SHORT_NAMES = frozenset({"cause", "finding"})  # columns that hold our own names: charts say them in words, too
+SHORT_NAMES = frozenset({"cause", "finding"})  # columns with our own names: charts show them in words, too
 MAX_WHOLE = 1 << 53  # larger integers are ids or times, so their digits are not grouped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableColumn:
-    """A column as it is shown. unit: of all its values; kind: the class of its cells; texts: of its cells.
+    """A column of the table. unit: of all its values; kind: the class of its cells; texts: of its cells.
 
     sorted_by: the numbers behind texts that do not begin with theirs; otherwise empty.
     """
@@ -40,7 +38,7 @@ class TableColumn:
     title: str
     unit: str
     meaning: str
-    said_unit: str
+    shown_unit: str
     kind: str
     texts: Sequence[str]
     sorted_by: Sequence[Any]
@@ -52,7 +50,7 @@ class TableColumn:
 
 
 def titles(columns: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The headings of columns; of those that would be alike, times and sizes say what they are."""
+    """Returns the headings of columns; equal ones get "time" or "size" added."""
     made = [ResultColumn(**column) for column in columns]
     plain = [bare_heading(column) for column in made]
     told = [
@@ -67,7 +65,7 @@ def titles(columns: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def tree_levels(shown: Document) -> list[int]:
-    """The depth of each row, 0 for the outermost ones, if the rows are a tree; else nothing."""
+    """Returns the depth of each row, 0 for the outermost ones, if the rows are a tree; else nothing."""
     if shown["view"] not in TREES:
         return []
     levels = [row[TREES[shown["view"]][1]] for row in shown["rows"]]
@@ -76,9 +74,9 @@ def tree_levels(shown: Document) -> list[int]:
 
 
 def table_columns(shown: Document, without: Collection[str] = ()) -> list[TableColumn]:
-    """The columns of a document that have a value in one of its rows, without those of these names.
+    """Returns the columns of a document with a value in one of its rows, without those of these names.
 
-    Of a tree, one column has the kind "branch"; its place says what the depth and the path do.
+    In a tree, one column has the kind "branch"; its indentation replaces the depth and the path.
     """
     found = []
     apart = len({str(row["unit"]) for row in shown["rows"] if "unit" in row}) > 1
@@ -93,12 +91,12 @@ def table_columns(shown: Document, without: Collection[str] = ()) -> list[TableC
 
 
 def unit_text(column: Mapping[str, Any]) -> str:
-    """The unit of a column, in words."""
+    """Returns the unit of a column, in words."""
     return unit(ResultColumn(**column))
 
 
 def _column(column: ResultColumn, title: str, values: Sequence[Any], *, apart: bool) -> TableColumn:
-    """apart: the rows have units of their own, so that figures without one are not comparable with each other."""
+    """Returns the column. apart: the rows have units of their own, so figures without one are not comparable."""
     numeric = column.type in ("int", "float") and all(_is_number(value) for value in values if value is not None)
     told, texts = _numbers(column, values) if numeric else ("", _texts(column, values))
     if numeric and apart and column.type == "float" and not column.unit:
@@ -109,7 +107,7 @@ def _column(column: ResultColumn, title: str, values: Sequence[Any], *, apart: b
         title=title,
         unit=told,
         meaning=column.meaning,
-        said_unit=unit(column),
+        shown_unit=unit(column),
         kind=kind,
         texts=texts,
         sorted_by=["" if value is None else value for value in values] if numeric and column.unit == "ns" else (),
@@ -141,7 +139,7 @@ def _text(value: Any) -> str:
 
 
 def _numbers(column: ResultColumn, values: Sequence[Any]) -> tuple[str, list[str]]:
-    """The unit of a column of numbers, and its texts: all have the same unit and the same number of decimals."""
+    """Returns the unit of a column of numbers, and its texts: all have the same unit and number of decimals."""
     if column.unit == "ns":
         return "time of day", ["" if value is None else time_of_day(int(value)) for value in values]
     known = [float(value) for value in values if value is not None and isfinite(value)]
@@ -154,14 +152,14 @@ def _numbers(column: ResultColumn, values: Sequence[Any]) -> tuple[str, list[str
 
 
 def _significant(value: float | None) -> str:
-    """The value alone: four digits, and all before the point."""
+    """Formats the value alone: four digits, and all before the point."""
     if value is None or not isfinite(value):
         return "" if value is None else str(value)
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def _decimals(largest: float) -> int:
-    """As many that the largest value has four digits, and no more than three."""
+    """Returns the number of decimals that gives the largest value four digits, at most three."""
     return max(0, min(3, 3 - floor(log10(largest)))) if largest > 0 else 0
 
 
@@ -174,7 +172,7 @@ def _whole(value: Any) -> str:
 
 
 def _decimal(value: float, decimals: int) -> str:
-    """The value, or that it is smaller than what the decimals can say."""
+    """Formats the value, or states that it is smaller than the decimals can show."""
     least = 10.0**-decimals
     if value and abs(value) < least / 2:
         return f"{'<' if value > 0 else '>-'}{least:.{decimals}f}"

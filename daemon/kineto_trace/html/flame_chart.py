@@ -1,8 +1,8 @@
-"""Flame graphs as SVG: a row for each level, a rectangle for each frame, as wide as the time that it took.
+"""Flame graphs as SVG: a row for each level, a rectangle for each frame, as wide as its time.
 
-Colours and text sizes are classes that the page's style gives, so that they follow light and dark; nothing needs a
-script. Without a baseline the colour tells what a frame is, with one how it differs: red for more, blue for less (after
-ColorBrewer's RdBu, which colour-blind readers can tell apart), and the title says it in words.
+Colours and text sizes are classes defined by the page's style, so that they follow light and dark; nothing needs a
+script. Without a baseline the colour shows the kind of a frame, with one its difference: red for more, blue for less
+(after ColorBrewer's RdBu, which colour-blind readers can distinguish), and the title says it in words.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from kineto_trace.analysis.flame.flame_nodes import NS, FlameKind, FlameNode
-from kineto_trace.base.quantities import share, shortened, time_text, times
+from kineto_trace.analysis.flame_trees import NS, FlameKind, FlameNode
+from kineto_trace.base.quantities import format_duration, share, shortened, times
 from kineto_trace.base.visible_text import one_line
 
 WIDTH = 1200  # of the view box
@@ -19,7 +19,7 @@ ROW, GAP = 18, 1
 CHARACTER = 6.4  # width of a character at the size of the labels
 LEAST_LABEL = 3  # characters
 MAX_NAME = 240  # characters of a name in a title
-LEVELS = (0.02, 0.1, 0.3, 0.7)  # least difference, as a share of the larger side, of each strength of a colour
+LEVELS = (0.02, 0.1, 0.3, 0.7)  # smallest difference, as a share of the larger side, for each strength of a colour
 
 _FRAME = Markup('<{} class="frame {}"><title>{}</title><rect x="{}" y="{}" width="{}" height="{}"/>{}</{}>')
 _LABEL = Markup('<text x="{}" y="{}">{}</text>')
@@ -38,9 +38,12 @@ def flame_chart(
 ) -> Markup:
     """Draws a frame and everything that it called; empty if it has no width.
 
-    name: says to those who cannot see it what is drawn. link: the address that a frame leads to; "" for none. whole:
-    what shares are of (None: the frame's total). unit: of the values. periods, per: how many steps or seconds
-    differences are divided by, and which of them. upward: draws the frame below what it "called", for its callers.
+    name: description for those who cannot see the drawing.
+    link: the address of a frame; "" for none.
+    whole: the basis of shares (None: the frame's total).
+    unit: of the values.
+    periods, per: divisor of differences (number of steps or seconds), and its unit.
+    upward: draws the frame below what it "called", for its callers.
     """
     if root.width <= 0:
         return Markup("")
@@ -58,7 +61,7 @@ def flame_chart(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameTexts:
-    """What titles say of frames. The fields are those of `flame_chart`."""
+    """Titles of frames. The fields are those of `flame_chart`."""
 
     whole: int
     unit: str
@@ -78,7 +81,7 @@ class FrameTexts:
 
     def amount(self, value: float) -> str:
         """Returns a value with its unit."""
-        return time_text(value / 1000) if self.unit == NS else f"{value:,.0f} {self.unit}"
+        return format_duration(value) if self.unit == NS else f"{value:,.0f} {self.unit}"
 
     def difference(self, value: float, base: float) -> str:
         """Returns the signed difference from the baseline, per step or second."""
@@ -90,7 +93,7 @@ class FrameTexts:
 
 
 def difference_class(value: float, base: float) -> str:
-    """Returns the colour of a frame that took `value` and in the baseline `base`: more-4 … same … less-4."""
+    """Returns the colour of a frame with time `value`, and `base` in the baseline: more-4 … same … less-4."""
     relative = (value - base) / max(value, base, 1e-9)
     strength = sum(abs(relative) >= level for level in LEVELS)
     return "same" if not strength else f"{'more' if relative > 0 else 'less'}-{strength}"

@@ -1,23 +1,28 @@
-"""Heat maps as SVG: one row per place, one column per step, the darker the larger. Pure.
+"""Heat maps of values over time, and the map of the blocks of memory.
 
 Theory of operation
     A map has at most MAX_ROWS by MAX_COLUMNS cells, so that it stays legible and its page small. Longer axes are
-    divided into bins of neighbours, as few as that takes; a cell shows the largest value of its bin, so that a single
-    slow rank or step cannot disappear. Labels stand for as many rows or columns as have room for one, and each is a
-    link: to a map of what it stands for, or to the one rank or step.
+    divided into as few bins of neighbours as possible; a cell shows the largest value of its bin, so that a single slow
+    rank or step cannot disappear. A label covers as many rows or columns as it needs room, and links to a map of these,
+    or to the single rank or step.
 
-    The colours are nine steps of lightness of one hue (classes "heat-0" … "heat-8" of the page's style), which can be
-    told apart whatever colours somebody sees. A cell without a value has the class "heat-none".
+    The colours are nine steps of lightness of one hue (classes "heat-0" … "heat-8" of the page's style), which
+    colour-blind readers can distinguish. A cell without a value has the class "heat-none".
+
+Blocks of memory as bars whose lengths are their bytes, one after the other over several lines. Pure.
+
+A map has the same number of lines whatever its size, so a line is an equal part of all bytes; a block that does not end
+with its line continues in the next one. Blocks too small to be seen are drawn together, last.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from markupsafe import Markup
 
-from kineto_trace.html.charts import coordinate
+from kineto_trace.base.array_types import Floats
+from kineto_trace.html.charts import SERIES, coordinate
 
 MAX_ROWS, MAX_COLUMNS = 64, 100
 LEVELS = 9
@@ -25,25 +30,35 @@ WIDTH = 960
 LEFT, TOP = 84, 24
 LABEL_WIDTH, LABEL_HEIGHT = 62, 12  # room that a label needs
 HIGHEST, LOWEST = 20, 9  # of a row
-
-Floats = npt.NDArray[np.float64]
 Span = tuple[int, int]  # places on an axis, both included
 _CELL = Markup('<rect x="{}" y="{}" width="{}" height="{}" class="heat-{}"><title>{}</title></rect>')
 _LABEL = Markup('<a href="{}"><text x="{}" y="{}" text-anchor="{}" class="axis">{}</text></a>')
+BLOCK_WIDTH, LINES, LINE_HEIGHT, GAP = 960, 6, 22, 3
+LEAST_WIDTH = 1.0  # of a block with a bar of its own
+_BAR = Markup('<rect x="{}" y="{}" width="{}" height="{}" class="series-{}"><title>{}</title></rect>')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """What is along one side. names: of its places; href: where a label of these places leads."""
+    """One side of a map. names: of its places; href: the link of a label for these places."""
 
     title: str
     names: Sequence[str]
     href: Callable[[Span], str]
 
     def text(self, span: Span) -> str:
-        """The name of a place, or the names of the first and the last one."""
+        """Returns the name of a place, or the names of the first and the last one."""
         first, last = self.names[span[0]], self.names[span[1]]
         return first if span[0] == span[1] else f"{first}-{last}"
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One block. size: bytes, above 0; series: its colour; title: its description."""
+
+    size: int
+    series: int
+    title: str
 
 
 def bins(count: int, most: int) -> list[Span]:
@@ -53,7 +68,7 @@ def bins(count: int, most: int) -> list[Span]:
 
 
 def heat_map(values: Floats, rows: Axis, columns: Axis, text: Callable[[float], str]) -> Markup:
-    """Draws values[row, column]; NaN: missing. text: a value for people. Empty if no value is known."""
+    """Draws values[row, column]; NaN if missing. text: formats a value. Empty if no value is known."""
     known = values[np.isfinite(values)]
     if not len(known):
         return Markup("")
@@ -87,7 +102,7 @@ def heat_map(values: Floats, rows: Axis, columns: Axis, text: Callable[[float], 
 
 
 def _largest(values: Floats, rows: Sequence[Span], columns: Sequence[Span]) -> Floats:
-    """The largest value of each cell; NaN if it has none."""
+    """Returns the largest value of each cell; NaN if it has none."""
     filled = np.where(np.isfinite(values), values, -np.inf)
     by_row = np.maximum.reduceat(filled, [first for first, _ in rows], axis=0)
     found = np.maximum.reduceat(by_row, [first for first, _ in columns], axis=1)
@@ -95,7 +110,7 @@ def _largest(values: Floats, rows: Sequence[Span], columns: Sequence[Span]) -> F
 
 
 def _labels(spans: Sequence[Span], every: int) -> list[tuple[int, Span]]:
-    """Every n-th bin with what its label stands for: itself and those up to the next label."""
+    """Returns every n-th bin with the places of its label: itself and those up to the next label."""
     return [
         (at, (spans[at][0], spans[min(at + every, len(spans)) - 1][1])) for at in range(0, len(spans), max(every, 1))
     ]
@@ -112,7 +127,7 @@ def _said(value: float, text: Callable[[float], str]) -> str:
 
 
 def _legend(low: float, high: float, text: Callable[[float], str]) -> Markup:
-    """The colours in a row between the value of the first one and that from which the last one counts."""
+    """Draws the colours in a row, between the value of the first one and that from which the last one counts."""
     count = LEVELS if high > low else 1
     colours = Markup("").join(Markup('<i class="heat-{}"></i>').format(level) for level in range(count))
     last = f"from {text(low + (high - low) * (LEVELS - 1) / LEVELS)}" if count > 1 else ""
@@ -120,7 +135,7 @@ def _legend(low: float, high: float, text: Callable[[float], str]) -> Markup:
 
 
 def _binning(row_bins: Sequence[Span], column_bins: Sequence[Span], rows: Axis, columns: Axis) -> Markup:
-    """Says what a cell stands for, if it is more than one place."""
+    """Explains the places of a cell, if there is more than one."""
     sizes = [
         f"{spans[0][1] + 1} {axis.title}s"
         for spans, axis in ((row_bins, rows), (column_bins, columns))
@@ -130,4 +145,32 @@ def _binning(row_bins: Sequence[Span], column_bins: Sequence[Span], rows: Axis, 
         return Markup("")
     return Markup('<p class="note">Each cell stands for {}, and shows the largest value of them.</p>').format(
         " and ".join(sizes)
+    )
+
+
+def block_map(blocks: Sequence[Block], summary: str) -> Markup:
+    """Draws the blocks in their order; empty if there are none."""
+    total = sum(block.size for block in blocks)
+    if not total:
+        return Markup("")
+    scale = LINES * BLOCK_WIDTH / total
+    own = [block for block in blocks if block.size * scale >= LEAST_WIDTH]
+    small = [block for block in blocks if block.size * scale < LEAST_WIDTH]
+    if small:
+        own.append(Block(sum(block.size for block in small), SERIES - 1, f"{len(small):,} blocks too small to be seen"))
+    bars, at = Markup(""), 0.0
+    for block in own:
+        end = at + block.size * scale
+        while end - at > 1e-6:
+            line = min(int(at / BLOCK_WIDTH + 1e-9), LINES - 1)
+            stop = end if line == LINES - 1 else min(end, (line + 1.0) * BLOCK_WIDTH)
+            x, y = at - line * BLOCK_WIDTH, line * (LINE_HEIGHT + GAP)
+            bars += _BAR.format(
+                coordinate(x), y, coordinate(stop - at), LINE_HEIGHT, block.series % SERIES, block.title
+            )
+            at = stop
+        at = end
+    height = LINES * (LINE_HEIGHT + GAP) - GAP
+    return Markup('<svg viewBox="0 0 {} {}" role="img" aria-label="{}" class="blocks">{}</svg>').format(
+        BLOCK_WIDTH, height, summary, bars
     )

@@ -1,11 +1,11 @@
 """The map of a memory snapshot: a bar for each segment, with its blocks in the order of addresses. Pure.
 
 Theory of operation
-    A bar is as wide as its segment beside the largest one that is drawn, but never so narrow that nothing could be
-    seen in it. At most MAX_SEGMENTS are drawn, the largest first. Neighbours that are too narrow to be seen are one
-    piece, in the colour of the largest of them, which says how many blocks it stands for; so there are at most about
-    MAX_PIECES. A piece leads to its block, the label of a bar to the segment alone. The labels can be reached by the
-    keyboard; the pieces cannot, since the page of a segment lists its blocks.
+    A bar's width is its segment's share of the largest one drawn, but always wide enough to be seen. At most
+    MAX_SEGMENTS are drawn, the largest first. Neighbours that are too narrow to be seen are one piece, in the colour of
+    the largest of them, with the number of its blocks; so there are at most about MAX_PIECES. A piece links to its
+    block, the label of a bar to the segment alone. The labels can be reached by the keyboard; the pieces cannot, since
+    the page of a segment lists its blocks.
 
     The colours of the states differ in lightness, too.
 """
@@ -15,8 +15,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from kineto_trace.base.quantities import size_text, times
-from kineto_trace.snapshots.snapshot_figures import place_of
+from kineto_trace.base.quantities import format_size, times
 from kineto_trace.snapshots.snapshot_reader import (
     ACTIVE,
     AWAITING,
@@ -25,11 +24,11 @@ from kineto_trace.snapshots.snapshot_reader import (
     SnapshotBlock,
     SnapshotSegment,
 )
-from kineto_trace.snapshots.snapshot_results import address_text
+from kineto_trace.snapshots.snapshot_results import address_text, place_of
 
 MAX_SEGMENTS = 60
 MAX_PIECES = 8000
-LEAST_WIDTH = 0.15  # % of the widest bar: of a piece
+LEAST_WIDTH = 0.15  # % of the widest bar: minimum for a piece
 LEAST_BAR = 4.0  # % of the widest bar
 CLASSES = {ACTIVE: "active", AWAITING: "awaiting", INACTIVE: "inactive"}
 _NAMES = {ACTIVE: "in use", AWAITING: "freed, but another stream still uses it", INACTIVE: "free"}
@@ -46,7 +45,7 @@ _ROW = Markup(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MapLinks:
-    """Where parts of the map lead. chosen: device and address of the block that is shown."""
+    """The links of parts of the map. chosen: device and address of the block that is shown."""
 
     segment: Callable[[SnapshotSegment], str]
     block: Callable[[SnapshotSegment, SnapshotBlock], str]
@@ -55,7 +54,7 @@ class MapLinks:
 
 @dataclass(slots=True)
 class _Piece:
-    """Blocks that are drawn as one. first: the block that it leads to."""
+    """Blocks that are drawn as one. first: the block that it links to."""
 
     first: SnapshotBlock
     size: int
@@ -86,12 +85,13 @@ def segment_map(snapshot: MemorySnapshot, segments: Sequence[SnapshotSegment], l
 
 def _more(rest: Sequence[SnapshotSegment]) -> Markup:
     return Markup('<p class="note">{} not drawn, of {} together.</p>').format(
-        times(len(rest), "smaller segment is", "smaller segments are"), size_text(sum(segment.size for segment in rest))
+        times(len(rest), "smaller segment is", "smaller segments are"),
+        format_size(sum(segment.size for segment in rest)),
     )
 
 
 def _row(snapshot: MemorySnapshot, segment: SnapshotSegment, widths: tuple[float, float], links: MapLinks) -> Markup:
-    """widths: of the bar, and the least one of a piece."""
+    """Draws one segment. widths: of the bar, and the minimum for a piece."""
     width, least = widths
     kind = " ".join(filter(None, (segment.kind, "segment")))
     notes = [f"pool {segment.pool}"] * bool(segment.pool) + [f"stream {segment.stream}"] * bool(segment.stream)
@@ -108,14 +108,14 @@ def _row(snapshot: MemorySnapshot, segment: SnapshotSegment, widths: tuple[float
     return _ROW.format(
         links.segment(segment),
         label,
-        f"{kind} {label}: {size_text(segment.size)}, {blocks}",
+        f"{kind} {label}: {format_size(segment.size)}, {blocks}",
         Markup("").join(pieces),
-        f"{size_text(segment.size)}, {blocks}",
+        f"{format_size(segment.size)}, {blocks}",
     )
 
 
 def _pieces(segment: SnapshotSegment, least: float) -> Iterator[_Piece]:
-    """The blocks in the order of addresses. least: bytes of a block that is drawn by itself."""
+    """Yields the blocks in the order of addresses. least: bytes of a block that is drawn by itself."""
     piece: _Piece | None = None
     for block in segment.blocks:
         small = block.size < least
@@ -134,9 +134,11 @@ def _pieces(segment: SnapshotSegment, least: float) -> Iterator[_Piece]:
 
 def _title(snapshot: MemorySnapshot, piece: _Piece) -> str:
     if piece.blocks > 1:
-        return f"{piece.blocks} blocks of {size_text(piece.size)} together; the largest is {_NAMES[piece.first.state]}"
+        return (
+            f"{piece.blocks} blocks of {format_size(piece.size)} together; the largest is {_NAMES[piece.first.state]}"
+        )
     block = piece.first
-    text = f"{size_text(block.size)} {_NAMES[block.state]}"
+    text = f"{format_size(block.size)} {_NAMES[block.state]}"
     place = None if block.state == INACTIVE else place_of(snapshot, block.stack)
     return f"{text}: {place}" if place else text
 

@@ -1,7 +1,7 @@
 """Values over time as SVG: lines, and areas on top of each other. Pure; colours are those of charts.py.
 
-A value holds from its time until the next one. Times are those since the recording began; sizes and times have the
-unit that fits the largest. A chart says for scripts which times (us) are at its ends, and where its field is.
+A value holds from its time until the next one. Times are those since the recording began; sizes and times have the unit
+that fits the largest. For scripts, a chart has the times (us) at its ends, and the position of its field.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ from math import isfinite
 from markupsafe import Markup
 
 from kineto_trace.html.charts import SERIES, Series, coordinate, figure, legend
-from kineto_trace.view_api.column_units import scaled_unit
+from kineto_trace.view_api.result_columns import scaled_unit
 
 WIDTH, HEIGHT = 960, 220
 LEFT, RIGHT, TOP, BOTTOM = 64, 12, 10, 30
@@ -21,7 +21,11 @@ MARK = 14
 
 @dataclass(frozen=True, slots=True)
 class ChartLine:
-    """One line. times: us since the recording began, ascending; values: as many; None: unknown until the next one."""
+    """One line.
+
+    times: us since the recording began, ascending.
+    values: one per time; None is unknown until the next one.
+    """
 
     name: str
     times: Sequence[float]
@@ -35,7 +39,7 @@ class ChartLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marks:
-    """What is pointed out in a chart. moments: times with what happened then; span: from when to when."""
+    """Highlights in a chart. moments: times with their events; span: start and end."""
 
     moments: Sequence[tuple[float, str]] = ()
     span: tuple[float, float] | None = None
@@ -104,7 +108,7 @@ def _frame(times: Sequence[Sequence[float]], values: Sequence[float]) -> _Frame:
 
 
 def _runs(frame: _Frame, line: ChartLine) -> Iterator[list[str]]:
-    """Yields the points of each stretch of time in which the value is known."""
+    """Yields the points of each span of time in which the value is known."""
     times: list[float] = []
     values: list[float] = []
     for time, value in zip(line.times, line.values, strict=True):

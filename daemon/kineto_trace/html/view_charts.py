@@ -1,14 +1,15 @@
-"""The chart of each view that has a shape (view_api/plot_shapes.py): what the table below it says, as a picture."""
+"""The chart of each view with a shape (view_api/plot_shapes.py): its table as a picture."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from markupsafe import Markup
 
 from kineto_trace.analysis.diff.diff_views import NOISE
 from kineto_trace.analysis.diff.view_differences import compared_pairs
+from kineto_trace.base.array_types import Ints
 from kineto_trace.html.charts import (
     SERIES,
     Box,
@@ -23,8 +24,9 @@ from kineto_trace.html.charts import (
     point_field,
     stacked_bars,
 )
-from kineto_trace.view_api.column_units import scaled_unit
 from kineto_trace.view_api.plot_shapes import (
+    OTHERS,
+    REST,
     SHAPES,
     Curve,
     Histogram,
@@ -33,12 +35,6 @@ from kineto_trace.view_api.plot_shapes import (
     Parts,
     Points,
     Spread,
-    with_bars_of,
-)
-from kineto_trace.view_api.result_data import ResultData
-from kineto_trace.view_api.shape_values import (
-    OTHERS,
-    REST,
     Values,
     column_of,
     drawn_rows,
@@ -47,11 +43,15 @@ from kineto_trace.view_api.shape_values import (
     moments,
     named_parts,
     numbers,
-    paired_rows,
     parts,
+    rows_with_pairs,
     scale,
     title_of,
+    with_bars_of,
 )
+from kineto_trace.view_api.result import Result
+from kineto_trace.view_api.result_columns import scaled_unit
+from kineto_trace.view_api.result_data import ResultData
 
 MAX_BARS = 24
 MAX_CHARTS = 8  # of values over time
@@ -63,7 +63,7 @@ _STEP = "step"
 def chart(result: ResultData, column: str = "", bars: int = MAX_BARS) -> Markup:
     """Draws a result with as many bars; empty if it has no rows, or its view no shape.
 
-    column: one of bar_columns, which the bars are of. The longest ones come first then, unless they are steps.
+    column: one of bar_columns, for the bars. The longest ones then come first, unless they are steps.
     """
     shape = SHAPES.get(result.view)
     if not len(result):
@@ -89,7 +89,7 @@ def bar_count(result: ResultData) -> int:
 
 
 def _curve(result: ResultData, shape: Curve, _: int) -> Markup:
-    """Draws a chart for each of the first places; of long ones, every n-th moment."""
+    """Draws a chart for each of the first places; if they are long, every n-th moment."""
     times = moments(result, shape.moment)
     factor, unit = scale(result, shape.values)
     top = 100.0 if column_of(result, shape.values[0]).unit == "%" else 0.0
@@ -111,7 +111,7 @@ def _parts(result: ResultData, shape: Parts, bars: int) -> Markup:
     return _bars(result, shape, drawn_rows(result, shape)[:bars])
 
 
-def _bars(result: ResultData, shape: Parts, rows: npt.NDArray[np.int64]) -> Markup:
+def _bars(result: ResultData, shape: Parts, rows: Ints) -> Markup:
     names = labels(result, shape.label)
     return _stacked([names[row] for row in rows], parts(result, shape, rows), scale(result, shape.values))
 
@@ -136,12 +136,12 @@ def _stacked(names: Sequence[str], lengths: Mapping[str, Values], scaled: tuple[
 
 
 def pairs(result: ResultData, shape: Pairs, bars: int = MAX_BARS, hrefs: Sequence[str] = ()) -> Markup:
-    """Draws both traces, and below them their differences. hrefs: where the rows of the result lead, "" for nowhere."""
-    return _both(result, {"": shape}, paired_rows(result, shape)[:bars], hrefs)
+    """Draws both traces, and below them their differences. hrefs: links of the rows of the result, "" for none."""
+    return _both(result, {"": shape}, rows_with_pairs(result, shape)[:bars], hrefs)
 
 
 def _compared(result: ResultData, shapes: Sequence[Pairs], bars: int) -> Markup:
-    """Draws the figures of each row below each other, as far as there is room, or else the first figure alone."""
+    """Draws the figures of each row below each other, if there is room, or else only the first figure."""
     if not shapes:
         return Markup("")
     shown = shapes if len(shapes) * len(result) <= bars else shapes[:1]
@@ -150,9 +150,9 @@ def _compared(result: ResultData, shapes: Sequence[Pairs], bars: int) -> Markup:
 
 
 def _both(result: ResultData, shapes: Mapping[str, Pairs], rows: Sequence[int], hrefs: Sequence[str] = ()) -> Markup:
-    """shapes: by what their bars are called."""
+    """Draws both traces. shapes: by the names of their bars."""
     figures = list(shapes.values())
-    told = list(shapes) if len(shapes) > 1 else [""]  # one alone stands in the title
+    told = list(shapes) if len(shapes) > 1 else [""]  # a single one is in the title
     of = "".join(f": {name}" for name in shapes if name and len(shapes) == 1)
     columns = [name for each in figures for name in (each.baseline, each.other)]
     values = {name: numbers(result, name) for name in columns}
@@ -184,7 +184,7 @@ def _both(result: ResultData, shapes: Mapping[str, Pairs], rows: Sequence[int], 
 
 
 def _delta_scale(result: ResultData, shapes: Sequence[Pairs], values: Mapping[str, Values]) -> tuple[float, str]:
-    """A factor and the unit that it leads to: the one that fits the largest difference."""
+    """Returns a factor and the resulting unit: the one that fits the largest difference."""
     deltas = [np.abs(values[each.other] - values[each.baseline]) for each in shapes]
     largest = max(float(np.nanmax(each, initial=0)) for each in deltas)
     factor, unit = scaled_unit(column_of(result, shapes[0].other).unit, largest)
@@ -228,6 +228,35 @@ def _points(result: ResultData, shape: Points, _: int) -> Markup:
 
 def _known(values: Values) -> list[float | None]:
     return [value if np.isfinite(value) else None for value in values.tolist()]
+
+
+def document(result: Result, limit: int) -> dict[str, Any]:
+    """Returns the result as a plain value, with its first rows and its chart."""
+    shown = replace(result, table=result.table.slice(0, limit)) if len(result) > limit else result
+    return {
+        "rows": shown.rows(),
+        **({"failure": result.failure} if result.failure else {}),
+        "notes": list(result.notes),
+        "columns": [column._asdict() for column in result.columns],
+        **page_parts(result),
+    }
+
+
+def page_parts(
+    result: Result, drawn: Markup | None = None, *, column: str = "", bars: int = MAX_BARS
+) -> dict[str, Any]:
+    """Returns the parts of a page about a result, without its rows.
+
+    drawn: replaces the view's own chart, for which column and bars are those of `chart`.
+    """
+    if drawn is None:
+        drawn = Markup("") if result.failure else chart(result, column, bars)
+    return {
+        "view": result.view,
+        "total": len(result),
+        "chart": str(drawn),
+        "bars": bar_count(result),
+    }
 
 
 _DRAW: Mapping[type, Callable[[ResultData, Any, int], Markup]] = {

@@ -1,1 +1,1 @@
-"""Tells what kind of work a kernel does from its name and launch shape."""
+"""Determines the kind of work of a kernel from its name and launch shape."""

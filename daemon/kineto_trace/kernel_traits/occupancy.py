@@ -1,8 +1,18 @@
-"""How full a kernel's launch shape can make a GPU: the public occupancy rules, for many shapes at once.
+"""The occupancy of a multiprocessor that a kernel's launch shape allows, by CUDA's rules and AMD's.
 
 The rules are those of CUDA's programming guide and occupancy calculator: resident blocks on a multiprocessor
 are limited by warp slots, block slots, registers, shared memory and barriers, each with its allocation unit.
 Kineto shows the same figures; compute capabilities that are not in the tables give none.
+
+For AMD's Instinct GPUs, the rules are those of the CDNA instruction sets.
+
+Theory of operation
+    A compute unit has four SIMDs. Each holds up to eight waves of 64 threads, and 512 vector registers per thread for
+    all of them, allocated in units of eight; the compute unit has its LDS (shared memory), allocated in units of 512
+    bytes. (AMD Instinct MI200 and MI300 ISA reference guides, and the occupancy table of ROCm's documentation.)
+
+    Traces of torch.profiler do not state the registers of AMD's kernels. Then only blocks and waves per compute unit
+    are known. The same holds for other GPUs of AMD (gfx10 and later), which have other rules.
 """
 
 from collections.abc import Mapping
@@ -10,11 +20,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from kineto_trace.base.array_types import Floats, Floats32, Ints
 from kineto_trace.kernel_traits.gpu_vendors import GpuVendor, vendor_of_properties
-
-Ints = npt.NDArray[np.int64]
 
 UNLIMITED = 2**31 - 1
 NVIDIA_WARP = 32  # threads
@@ -32,6 +40,14 @@ REQUIRED = (
     "computeMinor",
 )
 _LIMITS = ("WARPS", "REGS", "SHARED_MEMORY", "BLOCKS", "BARRIERS")  # bit n of limiting_factors
+WAVE = 64  # threads
+_CDNA = 9  # major number of the instruction set, gfx9
+_SIMDS = 4
+_WAVES_OF_SIMD = 8
+_REGISTERS_OF_SIMD = 512  # per thread
+_REGISTER_UNIT = 8
+_LDS_UNIT = 512  # bytes
+_REQUIRED = ("numSms", "maxThreadsPerMultiprocessor")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +65,8 @@ class Shapes:
 class Occupancy:
     """One value per shape. percent: estimated achieved occupancy of the whole GPU, 0 to 100."""
 
-    blocks_per_sm: npt.NDArray[np.float32]
-    warps_per_sm: npt.NDArray[np.float32]
+    blocks_per_sm: Floats32
+    warps_per_sm: Floats32
     percent: Ints
     active_blocks: Ints
     limiting_factors: Ints
@@ -63,8 +79,8 @@ class Occupancy:
     allocated_shared_memory: Ints
 
 
-def usable(device: Mapping[str, Any]) -> bool:
-    """Tells whether the properties that the rules need are present, positive, and of a known compute capability."""
+def is_supported(device: Mapping[str, Any]) -> bool:
+    """Returns whether the properties for the rules are present, positive, and of a known compute capability."""
     values = [device.get(name) for name in REQUIRED]
     if not all(isinstance(value, int) and not isinstance(value, bool) and value < 2**31 for value in values):
         return False
@@ -75,7 +91,7 @@ def usable(device: Mapping[str, Any]) -> bool:
 
 
 def _block_slots(major: int, minor: int) -> int:
-    """Resident blocks of a multiprocessor; 0: unknown compute capability."""
+    """Returns the resident blocks of a multiprocessor; 0 for an unknown compute capability."""
     by_minor: dict[int, dict[int, int]] = {
         7: {5: 16},
         8: {0: 32, 9: 24},
@@ -87,7 +103,7 @@ def _block_slots(major: int, minor: int) -> int:
 
 
 def _barriers(major: int, minor: int, block_slots: int) -> int:
-    """Blocks that the block barriers of a multiprocessor allow; they count from compute capability 9.0 on."""
+    """Returns the blocks that a multiprocessor's barriers allow; they are limited from compute capability 9.0 on."""
     if major < 9:
         return UNLIMITED
     one_each = (major == 10 and minor != 0) or (major, minor) == (11, 0) or major == 12
@@ -99,7 +115,7 @@ def _round_up(values: Ints, unit: int) -> Ints:
 
 
 def occupancy(device: Mapping[str, Any], shapes: Shapes) -> Occupancy:
-    """Returns the figures for shapes launched on one device, for which usable() must hold."""
+    """Returns the figures for shapes launched on one device, for which usable() must be true."""
     major, minor = device["computeMajor"], device["computeMinor"]
     warp = device["warpSize"]
     threads = np.maximum(shapes.threads, 1)
@@ -135,7 +151,7 @@ def occupancy(device: Mapping[str, Any], shapes: Shapes) -> Occupancy:
 
 
 def _register_limit(device: Mapping[str, Any], registers: Ints, warps: Ints) -> tuple[Ints, Ints]:
-    """Blocks that the register file holds, and registers that one block takes."""
+    """Returns the blocks that the register file holds, and the registers of one block."""
     per_warp = _round_up(registers * device["warpSize"], REGISTER_UNIT)
     partitions = 2 if (device["computeMajor"], device["computeMinor"]) == (6, 0) else 4
     # A block's warps are spread over the sub-partitions: allocation counts whole rounds of them.
@@ -148,9 +164,32 @@ def _register_limit(device: Mapping[str, Any], registers: Ints, warps: Ints) -> 
 
 
 def _memory_limit(device: Mapping[str, Any], shapes: Shapes) -> tuple[Ints, Ints]:
-    """Blocks that shared memory holds, and bytes that one block takes."""
+    """Returns the blocks that shared memory holds, and the bytes of one block."""
     reserved = RESERVED_SHARED_MEMORY if device["computeMajor"] >= 8 else 0
     unit = 128 if device["computeMajor"] >= 8 else 256
     used = _round_up(shapes.static_shared_memory + shapes.dynamic_shared_memory + reserved, unit)
     total = device["sharedMemPerMultiprocessor"]
     return np.where(used == 0, UNLIMITED, total // np.maximum(used, 1)), used
+
+
+def is_supported_amd(device: Mapping[str, Any]) -> bool:
+    """Returns whether the device is AMD's, with waves of 64 threads and a known number of compute units."""
+    known = all(isinstance(device.get(name), int) and device[name] > 0 for name in _REQUIRED)
+    return known and vendor_of_properties(device) is GpuVendor.AMD and device.get("warpSize") == WAVE
+
+
+def amd_figures(device: Mapping[str, Any], shapes: Shapes) -> tuple[Floats, Floats, Floats]:
+    """Returns blocks and waves per compute unit, and the occupancy (0 to 100; NaN if unknown) of each shape."""
+    threads = np.maximum(shapes.threads, 1)
+    blocks = shapes.blocks / device["numSms"]
+    waves_of_block = -(-threads // WAVE)
+    occupancy = np.full(len(threads), np.nan)
+    lds = device.get("maxSharedMemoryPerMultiProcessor")
+    if device.get("computeMajor") == _CDNA and isinstance(lds, int) and lds > 0:
+        registers = -(-shapes.registers // _REGISTER_UNIT) * _REGISTER_UNIT
+        waves_of_simd = np.minimum(_WAVES_OF_SIMD, _REGISTERS_OF_SIMD // np.maximum(registers, 1))
+        used = -(-(shapes.static_shared_memory + shapes.dynamic_shared_memory) // _LDS_UNIT) * _LDS_UNIT
+        resident = np.minimum(_SIMDS * waves_of_simd // waves_of_block, lds // np.maximum(used, 1))
+        share = np.minimum(blocks, resident) * waves_of_block / (_SIMDS * _WAVES_OF_SIMD)
+        occupancy = np.where(shapes.registers > 0, np.minimum(100 * share, 100.0), np.nan)
+    return blocks, blocks * threads / WAVE, occupancy

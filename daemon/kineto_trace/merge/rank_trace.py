@@ -15,24 +15,24 @@ from kineto_trace.errors import FileError, TraceError
 from kineto_trace.formats.chrome.chrome_reader import MERGED, load_chrome
 from kineto_trace.formats.chrome.chrome_writer import write_chrome
 from kineto_trace.formats.chrome.verbatim_writer import is_verbatim
-from kineto_trace.formats.shared.text_sinks import TextSink
-from kineto_trace.model import trace_header
+from kineto_trace.formats.text_sinks import TextSink
+from kineto_trace.model import target_info
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import COUNTER_TABLES, DEVICE_TABLES, TEXT_ID, Table, Trace
 from kineto_trace.open.trace_discovery import Source
 from kineto_trace.open.trace_opener import open_trace
 
 PROCESS_ROWS = ("process_name", "process_labels", "process_sort_index")
-EARLIEST_NS = -(2**62)  # of what can still be moved to where no time is below 0
+EARLIEST_NS = -(2**62)  # lower limit of times that can still be moved to 0 or later
 _NS_PER_YEAR = 365 * 86400 * 10**9
-_MAX_NAMED = 1 << 16  # metadata rows that are read at most
+_MAX_NAMED = 1 << 16  # limit of metadata rows that are read
 
-Id = int | str  # a pid or tid as the file has it
+Id = int | str  # a pid or tid as in the file
 
 
 @dataclass(frozen=True, slots=True)
 class TraceProcess:
-    """A process of a rank, or what the file represents as one: a GPU, or the profiler's own rows."""
+    """A process of a rank, or something that the file shows as one: a GPU, or the profiler's own rows."""
 
     pid: Id
     name: str
@@ -88,7 +88,7 @@ def open_rank(path: Path) -> Trace:
     )
 
 
-def look_at(source: Source, *, collectives: bool) -> RankTraceFacts:
+def collect_facts(source: Source, *, collectives: bool) -> RankTraceFacts:
     """Collects the facts about a rank, and releases its trace again. Raises TraceError, OSError."""
     trace = open_rank(source.path)
     head = dict(trace.head or {})
@@ -113,7 +113,7 @@ def look_at(source: Source, *, collectives: bool) -> RankTraceFacts:
         tids=_tids(trace, tables, {process.pid for process in processes if process.is_gpu}),
         earliest_ns=earliest,
         window_ns=(trace.window_start_ns, trace.window_end_ns),
-        base_ns=trace_header.base_ns(head, []),
+        base_ns=target_info.base_ns(head, []),
         events=sum(len(table) for table in tables),
         head=head,
         clock=clock_of(trace.target.clock_offset_ns, trace.target.clock_uncertainty_ns),
@@ -123,7 +123,7 @@ def look_at(source: Source, *, collectives: bool) -> RankTraceFacts:
 
 
 def id_of(value: int, trace: Trace) -> Id:
-    """Returns a pid or tid as the file has it."""
+    """Returns a pid or tid as in the file."""
     return trace.strings[TEXT_ID - value] if value <= TEXT_ID else value
 
 

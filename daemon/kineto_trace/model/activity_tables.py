@@ -1,9 +1,9 @@
 """The tables of a trace, one declaration each: columns, arguments and categories in Chrome traces, rows of viewers.
 
 Theory of operation
-    Readers, writers, SQL and analyses take from here what they need to know about a table. Adding a table on the GPU's
-    streams takes one more declaration: without code of its own it is read by its categories, and written with those of
-    its arguments that have a column of the schema.
+    Readers, writers, SQL and analyses use these declarations. Adding a table on the GPU's streams takes one more
+    declaration: without code of its own it is read by its categories, and written with those of its arguments that have
+    a column of the schema.
 
     The bit of an argument in the column `present` of rows read from a file is FIRST_ARG_BIT plus its place among its
     table's arguments. Stored traces contain these bits: new arguments are added at the end, none is moved or removed
@@ -14,26 +14,205 @@ Theory of operation
     others are kept as text, once per distinct text.
 """
 
-from kineto_trace.model.activity_table import ActivityTable, Column, ViewerRow
-from kineto_trace.model.event_kinds import BOOL, F64, I32, I32X3, I64, SIGNED_U32, U16, U32, U64, Arg
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any, NamedTuple
+
+from kineto_agent.protocol.schema import RESERVED_COLUMNS, TRACKS
+
 from kineto_trace.model.line_counts import WAITS
-from kineto_trace.model.shared_columns import (
-    API,
-    API_ARGUMENTS,
-    EXTERNAL,
-    GPU,
-    GPU_ARGUMENTS,
-    NAN_BITS,
-    OP,
-    OP_ARGUMENTS,
-    QUEUE,
-    TIMED,
-    UNKNOWN_NUMBER,
+
+# Columns of tables, and arguments of their rows in Chrome traces, that several tables share.
+NAN_BITS = 0x7FF8 << 48
+UNKNOWN_NUMBER = 0xFFFFFFFF  # missing among the arguments: formats/chrome/chrome_tables.py derives it from pid or tid
+STEP_PREFIX = "ProfilerStep#"  # of the names of annotations around training steps
+STEP_NUMBER = "step_num"  # argument of an annotation: the program's number of its step (JAX)
+NO_PRIORITY = -(2**31)  # the kernel records of this CUPTI version have no priority
+MEMORY, FLOW, OTHER, COUNTER = "cpu_instant_event", "flow", "other", "counter"
+OWN_NAME = re.compile(r"[a-z][a-z0-9]*_[a-z0-9_]{1,62}")
+LEAST_COLUMNS = {
+    "start": "int64",
+    "duration": "int64",
+    "name": "int32",
+    "correlation": "uint32",
+    "external_id": "int64",
+}
+# Columns that queries add to each table. Columns of the other track are forbidden to plug-ins only: rocm_memory has a
+# device.
+_ADDED_COLUMNS = RESERVED_COLUMNS.difference(*TRACKS.values())
+_NO_ARGUMENTS = frozenset(("start", "duration", "name", "thread", "external_id"))
+_COLUMN = re.compile(r"[a-z][a-z0-9_]{0,63}")
+_DTYPE = re.compile(r"u?int(8|16|32|64)|float64")
+_MAX_MEANING = 400
+FIRST_ARG_BIT = 20
+MAX_ARGS = 42
+# Bits of `present` that are not arguments: the event has the member, and the columns hold its exact value.
+PHASE, CATEGORY, NAME, PID, TID, TS, DUR, ID, ARGS = (1 << n for n in range(9))
+BP_E, S_T, S_G = 1 << 9, 1 << 10, 1 << 11  # "bp":"e", "s":"t", "s":"g"
+TS_INTEGER, DUR_INTEGER = 1 << 12, 1 << 13  # without a decimal point
+TS_REAL, DUR_REAL = 1 << 14, 1 << 15  # fractions of a nanosecond: origin columns ts_real, dur_real (double, us)
+PID_TEXT, TID_TEXT, ID_TEXT = 1 << 16, 1 << 17, 1 << 18
+# Types of arguments, as in chrome.h
+I64, U64, I32, U32, U16, F64, BOOL, I32X3, SIGNED_U32 = range(9)
+DTYPES = {
+    I64: "int64",
+    U64: "uint64",
+    I32: "int32",
+    U32: "uint32",
+    U16: "uint16",
+    F64: "float64",
+    BOOL: "uint8",
+    I32X3: "int32",
+    SIGNED_U32: "uint32",
+}
+
+
+class Column(NamedTuple):
+    """One column of a table. text: its values are numbers into Trace.strings; -1 for none."""
+
+    name: str
+    dtype: str
+    meaning: str
+    text: bool = False
+
+
+TIMED = (
+    Column("start", "int64", "Unix ns"),
+    Column("duration", "int64", "ns"),
+    Column("name", "int32", "its name", text=True),
+)
+GPU = (
+    *TIMED,
+    Column("device", "uint32", "device index as the process sees it"),
+    Column("context", "uint32", "CUPTI's context id"),
+    Column("stream", "uint32", "CUPTI's stream id"),
+    Column("correlation", "uint32", "joins with the runtime or driver call that caused it"),
+    Column("external_id", "int64", "id of the innermost op or annotation around that call; 0: none"),
+)
+QUEUE = (
+    Column("graph_id", "uint32", "CUDA graph; 0: none"),
+    Column("graph_node_id", "uint64", "node of the graph; 0: none"),
+    Column("channel", "uint32", "hardware channel"),
+    Column("channel_type", "uint32", "0 invalid, 1 compute, 2 copy"),
+)
+API = (
+    *TIMED,
+    Column("thread", "uint32", "system thread id"),
+    Column("correlation", "uint32", "joins with the GPU activities that the call caused"),
+    Column("cbid", "uint32", "CUPTI's callback id of the function"),
+    Column("external_id", "int64", "id of the innermost op or annotation around it; 0: none"),
+)
+OP = (
+    *TIMED,
+    Column("thread", "uint32", "system thread id"),
+    Column("id", "int64", "id of this op, counted from 1; unique in the trace across both tables of ops"),
+    Column("sequence", "int64", "autograd's sequence number; -1: none"),
+    Column("torch_thread", "uint32", "torch's own number of the thread; 0: unknown"),
+    Column("forward_thread", "uint32", "backward ops: torch's number of the forward op's thread; 0: none"),
+    Column("scope", "uint8", "at::RecordScope: 0 function, 1 backward function, 7 user"),
+    Column("finished", "uint8", "0: it was still running when the recording ended"),
+    Column("inputs", "int32", "its inputs as Kineto's JSON arguments; -1: not recorded", text=True),
 )
 
-STEP_PREFIX = "ProfilerStep#"  # of the names of annotations around training steps
-STEP_NUMBER = "step_num"  # argument of an annotation: the number that the program gave its step (JAX)
-NO_PRIORITY = -(2**31)  # the kernel records of this CUPTI version have no priority
+
+class ViewerRow(Enum):
+    """Where a viewer shows the activities of a table."""
+
+    OPERATOR = auto()  # on their thread: they have ids, and contain what happens inside them
+    ANNOTATION = auto()  # around the GPU work, on the row of a stream
+    GPU = auto()  # GPU work, on the row of its stream
+    PYTHON = auto()  # on their thread
+    OVERHEAD = auto()  # on a row of the profiler's own
+    SYNC = auto()  # on a row beside that of the stream
+    CALL = auto()  # on their thread: they cause GPU work
+    MEMORY = auto()  # on their thread, without duration
+    FILE = auto()  # at their place in the file; only in traces that were read from a file
+    NONE = auto()  # nowhere: they have no time
+    COUNTER = auto()  # as a value over time, beside the streams of their GPU
+
+
+OWN_ROWS = (ViewerRow.GPU, ViewerRow.CALL)
+ROW_COLUMNS = {
+    ViewerRow.GPU: {**LEAST_COLUMNS, "device": "uint32", "context": "uint32", "stream": "uint32"},
+    ViewerRow.CALL: {**LEAST_COLUMNS, "thread": "uint32"},
+}
+
+
+class Arg(NamedTuple):
+    """One argument. column: its destination; for I32X3 the common prefix (grid -> grid_x, grid_y, grid_z)."""
+
+    key: str
+    column: str
+    type: int
+    default: int = 0
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Returns all columns that the argument fills."""
+        if self.type == I32X3:
+            return tuple(f"{self.column}_{axis}" for axis in "xyz")
+        return (self.column,)
+
+
+EXTERNAL = (Arg("External id", "external_id", I64), Arg("external id", "external_id", I64))
+GPU_ARGUMENTS = (
+    *EXTERNAL,
+    Arg("device", "device", U32, UNKNOWN_NUMBER),
+    Arg("context", "context", U32),
+    Arg("stream", "stream", U32, UNKNOWN_NUMBER),
+    Arg("correlation", "correlation", U32),
+    Arg("graph id", "graph_id", U32),
+    Arg("graph node id", "graph_node_id", U64),
+    Arg("channel", "channel", U32),
+    Arg("channel_type", "channel_type", U32),
+    Arg("bytes", "bytes", U64),
+    Arg("memory bandwidth (GB/s)", "bandwidth", F64, NAN_BITS),
+    Arg("Ev Idx", "event_index", I64),
+    Arg("appended", "appended", I64),  # this argument and those below are Intel's
+    Arg("submitted", "submitted", I64),
+    Arg("sycl_task_begin", "sycl_task_begin", I64),
+    Arg("sycl_enqk_begin", "sycl_enqk_begin", I64),
+    Arg("kernel_id", "kernel_id", I64),
+    Arg("sycl_node_id", "sycl_node_id", I64),
+    Arg("sycl_invocation_id", "sycl_invocation_id", I64),
+    Arg("memory opration id", "memory_operation_id", I64),  # Kineto's spelling
+)
+API_ARGUMENTS = (
+    *EXTERNAL,
+    Arg("cbid", "cbid", U32),
+    Arg("correlation", "correlation", U32),
+    Arg("external ts", "external_ts", I64),
+    Arg("cid", "cid", I64),  # AMD's
+    Arg("Ev Idx", "event_index", I64),
+)
+OP_ARGUMENTS = (
+    *EXTERNAL,
+    Arg("Record function id", "record_function_id", I64),
+    Arg("Sequence number", "sequence", I64, -1),
+    Arg("Fwd thread id", "forward_thread", U32),
+    Arg("Ev Idx", "event_index", I64),
+    Arg("finished", "finished", BOOL, 1),
+    Arg("Profiler Event Index", "event_index", I64),  # the same under an older name
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivityTable:
+    """One table, named after its category in Kineto's traces.
+
+    categories: lower-case categories of the complete events that are read into it; *_text matches all categories with
+        this ending. A category belongs to the first table that names it, in the order of ViewerRow.
+    """
+
+    name: str
+    row: ViewerRow
+    meaning: str
+    columns: tuple[Column, ...]
+    arguments: tuple[Arg, ...] = ()
+    categories: tuple[str, ...] = ()
+
 
 TABLES = (
     ActivityTable(
@@ -322,7 +501,7 @@ TABLES = (
             Column("value", "float64", "mean over the sample, as precise as a float32; NaN: the sample has none"),
         ),
         arguments=(Arg("", "value", F64, NAN_BITS),),
-        categories=("*,hardware_counter", "*,hardware_counter_none"),  # formats/shared/counter_series.py
+        categories=("*,hardware_counter", "*,hardware_counter_none"),  # formats/counter_series.py
     ),
     ActivityTable(
         name="python_function",
@@ -395,20 +574,12 @@ TABLES = (
         categories=("python_function",),
     ),
 )
-
-# Arguments of the tables that events are read into. The tables of files come last: they take what no other one takes.
+# Arguments of the tables that events are read into. The tables of files come last: they get the remaining events.
 KINDS = {
     table.name: table.arguments
     for table in sorted(TABLES, key=lambda table: table.row is ViewerRow.FILE)
     if table.row is not ViewerRow.NONE
 }
-MEMORY, FLOW, OTHER, COUNTER = "cpu_instant_event", "flow", "other", "counter"
-
-# Arguments of sampled slices that are written where they are not 0, by column.
-SAMPLED_ARGUMENTS = {
-    arg.column: arg.key for arg in KINDS["python_function"] if arg.column in ("call_line", *WAITS[1:], "gil_holder")
-}
-
 # Categories of complete events and of counters: (text, whether it is only the ending of one, table). The first match
 # counts.
 CATEGORIES = tuple(
@@ -416,10 +587,14 @@ CATEGORIES = tuple(
     for table in sorted(TABLES, key=lambda table: table.row.value)
     for text in table.categories
 )
+# Arguments of sampled slices that are written if they are not 0, by column.
+SAMPLED_ARGUMENTS = {
+    arg.column: arg.key for arg in KINDS["python_function"] if arg.column in ("call_line", *WAITS[1:], "gil_holder")
+}
 
 
 def table_of(category: str) -> str:
-    """Returns the table of complete events of a category; the category itself if it is none of Kineto's."""
+    """Returns the table of complete events of a category; the category itself if it is not one of Kineto's."""
     fits = (table for text, ends, table in CATEGORIES if (category.endswith(text) if ends else category == text))
     return next(fits, category)
 
@@ -441,3 +616,60 @@ def numbers_of(name: str) -> dict[str, str]:
         if arg.column in columns:
             found.setdefault(arg.column, arg.key)
     return found
+
+
+def arguments_of(table: ActivityTable) -> tuple[Column, ...]:
+    """Returns the columns of such a table that are arguments of its rows in files."""
+    return tuple(column for column in table.columns if column.name not in _NO_ARGUMENTS)
+
+
+def vendor_columns(table: ActivityTable) -> frozenset[str]:
+    """Returns the columns of such a table that the vendor has declared: their names have no common meaning."""
+    return frozenset(column.name for column in table.columns) - ROW_COLUMNS[table.row].keys()
+
+
+def declared_to_json(table: ActivityTable) -> dict[str, Any]:
+    """Returns the declaration of a table for json.dumps."""
+    columns = [column._asdict() for column in table.columns]
+    return {"row": table.row.name, "meaning": table.meaning, "columns": columns}
+
+
+def declared_from_json(name: str, value: Any) -> ActivityTable:
+    """Returns the checked table of this name from the output of declared_to_json. Raises ValueError."""
+    _need(OWN_NAME.fullmatch(name) is not None, f"{name!r:.80} is not a name of an activity type")
+    _need(isinstance(value, Mapping), "it is no object")
+    row = {row.name: row for row in OWN_ROWS}.get(value.get("row"))
+    _need(row is not None and _is_meaning(value.get("meaning")), "row or meaning")
+    entries = value.get("columns")
+    _need(isinstance(entries, list) and all(_is_column(entry) for entry in entries), "columns")
+    columns = tuple(Column(**entry) for entry in entries)
+    types = {column.name: column.dtype for column in columns}
+    assert row is not None
+    _need(not types.keys() & _ADDED_COLUMNS, "columns")
+    _need(len(types) == len(columns) and ROW_COLUMNS[row].items() <= types.items(), "columns")
+    _need(next(column for column in columns if column.name == "name").text, "columns")
+    return ActivityTable(name=name, row=row, meaning=value["meaning"], columns=columns)
+
+
+def _is_column(entry: Any) -> bool:
+    if not isinstance(entry, Mapping) or set(entry) != set(Column._fields):
+        return False
+    name, dtype, meaning, text = (entry[field] for field in Column._fields)
+    return (
+        isinstance(name, str)
+        and _COLUMN.fullmatch(name) is not None
+        and isinstance(dtype, str)
+        and _DTYPE.fullmatch(dtype) is not None
+        and _is_meaning(meaning)
+        and isinstance(text, bool)
+        and (not text or dtype == "int32")
+    )
+
+
+def _is_meaning(text: Any) -> bool:
+    return isinstance(text, str) and len(text) <= _MAX_MEANING and text.isprintable()
+
+
+def _need(condition: bool, what: str) -> None:
+    if not condition:
+        raise ValueError(f"the declaration of its columns has an invalid value: {what}")

@@ -1,10 +1,13 @@
 """One trace under analysis: a part that several analyses need is computed once, when it is first requested."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
-from kineto_trace.model.possible_times import with_possible_times
-from kineto_trace.model.trace import Trace
+import numpy as np
+
+from kineto_trace.base.array_types import AnyArray
+from kineto_trace.model.trace import LazyColumns, Table, Trace
 
 T = TypeVar("T")
 
@@ -25,8 +28,63 @@ class Context:
         return f"<Context of rank {self.rank}: {self.trace!r}>"
 
     def get(self, part: Callable[["Context"], T]) -> T:
-        """Returns the part, which is computed at the first call."""
+        """Returns the part, computing it at the first call."""
         if part not in self._parts:
             self._parts[part] = part(self)
         found: T = self._parts[part]
         return found
+
+
+# Corrects impossible times: an event that ends before it begins, as some profilers wrote them, gets no duration.
+# Exports write such events back unchanged. In an analysis they would make sums and shares negative. The columns of a
+# stored trace are read on demand, and are changed then, so no note counts its events.
+def with_possible_times(trace: Trace) -> Trace:
+    """Returns the trace with negative durations as 0, and a note that counts them if the trace is in memory."""
+    if not isinstance(trace.tables, dict):
+        return replace(trace, tables=_PossibleTables(trace.tables), window_end_ns=_possible_end(trace))
+    tables, count = dict(trace.tables), 0
+    for kind, table in trace.tables.items():
+        duration = table.columns.get("duration")
+        if duration is not None and len(duration) and duration.min() < 0:
+            count += int(np.count_nonzero(duration < 0))
+            tables[kind] = table.with_columns({"duration": np.maximum(duration, 0)})
+    if not count:
+        return trace
+    whose = "1 event has a negative duration" if count == 1 else f"{count} events have negative durations"
+    notes = (*trace.notes, f"{whose}: 0 is taken")
+    return replace(trace, tables=tables, notes=notes, window_end_ns=_possible_end(trace))
+
+
+def _possible_end(trace: Trace) -> int:
+    """Returns the end of the window: it is before the beginning if all events were such."""
+    return max(trace.window_start_ns, trace.window_end_ns)
+
+
+class _PossibleTables(Mapping[str, Table]):
+    """Tables whose columns are read at the first access, with negative durations as 0."""
+
+    def __init__(self, tables: Mapping[str, Table]) -> None:
+        self._tables = tables
+        self._have: dict[str, Table] = {}
+
+    def __getitem__(self, kind: str) -> Table:
+        found = self._have.get(kind)
+        if found is None:
+            table = self._tables[kind]
+            columns = LazyColumns(list(table.columns), len(table), lambda name: _possible(name, table[name]))
+            found = self._have[kind] = replace(table, columns=columns)
+        return found
+
+    def __contains__(self, kind: object) -> bool:
+        return kind in self._tables
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tables)
+
+    def __len__(self) -> int:
+        return len(self._tables)
+
+
+def _possible(name: str, values: AnyArray) -> AnyArray:
+    impossible = name == "duration" and len(values) > 0 and values.min() < 0
+    return np.maximum(values, 0) if impossible else values

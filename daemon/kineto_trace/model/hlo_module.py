@@ -1,4 +1,4 @@
-"""A module that XLA compiled, as far as it matters for which kernels it launches, and in which order."""
+"""A module compiled by XLA, reduced to the kernels it launches and their order."""
 
 import re
 from collections.abc import Mapping
@@ -22,18 +22,22 @@ class Launch(Enum):
 
 @dataclass(frozen=True, slots=True)
 class HloInstruction:
-    """An instruction that launches something. alike: common to those that share a kernel; called: computations."""
+    """An instruction that launches something.
+
+    same_kernel: equal for instructions that share a kernel.
+    called: computations.
+    """
 
     name: str
     launch: Launch
-    alike: str
+    same_kernel: str
     op_name: str
     source: str
     called: tuple[int, ...]
 
     @property
     def kernel_name(self) -> str:
-        """The name of a kernel that was made for it."""
+        """Returns the name of a kernel that was made for it."""
         return _UNNAMED.sub("_", self.name)
 
 

@@ -1,15 +1,15 @@
-"""What the kernel counted for the process while it was recorded: TargetInfo.kernel_counters.
+"""The kernel's counters of the process while it was recorded: TargetInfo.kernel_counters.
 
 Theory of operation
     The daemon reads the kernel's counters some ten times a second (kinetod/captures/target/kernel_readings.py). Two
-    readings that follow each other bound an interval: interval k lies between times[k] and times[k + 1], and all
-    figures are what was counted in it. A thread that neither ran nor waited for a CPU in an interval has no row for it.
+    consecutive readings bound an interval: interval k lies between times[k] and times[k + 1], and all figures are
+    differences over it. A thread that neither ran nor waited for a CPU in an interval has no row for it.
 
     The rest of an interval, duration - cpu_ns - wait_ns, is the time in which the thread was blocked: it slept, or
     waited for a lock, data, a device or another process. Where a thread began or ended within the interval (`lives`),
     the rest is unknown.
 
-    The texts of traces may come from anybody: `parse` returns None for what `to_json` cannot have written.
+    Traces may come from anywhere: `parse` returns None for values that `to_json` cannot have written.
 """
 
 from collections.abc import Mapping
@@ -17,9 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 
-Ints = npt.NDArray[np.int64]
+from kineto_trace.base.array_types import Ints
 
 UNKNOWN = -1
 MAX_VALUES = 1 << 20
@@ -47,16 +46,16 @@ PROCESS = (
 class KernelCounters:
     """Counters by interval. rows: one value per interval and thread that ran or waited for a CPU.
 
-    - times: Unix ns of the readings, ascending; one more than there are intervals.
-    - rows: interval; thread (system thread id); cpu_ns; wait_ns: it could have run and waited for a CPU; switches: how
-      often it was put on a CPU.
+    - times: Unix ns of the readings, ascending; one more than intervals.
+    - rows: interval; thread (system thread id); cpu_ns; wait_ns: time in which it was ready but waited for a CPU;
+      switches: how often it was put on a CPU.
     - events: per thread that lived at the last reading, over all intervals: switches and page faults.
-    - lives: threads that were not there at every reading: when they were seen first and last, Unix ns.
-    - process: by name of PROCESS, one value per interval; UNKNOWN: it could not be read. read_bytes and written_bytes
-      are what storage delivered and got, read_chars and written_chars what calls moved, also from memory.
-    - children: per child process, such as a DataLoader's worker, what it used between two looks at it, first_ns and
-      last_ns (Unix); pid is the daemon's number; child_names: the kernel's.
-    - host_cores, usable_cores (affinity), quota_cores (of the tightest control group; 0: no quota): UNKNOWN if so.
+    - lives: threads missing from some readings: when they were seen first and last, Unix ns.
+    - process: by name of PROCESS, one value per interval; UNKNOWN if it could not be read. read_bytes and written_bytes
+      are transfers from and to storage, read_chars and written_chars those of calls, including from memory.
+    - children: per child process, such as a DataLoader's worker, its use between two readings, first_ns and last_ns
+      (Unix); pid is the daemon's number; child_names: the kernel's.
+    - host_cores, usable_cores (affinity), quota_cores (of the tightest control group; 0 for no quota): may be UNKNOWN.
     """
 
     times: Ints
@@ -161,7 +160,7 @@ def _core_count(value: Any) -> int:
 
 
 def _columns(found: Any, names: tuple[str, ...]) -> dict[str, Ints] | None:
-    """Returns columns of one length; None if they are not that."""
+    """Returns columns of one length; None if the value is something else."""
     columns = {name: _ints(found.get(name)) for name in names} if isinstance(found, dict) else {}
     checked = {name: column for name, column in columns.items() if column is not None}
     same = len({len(column) for column in checked.values()}) == 1

@@ -1,10 +1,10 @@
-"""How often each line of a Python slice was seen running itself, as a text: "43: 12 running, 3 idle; 51: 2".
+"""Self samples of each line of a Python slice, as a text: "43: 12 running, 3 idle; 51: 2".
 
 For each line the text has the samples by state, the line with the most samples first; the state of a bare number is
-unknown. A second text has the samples at calls of what is no Python function, by line and callee: "43 pickle.dumps: 9
-running; 43 .tolist: 3 idle". A callee is named as the source names it; one that begins with a dot is an attribute of a
-value without a name. The texts are columns of the model (python_function.lines and .callees) and arguments of the
-slices in files, for people to read.
+unknown. A second text has the samples at calls of functions outside Python, by line and callee: "43 pickle.dumps: 9
+running; 43 .tolist: 3 idle". A callee has its name in the source; one that begins with a dot is an attribute of a value
+without a name. The texts are columns of the model (python_function.lines and .callees) and arguments of the slices in
+files, for people to read.
 """
 
 import re
@@ -12,13 +12,14 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 STATES = ("", "running", "waiting", "idle")  # by number; the first one means unknown
-# Columns of python_function by what a sampled thread waited for, as WAIT_… of kineto_agent.protocol.records number it:
-# all but the last two are parts of `idle`; "ready" (for a CPU) and "collecting" (garbage) are parts of `running`.
+# Columns of python_function by the reason for which a sampled thread waited, numbered as WAIT_… of
+# kineto_agent.protocol.records: all but the last two are parts of `idle`; "ready" (for a CPU) and "collecting"
+# (garbage) are parts of `running`.
 WAITS = (
     "", "idle_sleep", "idle_lock", "idle_poll", "idle_io", "idle_child", "idle_driver", "idle_memory", "ready",
     "collecting",
 )  # fmt: skip
-MAX_LINES = 64  # lines, or lines and callees, that a text names at most: those with the most samples
+MAX_LINES = 64  # limit of lines, or lines and callees, in a text: those with the most samples
 MAX_LINE = 2**31 - 1
 _LINE = re.compile(r"(?<!\d)(\d{1,10}): ([^;]+)")
 _CALLEE = re.compile(r"(?<!\S)(\d{1,10}) ([A-Za-z_.][A-Za-z_0-9.]*): ([^;]+)")
@@ -55,7 +56,7 @@ def format_lines(lines: Iterable[LineCount]) -> str:
 
 
 def parse_lines(text: str) -> list[LineCount]:
-    """Parses what format_lines wrote; parts of any other form are skipped."""
+    """Parses the output of format_lines; parts of any other form are skipped."""
     found = []
     for line, counts in _LINE.findall(text):
         if int(line) > MAX_LINE:
@@ -71,7 +72,7 @@ def format_callees(callees: Iterable[CalleeCount]) -> str:
 
 
 def parse_callees(text: str) -> list[CalleeCount]:
-    """Parses what format_callees wrote; parts of any other form are skipped."""
+    """Parses the output of format_callees; parts of any other form are skipped."""
     told = _CALLEE.findall(text)
     return [CalleeCount(int(line), name, _counts(counts)) for line, name, counts in told if int(line) <= MAX_LINE]
 

@@ -1,13 +1,14 @@
-"""In which parts of its window a trace lacks what one source of the agent records.
+"""The parts of a trace's window that a source of the agent did not record.
 
-A source may begin late, end early, or drop records while its buffers are full. What it did not record is unknown: it
-must not be taken for time in which nothing happened.
+A source may begin late, end early, or drop records while its buffers are full. Time that it did not record is unknown:
+it must not be mistaken for time in which nothing happened.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
+from kineto_trace.base.quantities import format_duration
 from kineto_trace.model.activity_tables import table_of
 
 MAX_PARTS = 1024
@@ -21,8 +22,9 @@ Part = tuple[int, int]  # [start, end), Unix ns
 class SourceCoverage:
     """The coverage of one source.
 
-    kinds: the tables that it fills. missing: disjoint parts of the window that it does not cover, ascending. dropped:
-    records that were lost because buffers were full.
+    kinds: the tables that it fills.
+    missing: disjoint parts of the window that it does not cover, ascending.
+    dropped: records that were lost because buffers were full.
     """
 
     source: str
@@ -41,13 +43,13 @@ class SourceCoverage:
         return type(self)(source=self.source, kinds=self.kinds, missing=parts, dropped=self.dropped)
 
     def to_json(self, category: Callable[[str], str] = str) -> dict[str, Any]:
-        """Returns the values for json.dumps. category: what the file calls the rows of a table."""
+        """Returns the values for json.dumps. category: the file's category for the rows of a table."""
         return {**asdict(self), "kinds": [category(kind) for kind in self.kinds]}
 
 
 def from_json(values: Any) -> tuple[SourceCoverage, ...]:
-    """Returns what `to_json` made of several sources, with the tables of the categories. Entries that make no sense are
-    skipped.
+    """Returns several sources from the output of `to_json`, with the tables of the categories; skips invalid
+    entries.
     """
     found = []
     for entry in values if isinstance(values, list) else ():
@@ -77,7 +79,7 @@ def parts_of(values: Any) -> tuple[Part, ...] | None:
 
 
 def coverage_note(coverage: SourceCoverage, start_ns: int, end_ns: int) -> str:
-    """Describes what a source did not record of the window; "" if that is negligible."""
+    """Describes the part of the window that a source did not record; "" if it is negligible."""
     length = end_ns - start_ns
     if coverage.missing_ns <= _NEGLIGIBLE * length:
         return ""
@@ -86,7 +88,7 @@ def coverage_note(coverage: SourceCoverage, start_ns: int, end_ns: int) -> str:
     dropped = f" ({coverage.dropped:,} records were dropped: buffers were full)" if coverage.dropped else ""
     return (
         f"{coverage.source} covers {100 * (1 - coverage.missing_ns / length):.3g} % of the window of "
-        f"{length / 1e9:.3g} s{dropped}; missing: {', '.join(parts)}{more}"
+        f"{format_duration(length)}{dropped}; missing: {', '.join(parts)}{more}"
     )
 
 

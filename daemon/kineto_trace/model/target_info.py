@@ -1,10 +1,11 @@
-"""What the daemon knows about one target of a capture, stored as target.json in the target's folder."""
+"""The traced process and its recording, as described in target.json and at the head of a Chrome trace."""
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from kineto_trace.base.atomic_files import write_atomically
 from kineto_trace.base.quantities import shortened
@@ -16,11 +17,47 @@ _LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 MAX_SHOWN = 60  # characters of a text in its title
 MAX_OFFSET_NS = 1 << 61  # times are moved by less than this, so that they stay in 64 bits
 MAX_RATIO = 1e6  # of step times
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    "capture_id": str,
+    "host": str,
+    "pid": int,
+    "process_name": str,
+    "command": list,
+    "job_id": str,
+    "rank": (int, type(None)),
+    "world_size": (int, type(None)),
+    "framework": str,
+    "python_version": str,
+    "window_start_ns": int,
+    "window_end_ns": int,
+    "threads": dict,
+    "thread_use": list,
+    "kernel_counters": dict,
+    "settings": dict,
+    "labels": dict,
+    "resource": dict,
+    "trace_parent": str,
+    "iterations": list,
+    "iteration_thread": int,
+    "options": dict,
+    "activity_types": (list, type(None)),
+    "not_recorded": dict,
+    "clock_offset_ns": (int, type(None)),
+    "clock_uncertainty_ns": (int, type(None)),
+    "step_ratio": (int, float),
+    "least_step_ratio": (int, float),
+    "complete": bool,
+}
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})|\\|[\x00-\x1f]')
+_WORD = re.compile(r"N/A|-?\bnan\b|-?\binf\b|\bNone\b")
+_WORDS = {"N/A": '"N/A"', "nan": "NaN", "-nan": "NaN", "inf": "Infinity", "-inf": "-Infinity", "None": "null"}
+MAX_BASE_NS = 1 << 62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetInfo:
-    """What is known about the traced process. Times are Unix nanoseconds.
+    """What is known about the traced process. Times are Unix ns.
 
     pid is the number that the process itself sees.
     """
@@ -38,7 +75,7 @@ class TargetInfo:
     window_start_ns: int = 0  # the trace covers this window only; both 0: keep everything
     window_end_ns: int = 0
     threads: dict[int, str] = field(default_factory=dict)  # system thread id -> name
-    thread_use: list[dict[str, int]] = field(default_factory=list)  # structure/python/thread_use.py
+    thread_use: list[dict[str, int]] = field(default_factory=list)  # structure/python_frames.py
     kernel_counters: dict[str, Any] = field(default_factory=dict)  # see model/kernel_counters.py; {}: not recorded
     settings: dict[str, bool | int | float | str] = field(default_factory=dict)  # of the program: "torch.num_threads"
     labels: dict[str, str] = field(default_factory=dict)
@@ -52,7 +89,7 @@ class TargetInfo:
     clock_offset_ns: int | None = None  # measured value to add to the host's times; None: not measured
     clock_uncertainty_ns: int | None = None  # maximum error of the offset, in either direction; None: unknown
     step_ratio: float = 0.0  # median iteration time while recording over that before it; 0: not measured
-    least_step_ratio: float = 0.0  # what it is at least, where the pace changed and step_ratio is 0; 0: not measured
+    least_step_ratio: float = 0.0  # lower limit of step_ratio, if the pace changed and that is 0; 0: not measured
     complete: bool = False  # whether the agent sent its Result
 
     def __repr__(self) -> str:
@@ -60,12 +97,12 @@ class TargetInfo:
 
     @property
     def known_step_ratio(self) -> float:
-        """Returns step_ratio, or what it is at least; 0: neither was measured."""
+        """Returns step_ratio, or its lower limit; 0 if neither was measured."""
         return self.step_ratio or self.least_step_ratio
 
     @property
     def title(self) -> str:
-        """Rank, process and host in one short line, as far as they are known."""
+        """Returns rank, process and host in one short line, as far as they are known."""
         rank = "" if self.rank is None else f"rank {self.rank}"
         of_all = f" of {self.world_size}" if rank and self.world_size is not None else ""
         pid = f"pid {self.pid}" if self.pid else ""
@@ -104,37 +141,11 @@ class TargetInfo:
         return cls.from_json(text)
 
 
-_TYPES: dict[str, type | tuple[type, ...]] = {
-    "capture_id": str,
-    "host": str,
-    "pid": int,
-    "process_name": str,
-    "command": list,
-    "job_id": str,
-    "rank": (int, type(None)),
-    "world_size": (int, type(None)),
-    "framework": str,
-    "python_version": str,
-    "window_start_ns": int,
-    "window_end_ns": int,
-    "threads": dict,
-    "thread_use": list,
-    "kernel_counters": dict,
-    "settings": dict,
-    "labels": dict,
-    "resource": dict,
-    "trace_parent": str,
-    "iterations": list,
-    "iteration_thread": int,
-    "options": dict,
-    "activity_types": (list, type(None)),
-    "not_recorded": dict,
-    "clock_offset_ns": (int, type(None)),
-    "clock_uncertainty_ns": (int, type(None)),
-    "step_ratio": (int, float),
-    "least_step_ratio": (int, float),
-    "complete": bool,
-}
+class RepairedJson(NamedTuple):
+    """A JSON text, repaired if necessary, and its value."""
+
+    text: str
+    value: Any
 
 
 def _check(values: Mapping[str, Any]) -> None:
@@ -147,7 +158,7 @@ def _check(values: Mapping[str, Any]) -> None:
 
 
 def _are_small(value: object) -> bool:
-    """Tells whether the numbers fit into the columns that calculations use."""
+    """Returns whether the numbers fit into the columns that calculations use."""
     return not isinstance(value, int) or _LEAST <= value <= _MOST
 
 
@@ -157,6 +168,62 @@ def _are_texts(values: list[Any]) -> bool:
 
 def _are_numbers(values: Mapping[str, Any]) -> bool:
     return all(isinstance(value, int) and _are_small(value) for value in values.values())
+
+
+def raw_bytes(target_dir: Path) -> int:
+    """Returns the size of all raw records of a target. Raises OSError."""
+    paths = (path for pattern in ("raw/*", "raw/*/*") for path in target_dir.glob(pattern))
+    return sum(path.stat().st_size for path in paths if path.is_file())
+
+
+def repair_json(text: str) -> RepairedJson:
+    """Returns a valid text unchanged, and any other with its escapes, control characters and words repaired.
+
+    A text that cannot be repaired becomes a JSON string.
+    """
+    try:
+        return RepairedJson(text, json.loads(text))
+    except (ValueError, RecursionError):
+        pass
+    parts, at = [], 0
+    for found in _STRING.finditer(text):
+        parts += [_words(text[at : found.start()]), _ESCAPE.sub(_escaped, found[0])]
+        at = found.end()
+    better = "".join(parts) + _words(text[at:])
+    try:
+        return RepairedJson(better, json.loads(better))
+    except (ValueError, RecursionError):
+        return RepairedJson(json.dumps(text), text)
+
+
+def _words(text: str) -> str:
+    return _WORD.sub(lambda found: _WORDS[found[0]], text)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    text = found[0]
+    if text == "\\":
+        return "\\\\"
+    return text if text[0] == "\\" else f"\\u{ord(text):04x}"
+
+
+def header_value(head: Mapping[str, str], name: str) -> Any:
+    """Returns the value of a member; None if it is missing."""
+    text = head.get(name)
+    return None if text is None else repair_json(text).value
+
+
+def base_ns(head: Mapping[str, str], notes: list[str]) -> int:
+    """Returns the base of all event times (Unix ns); 0 if the file does not state it."""
+    base = header_value(head, "baseTimeNanoseconds")
+    if base is None:
+        return 0
+    if isinstance(base, float) and base.is_integer():
+        base = int(base)
+    if isinstance(base, bool) or not isinstance(base, int) or not 0 <= base < MAX_BASE_NS:
+        notes.append(f"baseTimeNanoseconds is {str(base)[:40]}: times are as the events have them")
+        return 0
+    return base
 
 
 # Checks of the items in lists and objects. thread_use and kernel_counters are written back unchanged:
@@ -177,9 +244,3 @@ _ITEMS: dict[str, Callable[[Any], bool]] = {
         for start in starts
     ),
 }
-
-
-def raw_bytes(target_dir: Path) -> int:
-    """Returns the size of all raw records of a target. Raises OSError."""
-    paths = (path for pattern in ("raw/*", "raw/*/*") for path in target_dir.glob(pattern))
-    return sum(path.stat().st_size for path in paths if path.is_file())

@@ -4,27 +4,32 @@ Theory of operation
     Times are Unix nanoseconds and durations nanoseconds, both int64. Names are numbers (int32) into `Trace.strings`.
     Ids keep the width that the vendor gives them. The rows of a table are in no particular order. Tables are values: no
     array changes after its table was made. model/activity_tables.py declares the tables; this module offers the
-    declarations by table name. A table that is not among them, of an activity type of a vendor's own, carries its
+    declarations by table name. A table of a vendor's own activity type, which is not among them, has its own
     declaration (Table.declared), which is stored with it.
 
     A trace that was read from a file has the same tables, with the columns of ORIGIN_COLUMNS beside them
-    (Table.origin): they record what a row was like in the file, so that writing it back loses nothing. Flows, and
-    whatever has no table of its own, are in the tables `flow` and `other`.
+    (Table.origin): they record a row's form in the file, so that writing it back loses nothing. Flows, and events
+    without a table of their own, are in the tables `flow` and `other`.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from kineto_trace.model.activity_table import ActivityTable, Column, ViewerRow
-from kineto_trace.model.activity_tables import TABLES, tables_on
+from kineto_trace.base.array_types import AnyArray, Ints, Ints32
+from kineto_trace.base.quantities import format_duration, shortened, times
+from kineto_trace.base.visible_text import one_line
+from kineto_trace.model.activity_tables import STEP_PREFIX, TABLES, ActivityTable, Column, ViewerRow, tables_on
 from kineto_trace.model.source_coverage import SourceCoverage
 from kineto_trace.model.target_info import TargetInfo
-from kineto_trace.model.trace_summary import TraceSummary
 
+# Views use only this much of a name: strings of a trace may be arguments of megabytes, and it may have very many of
+# them.
+NAME_CHARS = 8192
 NO_ROW = -1
 UNKNOWN_STREAM = 0xFFFFFFFF  # CUPTI's own value for "no stream"
 
@@ -34,7 +39,7 @@ API_TABLES = tables_on(ViewerRow.CALL)
 OP_TABLES = tables_on(ViewerRow.OPERATOR)
 UNTIMED_TABLES = tables_on(ViewerRow.NONE)
 FILE_TABLES = tables_on(ViewerRow.FILE)
-COUNTER_TABLES = tables_on(ViewerRow.COUNTER)  # measured over time: their rows are no activities
+COUNTER_TABLES = tables_on(ViewerRow.COUNTER)  # measured over time: their rows are not activities
 DEVICE_TABLES = tables_on(ViewerRow.GPU, ViewerRow.SYNC, ViewerRow.ANNOTATION)  # rows on devices
 HOST_TABLES = tables_on(ViewerRow.CALL, ViewerRow.OPERATOR, ViewerRow.MEMORY, ViewerRow.PYTHON)  # rows on threads
 
@@ -55,18 +60,120 @@ TEXT_ID = -(2**62)
 NO_SEQUENCE = -1
 NO_STRING = -1
 NO_MODULE = -1
+MAX_TEXT = 60
+MAX_ANNOTATIONS = 1_000_000  # limit for a search for steps: milliseconds
+MAX_KINDS = 6
+MAX_NOTES = 5
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-class LazyColumns(Mapping[str, npt.NDArray[Any]]):
+# Describes a trace in a line and as HTML for notebooks.
+# Both are shown whenever somebody types the name of a trace, so nothing is analysed here: only the description of the
+# trace is read, the lengths of its tables, and the starts of its training steps. A trace may come from anywhere: no
+# value in it makes this fail, and every text is shortened and made safe before it is shown.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceSummary:
+    """The shown parts of a trace.
+
+    devices: their names; other values are ignored.
+    counts: activities by kind.
+    annotations: the columns of the table `user_annotation`, whose names are numbers into `strings`.
+    """
+
+    process: str
+    capture_id: str
+    framework: str
+    python_version: str
+    devices: Sequence[object]
+    window_start_ns: int
+    window_end_ns: int
+    counts: Mapping[str, int]
+    annotations: Mapping[str, AnyArray]
+    strings: Sequence[str]
+    notes: Sequence[str]
+
+    def text(self) -> str:
+        """Returns the trace in one line."""
+        activities = times(sum(self.counts.values()), "activity", "activities")
+        parts = [self.process, self._window_text(), activities, self._step_text()]
+        return f"<Trace of {', '.join(filter(None, parts))}>"
+
+    def html(self) -> str:
+        """Returns an overview of the trace for notebooks."""
+        from kineto_trace.base import visible_text as html
+
+        facts = [
+            ("capture", _short(self.capture_id)),
+            ("software", self._software_text()),
+            ("GPUs", self._device_text()),
+            ("window", self._window_text()),
+            ("steps", self._step_text()),
+            ("activities", self._kind_text()),
+            ("to go on", 'kineto_trace.run_view("findings", trace) says where the time goes'),
+        ]
+        left = len(self.notes) - MAX_NOTES
+        said = [f"note: {shortened(note, 4 * MAX_TEXT)}" for note in self.notes[:MAX_NOTES]]
+        said += [f"and {times(left, 'more note')}"] if left > 0 else []
+        known = [(name, text) for name, text in facts if text]
+        return str(html.title(f"Trace of {self.process}") + html.facts(known) + html.notes(said))
+
+    def step_period_us(self) -> tuple[int, float] | None:
+        """Returns how many training steps began in the window, and the median time from one to the next, in us.
+
+        None for fewer than two, and for traces with too many annotations to search quickly.
+        """
+        if not 2 <= self.counts.get("user_annotation", 0) <= MAX_ANNOTATIONS:
+            return None
+        name = self.annotations["name"]
+        steps = [number for number in set(name.tolist()) if self.strings[number].startswith(STEP_PREFIX)]
+        start = np.array(sorted(set(self.annotations["start"][np.isin(name, steps)].tolist())), np.int64)
+        start = start[start > self.window_start_ns]  # a step that had begun before is cut, and its start is unknown
+        return (len(start), float(np.median(np.diff(start))) / 1000) if len(start) >= 2 else None
+
+    def _step_text(self) -> str:
+        try:
+            found = self.step_period_us()
+        except Exception:  # noqa: BLE001 - columns of a stored trace that are damaged or gone: whoever reads them is told
+            return ""
+        return f"{found[0]:,} steps began, {format_duration(1000 * found[1])} apart (median)" if found else ""
+
+    def _window_text(self) -> str:
+        start, end = self.window_start_ns, self.window_end_ns
+        try:
+            when = f" from {_EPOCH + timedelta(microseconds=start // 1000):%Y-%m-%d %H:%M:%S} UTC" if start > 0 else ""
+        except OverflowError:
+            when = ""
+        return f"{format_duration(max(end - start, 0))}{when}"
+
+    def _software_text(self) -> str:
+        python = f"Python {_short(self.python_version)}" if self.python_version else ""
+        return ", ".join(filter(None, (_short(self.framework), python)))
+
+    def _device_text(self) -> str:
+        names = Counter(_short(name) if isinstance(name, str) else "unnamed" for name in self.devices)
+        return ", ".join(f"{count} {name}" for name, count in names.most_common(MAX_KINDS))
+
+    def _kind_text(self) -> str:
+        counts = Counter(self.counts)
+        first = [(kind, count) for kind, count in counts.most_common(MAX_KINDS) if count]
+        rest = counts.total() - sum(count for _, count in first)
+        return ", ".join([f"{count:,} {kind}" for kind, count in first] + ([f"{rest:,} others"] if rest else []))
+
+
+def _short(text: str) -> str:
+    return one_line(shortened(text, MAX_TEXT))
+
+
+class LazyColumns(Mapping[str, AnyArray]):
     """Columns that are read at the first access; each has `rows` values of its type in the schema."""
 
-    def __init__(self, names: Sequence[str], rows: int, read: Callable[[str], npt.NDArray[Any]]) -> None:
+    def __init__(self, names: Sequence[str], rows: int, read: Callable[[str], AnyArray]) -> None:
         self.rows = rows
         self._names = dict.fromkeys(names)
         self._read = read
-        self._have: dict[str, npt.NDArray[Any]] = {}
+        self._have: dict[str, AnyArray] = {}
 
-    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+    def __getitem__(self, name: str) -> AnyArray:
         found = self._have.get(name)
         if found is None:
             if name not in self._names:
@@ -92,8 +199,8 @@ class Table:
     """
 
     kind: str
-    columns: Mapping[str, npt.NDArray[Any]]
-    origin: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    columns: Mapping[str, AnyArray]
+    origin: Mapping[str, AnyArray] = field(default_factory=dict)
     declared: ActivityTable | None = None
 
     def __post_init__(self) -> None:
@@ -115,27 +222,27 @@ class Table:
             return self.columns.rows
         return len(next(iter(self.columns.values())))
 
-    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+    def __getitem__(self, name: str) -> AnyArray:
         return self.columns[name]
 
     @property
     def schema(self) -> tuple[Column, ...]:
-        """Its columns as they are declared."""
+        """Returns its columns as declared."""
         return SCHEMAS[self.kind] if self.declared is None else self.declared.columns
 
-    def with_columns(self, columns: Mapping[str, npt.NDArray[Any]]) -> "Table":
+    def with_columns(self, columns: Mapping[str, AnyArray]) -> "Table":
         """Returns the table with these columns in place of its own of the same names."""
         return replace(self, columns={**self.columns, **columns})
 
     def __repr__(self) -> str:
         return f"<Table {self.kind}: {len(self):,} rows; columns: {', '.join(self.columns)}>"
 
-    def end(self) -> npt.NDArray[np.int64]:
+    def end(self) -> Ints:
         """Returns the ends in Unix ns."""
-        end: npt.NDArray[np.int64] = self["start"] + self["duration"]
+        end: Ints = self["start"] + self["duration"]
         return end
 
-    def take(self, rows: npt.NDArray[Any]) -> "Table":
+    def take(self, rows: AnyArray) -> "Table":
         """Returns the rows at these places, or those that this mask selects."""
         if isinstance(self.columns, LazyColumns):
             count = int(np.count_nonzero(rows)) if rows.dtype == np.bool_ else len(rows)
@@ -146,23 +253,23 @@ class Table:
 
 
 def own_tables(tables: Mapping[str, Table], *rows: ViewerRow) -> tuple[str, ...]:
-    """Returns the names of the tables on these rows that are declared by their trace: activity types of vendors."""
+    """Returns the names of the tables on these rows that the trace declares: activity types of vendors."""
     own = [tables[kind] for kind in tables if kind not in SCHEMAS]
     return tuple(table.kind for table in own if table.declared is not None and table.declared.row in rows)
 
 
-def _taken(part: Mapping[str, npt.NDArray[Any]], rows: npt.NDArray[Any], count: int) -> LazyColumns:
+def _taken(part: Mapping[str, AnyArray], rows: AnyArray, count: int) -> LazyColumns:
     return LazyColumns(list(part), count, lambda name: part[name][rows])
 
 
 def make_table(
     kind: str,
     length: int,
-    columns: Mapping[str, npt.NDArray[Any]],
-    origin: Mapping[str, npt.NDArray[Any]] | None = None,
+    columns: Mapping[str, AnyArray],
+    origin: Mapping[str, AnyArray] | None = None,
     declared: ActivityTable | None = None,
 ) -> Table:
-    """Makes a table from some columns; the others are zero, or hold the value that means "none"."""
+    """Makes a table from some columns; the others are zero, or have the value that means "none"."""
     full = {}
     for column in SCHEMAS[kind] if declared is None else declared.columns:
         array = columns.get(column.name)
@@ -186,8 +293,8 @@ class Losses:
 class Trace:
     """One process during one window.
 
-    devices: Kineto's `deviceProperties` items, as the target provided them. categories: the names of tables in traces
-    of another vendor's GPUs: {"cuda_runtime": "xpu_runtime"}.
+    devices: Kineto's `deviceProperties` items, as the target provided them.
+    categories: the names of tables in traces of another vendor's GPUs: {"cuda_runtime": "xpu_runtime"}.
     """
 
     target: TargetInfo
@@ -205,7 +312,7 @@ class Trace:
     categories: Mapping[str, str] = field(default_factory=dict)
 
     def category(self, kind: str) -> str:
-        """Returns what files call the rows of this table that have no category of their own."""
+        """Returns the category in files for rows of this table without a category of their own."""
         return self.categories.get(kind, kind)
 
     def table(self, kind: str) -> Table:
@@ -214,8 +321,14 @@ class Trace:
         return make_table(kind, 0, {}) if found is None else found
 
     @property
+    def devices_by_number(self) -> dict[int, Mapping[str, Any]]:
+        """The devices by their ids, or by their places where they have none; without those whose id is no number."""
+        numbered = ((device.get("id", place), device) for place, device in enumerate(self.devices))
+        return {number: device for number, device in numbered if type(number) is int}
+
+    @property
     def remarks(self) -> tuple[str, ...]:
-        """The notes that apply to every figure of this trace: what was lost when it was recorded or read."""
+        """Returns the notes that apply to every figure of this trace: losses when it was recorded or read."""
         losses = self.losses
         found = list(self.notes)
         if losses.dropped:
@@ -258,7 +371,7 @@ class StringTable:
     """Collects the strings of a trace as text -> number."""
 
     def __init__(self, strings: Iterable[str] = ()) -> None:
-        """strings: those that have their numbers already."""
+        """strings: those that already have their numbers."""
         self.strings = list(strings)
         self._numbers = {text: number for number, text in enumerate(self.strings)}
 
@@ -270,6 +383,6 @@ class StringTable:
             self.strings.append(text)
         return number
 
-    def add_all(self, texts: Sequence[str]) -> npt.NDArray[np.int32]:
+    def add_all(self, texts: Sequence[str]) -> Ints32:
         """Returns the number of each text."""
         return np.array([self.add(text) for text in texts], np.int32)

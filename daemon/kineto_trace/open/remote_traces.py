@@ -1,14 +1,14 @@
-"""Traces in object stores: which there are below a URL, and opening one with as little of it as is needed.
+"""Traces in object stores: finds those below a URL, and opens one by fetching only the necessary files.
 
 Theory of operation
     The daemon uploads captures as PREFIX/HOST/CAPTURE/TARGET/… with PREFIX/HOST/CAPTURE/manifest.json, which is written
-    last and has the size and SHA-256 of every file. Everything below a URL is listed once; manifests are read, and of
-    other files that may be Chrome traces the beginnings. A target without a trace, or one whose upload has not
-    finished, is found too, with the reason why there is nothing to be read.
+    last and has the size and SHA-256 of every file. Everything below a URL is listed once; manifests are read, and the
+    beginnings of other files that may be Chrome traces. A target without a trace, or one whose upload has not finished,
+    is found too, with the reason why it cannot be read.
 
-    To be opened, a trace gets a temporary folder. Of a folder of columns a file is fetched when a table is looked at;
-    of anything else all is fetched at first. What has a checksum is compared with it. Reading is in pieces, so that
-    memory does not grow with the files.
+    An opened trace has a temporary folder. The files of a folder of columns are fetched when a table is accessed; all
+    other forms are fetched at once. Files with a checksum are verified. Reading is in pieces, so that memory does not
+    grow with the files.
 """
 
 import hashlib
@@ -22,12 +22,10 @@ from typing import Any, NamedTuple
 from kineto_trace.errors import FileError
 from kineto_trace.model.target_info import TARGET_FILE
 from kineto_trace.model.trace import Trace
-from kineto_trace.open.local_traces import PACKED_HEAD_BYTES
 from kineto_trace.open.trace_opener import open_trace
-from kineto_trace.open.trace_origin import process_name
-from kineto_trace.open.trace_source import RemoteFile, RemoteTrace
+from kineto_trace.open.trace_source import PACKED_HEAD_BYTES, RemoteFile, RemoteTrace, process_name
 from kineto_trace.store import upload_manifest
-from kineto_trace.store.object_stores import checked_store, listed, patiently
+from kineto_trace.store.object_stores import checked_store, list_url, with_retries
 from kineto_trace.store.output_formats import COLUMNS_DIRECTORY
 from kineto_trace.store.upload_manifest import FLEET_LABEL, MANIFEST, Manifest, is_below
 
@@ -47,20 +45,23 @@ class TraceCandidate(NamedTuple):
 
 
 class FoundTraces(NamedTuple):
-    """What lies below a URL. targets: captured targets and folders of columns; files: files that may be traces."""
+    """The traces below a URL. targets: captured targets and folders of columns; files: files that may be traces."""
 
     targets: list[tuple[PurePosixPath, RemoteTrace]]
     files: list[TraceCandidate]
 
 
-def look(url: str, suffixes: tuple[str, ...], *, fleet: str = "") -> FoundTraces:
+def list_traces(url: str, suffixes: tuple[str, ...], *, fleet: str = "") -> FoundTraces:
     """Lists everything below a URL, which may be a pattern, that may be a trace.
 
-    suffixes: of files to consider. fleet: only captures whose label kineto.fleet has this value. Raises FileError for a
-    URL with nothing below it, and for one with captures of several fleets, which do not form one job.
+    suffixes: of files to consider.
+    fleet: only captures whose label kineto.fleet has this value.
+
+    Raises FileError for a URL with nothing below it, and for one with captures of several fleets, which do not form one
+    job.
     """
     fs, root = checked_store(url)
-    sizes = listed(url, lambda: _sizes(fs, root))
+    sizes = list_url(url, lambda: _sizes(fs, root))
     if not sizes:
         raise FileError(f"{url}: nothing found")
     scheme = f"{url.partition('://')[0]}://"
@@ -72,7 +73,7 @@ def look(url: str, suffixes: tuple[str, ...], *, fleet: str = "") -> FoundTraces
     rest = [path for path in sizes if not any(str(parent) in captures for parent in PurePosixPath(path).parents)]
     folders, rest = _folders(scheme, rest, sizes)
     names = [path for path in rest if path.endswith(suffixes)]
-    heads = listed(url, lambda: _heads(fs, names, sizes))
+    heads = list_url(url, lambda: _heads(fs, names, sizes))
     found = [RemoteTrace(url=scheme + path, files=(RemoteFile(name="", size_bytes=sizes[path]),)) for path in names]
     return FoundTraces(
         [*targets, *folders], [TraceCandidate(*each) for each in zip(found, map(_place, names), heads, strict=True)]
@@ -96,13 +97,13 @@ def _captures(fs: Any, scheme: str, paths: list[str]) -> dict[str, Manifest]:
     """Returns folder -> manifest for each capture."""
     if not paths:
         return {}
-    contents = listed(scheme + paths[0], lambda: fs.cat(paths, on_error="return"))
+    contents = list_url(scheme + paths[0], lambda: fs.cat(paths, on_error="return"))
     found = {}
     for path in paths:
         data = contents.get(path)
         if isinstance(data, BaseException):
             raise FileError(f"{scheme}{path} cannot be read: {data}")
-        if b'"block_bytes"' in data:  # others may call a file so too
+        if b'"block_bytes"' in data:  # other files may have this name
             try:
                 found[str(PurePosixPath(path).parent)] = upload_manifest.from_bytes(data)
             except FileError as exc:
@@ -132,7 +133,7 @@ def _fleet(found: Manifest) -> str:
     return str(labels.get(FLEET_LABEL, ""))
 
 
-# ------------------------------------------------------------ what there is
+# ------------------------------------------------------------ finding traces
 
 
 def _targets(scheme: str, folder: str, found: Manifest) -> Iterator[tuple[PurePosixPath, RemoteTrace]]:
@@ -232,7 +233,7 @@ def open_remote(trace: RemoteTrace) -> Iterator[Trace]:
 def fetch(trace: RemoteTrace, folder: Path) -> Path:
     """Fetches everything needed to open a trace into an existing folder. Returns the path to open.
 
-    A folder that is removed meanwhile is not made anew. Raises FileError, OSError.
+    If the folder is removed during that, it is not created again. Raises FileError, OSError.
     """
     if trace.problem:
         raise FileError(f"{trace.url}: {trace.problem}")
@@ -246,7 +247,7 @@ def fetch(trace: RemoteTrace, folder: Path) -> Path:
 
 
 def fetched_bytes(trace: RemoteTrace) -> int:
-    """Returns the size of what `fetch` fetches."""
+    """Returns the number of bytes that `fetch` fetches."""
     return sum(file.size_bytes for file in _needed(trace.files))
 
 
@@ -279,7 +280,7 @@ class _Fetcher:
         self._fs, self._root = checked_store(trace.url)
 
     def get_all(self, wanted: tuple[RemoteFile, ...]) -> Path:
-        """Fetches all files. Returns where the trace is: a file, a folder of columns, or a target's folder."""
+        """Fetches all files. Returns the path of the trace: a file, a folder of columns, or a target's folder."""
         paths = [self.get(file.name) for file in wanted]
         if len(paths) == 1:
             return paths[0]
@@ -290,7 +291,7 @@ class _Fetcher:
         file = self._files.get(name)
         if file is None:
             raise FileError(f"{self._trace.url}: {name} is missing")
-        if name and not is_below(name):  # whoever may write there says so
+        if name and not is_below(name):  # names come from anybody who may write to the store
             raise FileError(f"{self._trace.url}: {name!r:.80} is not a valid name of a file in it")
         path = self._folder / (name or PurePosixPath(self._trace.url).name)
         if path.exists():
@@ -317,7 +318,7 @@ class _Fetcher:
         with part.open("wb") as out:
             for begin in range(0, file.size_bytes, PIECE_BYTES):
                 end = min(begin + PIECE_BYTES, file.size_bytes)
-                data = patiently(lambda begin=begin, end=end: self._fs.cat_file(remote, start=begin, end=end))  # type: ignore[misc]
+                data = with_retries(lambda begin=begin, end=end: self._fs.cat_file(remote, start=begin, end=end))  # type: ignore[misc]
                 if len(data) != end - begin:
                     raise FileError(f"{self._trace.url}: {file.name} is shorter than when it was listed")
                 digest.update(data)

@@ -1,14 +1,14 @@
-"""Which traces there are: files, folders of them, captures, TensorBoard log folders, patterns; and whose rank is whose.
+"""Finds traces (files, folders of them, captures, TensorBoard log folders, patterns) and their ranks.
 
 Theory of operation
-    A rank is what the trace says (distributedInfo of a Chrome trace, target.json of the daemon); else what the name
-    says (`rank3`, `rank_3` in the name of the file or its folder; `trace_3`, if all the names of a call differ in that
-    number); else the smallest free number, in the order of names, the same one for all captures of a process.
+    A rank comes from the trace (distributedInfo of a Chrome trace, target.json of the daemon); else from the name
+    (`rank3`, `rank_3` in the name of the file or its folder; `trace_3`, if all the names of a call differ in that
+    number); else it is the smallest free number, in the order of names, the same one for all captures of a process.
 
-    Of several captures of a process one is used (capture_choice.py). A rank that is there twice even so stays so.
-    rank_notes() says both. Only the heads of files are read.
+    If a process has several captures, one is used. Remaining duplicates of a rank are kept. rank_notes() reports both.
+    Only the heads of files are read.
 
-    What is in an object store is found by remote_traces.py; ranks are told in the same way.
+    remote_traces.py finds the traces in an object store; their ranks are determined in the same way.
 """
 
 import glob
@@ -19,15 +19,15 @@ from os import PathLike
 from pathlib import Path
 
 from kineto_trace.errors import FileError
-from kineto_trace.open.capture_choice import LATEST, capture_notes, chosen_captures
-from kineto_trace.open.local_traces import (
+from kineto_trace.open.trace_source import (
     TRACE_SUFFIXES,
     may_be_trace,
     natural_order,
+    origin_in,
+    origin_of,
     traces_below,
     unpacked_head,
 )
-from kineto_trace.open.trace_origin import origin_in, origin_of
 from kineto_trace.open.trace_source import Source as Source
 from kineto_trace.store.object_stores import is_url
 
@@ -37,14 +37,80 @@ TARGETS_DIRECTORY = "targets"  # of a capture's folder
 _TENSORBOARD = re.compile(r"(?P<worker>.+?)(?:\.(?P<span>\d+))?\.pt\.trace\.json(?:\.gz)?$")
 _RANK_WORD = re.compile(r"(?i)(?<![a-z])rank[_\-=.]?(\d+)")
 _LAST_NUMBER = re.compile(r"[_\-](\d{1,5})$")
+LATEST, ALL = "latest", "all"
+_MAX_LISTED = 6  # captures listed in a note
+
+
+# Several captures of the same processes: selects the one to analyse, and reports the others.
+# Traces are captures of one process if they state the same rank, or the same host and process id, or are files of one
+# worker of a TensorBoard log folder; and if their captures differ. A process is in an analysis once. By default it
+# appears with the capture in which most processes take part (the latest of equal ones); if it is not in that one, with
+# its own latest. The ids of captures begin with their time.
+def chosen_captures(sources: Sequence[Source], captures: str = LATEST) -> list[Source]:
+    """Returns each process with one of its captures: "latest", the one of this id, or "all". Raises FileError."""
+    known = sorted({source.capture for source in sources if source.capture})
+    if captures not in (LATEST, ALL, *known):
+        listed = ", ".join(known[-_MAX_LISTED:]) or "none of these traces says its capture"
+        raise FileError(f"there is no capture {captures}; expected {LATEST}, {ALL}, or one of: {listed}")
+    if captures == ALL:
+        return list(sources)
+    if captures != LATEST:
+        return [source for source in sources if source.capture == captures]
+    groups: dict[tuple[str, object], list[Source]] = {}
+    for source in sources:
+        groups.setdefault(_identity(source), []).append(source)
+    processes: dict[str, set[tuple[str, object]]] = {}
+    for identity, group in groups.items():
+        for source in group:
+            processes.setdefault(source.capture, set()).add(identity)
+    main = max(known, key=lambda capture: (len(processes[capture]), capture), default="")
+    return [source for group in groups.values() for source in _one(group, main)]
+
+
+def capture_notes(sources: Sequence[Source]) -> list[str]:
+    """Returns a note on the captures that were left out: which one is used, for which ranks."""
+    notes: dict[tuple[str, tuple[str, ...]], list[int]] = {}
+    for source in sources:
+        if source.left_out:
+            notes.setdefault((source.capture, source.left_out), []).append(source.rank)
+    found = []
+    for (capture, others), ranks in notes.items():
+        shown = ", ".join(others[:_MAX_LISTED]) + (", …" if len(others) > _MAX_LISTED else "")
+        whose = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks ({', '.join(map(str, ranks[:8]))})"
+        found.append(
+            f"there are {len(others) + 1} captures of {whose}: {capture} is used; the others are {shown} "
+            "(choose one with captures=ID, or --captures ID)"
+        )
+    return found
+
+
+def _identity(source: Source) -> tuple[str, object]:
+    if source.rank_from == "trace":
+        return "rank", source.rank
+    if source.process:
+        return "process", source.process
+    if source.worker:
+        return "worker", (source.path.parent, source.worker)
+    return "path", source.place
+
+
+def _one(group: Sequence[Source], main: str) -> list[Source]:
+    """Returns the capture to use of one process; all if their captures are unknown."""
+    captures = sorted({source.capture for source in group})
+    if len(captures) < 2 or not captures[0]:
+        return list(group)
+    wanted = main if main in captures else captures[-1]
+    others = tuple(capture for capture in captures if capture != wanted)
+    return [replace(source, left_out=others) for source in group if source.capture == wanted]
 
 
 def find_traces(*paths: str | PathLike[str], fleet: str = "", captures: str = LATEST) -> list[Source]:
     """Finds the traces at these paths (files, folders, captures, patterns with * and ?, URLs), sorted by rank.
 
-    fleet: restricts URLs to captures whose label kineto.fleet has this value. captures: of several captures of one
-    process the "latest", the one of this id, or "all". Each trace is listed once. Raises FileError for a path without
-    traces, and for a capture that is not there.
+    fleet: restricts URLs to captures whose label kineto.fleet has this value.
+    captures: which capture to use if a process has several: an id, "latest" or "all".
+
+    Each trace is listed once. Raises FileError for a path without traces, and for a capture that does not exist.
     """
     found = list(dict.fromkeys(source for path in paths for source in _found(path, fleet)))
     chosen = chosen_captures(_with_ranks(_with_spans(found)), captures)
@@ -62,13 +128,13 @@ def _found(path: str | PathLike[str], fleet: str) -> Iterator[Source]:
 def _remote(url: str, fleet: str) -> Iterator[Source]:
     from kineto_trace.open import remote_traces
 
-    found = remote_traces.look(url, TRACE_SUFFIXES, fleet=fleet)
+    found = remote_traces.list_traces(url, TRACE_SUFFIXES, fleet=fleet)
     traces = [Source(path=Path(place), rank=-1, remote=trace) for place, trace in found.targets]
     for trace, place, packed in found.files:
         try:
             head = unpacked_head(Path(place), packed)
         except FileError:
-            head = b""  # whoever opens it says what is wrong
+            head = b""  # opening it reports the error
         if may_be_trace(place.name, head):
             origin = origin_in(head, place.name)
             known = replace(trace, rank=origin.rank, process=origin.process, capture=origin.capture)
@@ -79,7 +145,7 @@ def _remote(url: str, fleet: str) -> Iterator[Source]:
 
 
 def rank_notes(sources: Sequence[Source]) -> list[str]:
-    """Returns what is to be said of the ranks: captures that were left out, and ranks that several traces have."""
+    """Returns notes on the ranks: captures that were left out, and ranks that several traces have."""
     notes = capture_notes(sources)
     for rank in sorted({source.rank for source in sources}):
         same = [source for source in sources if source.rank == rank]
@@ -138,7 +204,7 @@ def _with_ranks(sources: Iterable[Source]) -> list[Source]:
     workers: dict[tuple[Path, str], int] = {}
     for place, source in enumerate(said):
         if source.rank < 0:
-            # captures of one process are of one rank
+            # captures of one process have one rank
             worker = (source.path.parent, source.worker or source.path.name)
             worker = (Path(), source.process) if source.process else worker
             if worker not in workers:

@@ -1,27 +1,41 @@
-"""One door for every form of a trace: what it is, is told by what is in it, not by its name.
+"""Opens every form of a trace; the content, not the name, determines the form.
 
 open_trace("trace.json.gz")         a Chrome trace of Kineto, PyTorch or others, compressed or not
 open_trace("trace.pftrace")         a Perfetto trace
 open_trace("host.xplane.pb")        a profile that XLA wrote: jax.profiler, TensorFlow
 open_trace("captures/…/targets/…")  a target of the daemon, finished or raw
 open_trace("training.kineto")       a folder of columns
+
+Profiles that XLA wrote itself (NAME.xplane.pb, of JAX, TensorFlow or torch_xla):
+
+Theory of operation
+    The trace is the output of the decoder of recorded profiles; its window is the extent of all rows, and its
+    iterations have the program's own numbers. Host and process id are in the profile; system thread ids are not
+    (decode/xplane_profile.py), so threads have numbers of their own. Data after a damaged place are dropped, and a note
+    says so.
 """
 
+import gzip
+import zlib
 from dataclasses import replace
 from enum import Enum
 from os import PathLike
 from pathlib import Path
 
-from kineto_trace.decode.xplane.xspace import is_xspace
+from kineto_trace.base.quantities import memory_errors
+from kineto_trace.decode.iterations import whole_extent, with_program_steps
+from kineto_trace.decode.xplane_profile import Profiles
+from kineto_trace.decode.xspace import BYTES, Damaged, fields, is_xspace
 from kineto_trace.errors import FileError
-from kineto_trace.model.target_info import TARGET_FILE
-from kineto_trace.model.trace import Trace
-from kineto_trace.open.local_traces import PACKED_HEAD_BYTES, traces_below, unpacked_head
+from kineto_trace.model.target_info import TARGET_FILE, TargetInfo
+from kineto_trace.model.trace import StringTable, Trace
+from kineto_trace.open.raw_target import relate
+from kineto_trace.open.trace_source import PACKED_HEAD_BYTES, traces_below, unpacked_head
 from kineto_trace.spool.kineto_file import has_request
 from kineto_trace.store.output_formats import COLUMNS_DIRECTORY
 
 _PRINTABLE = frozenset((*b"\t\r\n", *range(32, 127)))
-# What people give by mistake: where in the file, the bytes there, what it is, what to do.
+# Common mistakes: position in the file, the bytes there, what the file is, what to do.
 _OTHERS = (
     (0, b"SQLite format 3\0", "an SQLite database", "exports of Nsight Systems are not supported"),
     (257, b"ustar", "a tar archive", "unpack it and name the files inside"),
@@ -39,10 +53,13 @@ _OTHERS = (
     (0, b"\x80\x05", "a pickle", "of a memory snapshot, name snapshots alone (report, web)"),
     (0, b"<", "HTML or XML", "name the trace itself"),
 )
+_GZIP = b"\x1f\x8b"
+_HOSTNAMES = 4
+_MOST_HOST = 255
 
 
 class Form(Enum):
-    """What a path holds."""
+    """The form of the trace at a path."""
 
     STORED = "folder of columns"
     TARGET = "target of the daemon"
@@ -52,12 +69,16 @@ class Form(Enum):
 
 
 def open_trace(path: str | PathLike[str]) -> Trace:
-    """Opens the trace at this path. Its notes say what was lost or unusual.
+    """Opens the trace at this path. Its notes report losses and oddities.
 
     The columns of a stored trace are read when they are accessed; all other forms are read at once. Raises TraceError,
-    in particular FileError for a path that is not a trace or cannot be read.
+    in particular FileError for a path that is not a trace or cannot be read; MemoryError.
     """
-    place = Path(path)
+    with memory_errors(str(path)):
+        return _open(Path(path))
+
+
+def _open(place: Path) -> Trace:
     form = detect(place)
     if form is Form.STORED:
         from kineto_trace.store.parquet_folder import load_columns
@@ -71,7 +92,7 @@ def open_trace(path: str | PathLike[str]) -> Trace:
 
             return load_perfetto(place)
         if form is Form.XPLANE:
-            from kineto_trace.open.xplane_file import load_xplane
+            from kineto_trace.open.trace_opener import load_xplane
 
             return load_xplane(place)
         from kineto_trace.formats.chrome.chrome_reader import load_chrome
@@ -82,7 +103,7 @@ def open_trace(path: str | PathLike[str]) -> Trace:
 
 
 def detect(path: Path) -> Form:
-    """Tells from its content what this path holds. Raises FileError if it is not a trace."""
+    """Returns the form of this path by its content. Raises FileError if it is not a trace."""
     try:
         if path.is_dir():
             return _folder_form(path)
@@ -120,7 +141,7 @@ def _form_of(head: bytes) -> Form | None:
 
 
 def _is_packet(head: bytes) -> bool:
-    """Tells whether this is perfetto.protos.Trace: messages of field 1, the first beginning with a field."""
+    """Returns whether this is perfetto.protos.Trace: messages of field 1, the first beginning with a field."""
     length, at = 0, 1
     for shift in range(0, 35, 7):
         if at >= len(head):
@@ -163,7 +184,7 @@ def _open_target(path: Path) -> Trace:
     if not (path / "raw").is_dir():
         raise FileError(f"{path} is the folder of a target without recorded data")
     if has_request(path):
-        from kineto_trace.open.kineto_target import load_kineto_target
+        from kineto_trace.open.raw_target import load_kineto_target
 
         return load_kineto_target(path).trace
     from kineto_trace.open.raw_target import load_target
@@ -174,3 +195,53 @@ def _open_target(path: Path) -> Trace:
 
 def _unreadable(path: Path, exc: OSError) -> FileError:
     return FileError(f"cannot read {path}: {exc.strerror or exc}")
+
+
+def load_xplane(path: Path) -> Trace:
+    """Reads the file, compressed by gzip or not. Raises OSError, and FileError if it is damaged."""
+    data = path.read_bytes()
+    if data.startswith(_GZIP):
+        try:
+            data = gzip.decompress(data)
+        except (EOFError, zlib.error) as exc:
+            raise FileError(f"{path} is damaged: {exc}") from exc
+    strings = StringTable()
+    profiles = Profiles(strings, {})
+    damaged = 0
+    try:
+        profiles.read(data)
+    except Damaged:
+        damaged = 1
+    decoded = profiles.decoded(damaged)
+    if not decoded.records:
+        raise FileError(f"{path} is a profile of XLA without an event that is known: record again, for longer")
+    tables = relate(with_program_steps(decoded.tables, strings) or decoded.tables, strings)
+    start, end = whole_extent(tables)
+    return Trace(
+        target=TargetInfo(
+            capture_id="",
+            host=_host(data),
+            pid=profiles.process_id,
+            process_name="",
+            framework="jax",
+            threads=dict(decoded.threads),
+            window_start_ns=start,
+            window_end_ns=end,
+            complete=not damaged,
+        ),
+        strings=tuple(strings.strings),
+        tables=tables,
+        window_start_ns=start,
+        window_end_ns=end,
+        notes=decoded.warnings,
+    )
+
+
+def _host(data: bytes) -> str:
+    try:
+        for number, kind, begin, end in fields(data, 0, len(data)):
+            if number == _HOSTNAMES and kind == BYTES:
+                return data[begin:end].decode("utf-8", "replace")[:_MOST_HOST]
+    except Damaged:
+        return ""
+    return ""

@@ -1,1 +1,1 @@
-"""Reads CUDA memory snapshots of torch, and computes and names what they show."""
+"""Reads CUDA memory snapshots of torch, and computes results from them."""

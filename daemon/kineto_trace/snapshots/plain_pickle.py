@@ -1,13 +1,13 @@
 """Reads pickles that hold plain values: None, bools, numbers, text, bytes, lists, tuples and dicts. Pure.
 
 Theory of operation
-    A pickle is a program for a small machine with a stack. Python's own machine imports and calls what the program
-    names. Even one that refuses every name can be crashed by keys of dicts that are nested deeply, or made to fill all
-    memory by a few bytes that name a far place of its memo. So this is a machine of our own: it knows the opcodes
-    that make plain values (protocols 2 to 5, and those that torch's C++ writes) and none that imports, calls, or asks
-    for anything outside. Keys of dicts are text or small integers. It does not recurse, and it counts what it makes.
+    A pickle is a program for a small stack machine. Python's own machine imports and calls whatever the program names.
+    Even one that refuses every name can be crashed by deeply nested keys of dicts, or made to fill all memory by a few
+    bytes that name a distant place of its memo. So this is a machine of our own: it has the opcodes that make plain
+    values (protocols 2 to 5, and those that torch's C++ writes) and none that imports, calls, or requests anything
+    outside. Keys of dicts are text or small integers. It does not recurse, and it counts the values it makes.
 
-    Values can be shared, and a list can hold itself: whoever walks over them must count, too.
+    Values can be shared, and a list can contain itself: code that walks over them must count, too.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,7 +33,7 @@ _CODE: Mapping[int, str] = {
 
 
 class NotPlainPickle(ValueError):
-    """These bytes are no pickle of plain values; the text says why."""
+    """These bytes are not a pickle of plain values; the text has the reason."""
 
 
 def load_plain(data: bytes, most_values: int = MAX_VALUES) -> Any:
@@ -60,13 +60,13 @@ class _Machine:
         self.memo: dict[int, Any] = {}
 
     def run(self) -> Any:
-        """The value. Raises NotPlainPickle; IndexError and StructError at the end of the data or of a stack."""
+        """Returns the value. Raises NotPlainPickle; IndexError and StructError at the end of the data or of a stack."""
         data, memo, stack, at = self.data, self.memo, self.stack, self.at
         steps = _STEPS
         while True:
             op = data[at]
             at += 1
-            # Most of a snapshot: keys that were there before, and numbers.
+            # Most of a snapshot: keys seen before, and numbers.
             if op == 0x68:  # BINGET
                 stack.append(memo[data[at]])
                 at += 1
@@ -137,7 +137,7 @@ class _Machine:
         self.stack.append(tuple(items))
 
     def frame(self) -> None:
-        self.at += 8  # its length: everything is in memory
+        self.at += 8  # skips its length: everything is in memory
 
     def number(self, form: Struct) -> None:
         self.stack.append(form.unpack_from(self.data, self.at)[0])
@@ -160,17 +160,17 @@ class _Machine:
         self.stack[first:] = [tuple(self.stack[first:])]
 
     def _marked(self) -> list[Any]:
-        """What is above the last mark, which goes."""
+        """Pops the values above the last mark."""
         items, self.stack = self.stack, self.marks.pop()
         return items
 
     def _size(self, form: Struct) -> int:
-        """The number that is next."""
+        """Returns the next number."""
         (size,) = form.unpack_from(self.data, self.at)
         return int(size)
 
     def _taken(self, size: Struct) -> bytes:
-        """So many bytes as the number says that is next."""
+        """Returns as many bytes as the next number says."""
         start = self.at + size.size
         self.at = start + self._size(size)
         if self.at > len(self.data):
@@ -178,7 +178,7 @@ class _Machine:
         return self.data[start : self.at]
 
     def _count(self) -> None:
-        """Counts what stays in memory. Raises NotPlainPickle."""
+        """Counts a value that stays in memory. Raises NotPlainPickle."""
         self.left -= 1
         if self.left < 0:
             raise NotPlainPickle(

@@ -1,17 +1,18 @@
-"""Reads what torch.cuda.memory._dump_snapshot writes: what torch's CUDA allocator holds, and what it did before.
+"""Reads the files of torch.cuda.memory._dump_snapshot: the memory of torch's CUDA allocator, and its past actions.
 
 Theory of operation
-    What is read are segments with their blocks, the actions of each device (device_traces), and the setting
+    The reader uses segments with their blocks, the actions of each device (device_traces), and the setting
     PYTORCH_CUDA_ALLOC_CONF; other keys are ignored, so that new versions can be read. Versions of torch 2 differ: in
-    old ones, blocks have no address (they lie one behind the other), actions no time, and segments no pool. A block
-    that another stream still uses is "active_pending_free" or, in new ones, "active_awaiting_free". The sizes of
-    actions are those that the program asked for. Where torch recorded no stack, frames are missing or empty. Stacks
-    are listed from the innermost frame outwards, those of C++ before those of Python.
+    old ones, blocks have no address (they are contiguous), actions no time, and segments no pool. A block that another
+    stream still uses is "active_pending_free" or, in new ones, "active_awaiting_free". The sizes of actions are the
+    requested ones. If torch recorded no stack, frames are missing or empty. Stacks are listed from the innermost frame
+    outwards, those of C++ before those of Python.
 
     The file comes from the process that was traced, which may be hostile: it is read by plain_pickle, every value is
-    checked, and what is shared in it is walked over once, or counted each time.
+    checked, and shared values are visited once, or counted each time.
 """
 
+import glob
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -20,8 +21,10 @@ from typing import Any, NamedTuple
 
 from kineto_trace.base.quantities import shortened
 from kineto_trace.errors import FileError
-from kineto_trace.snapshots.plain_pickle import NotPlainPickle, load_plain
-from kineto_trace.structure.python.code_places import CodePlace
+from kineto_trace.open.trace_source import MAX_DEPTH, TRACE_SUFFIXES, natural_order
+from kineto_trace.snapshots.plain_pickle import MAGIC, PROTOCOLS, NotPlainPickle, load_plain
+from kineto_trace.store.output_formats import ATTACHMENT_SUFFIXES, ATTACHMENTS
+from kineto_trace.structure.library_calls import CodePlace
 
 MAX_BYTES = 512 << 20
 MAX_BLOCKS, MAX_ACTIONS, MAX_FRAMES = 2_000_000, 5_000_000, 20_000_000
@@ -39,10 +42,14 @@ _STATES = {
 }
 _MOST = 1 << 63  # of any number
 _UNTOLD = -1
+SNAPSHOT_FORMAT = ATTACHMENTS["memory_snapshot"]
+SUFFIX = ATTACHMENT_SUFFIXES[SNAPSHOT_FORMAT]
+COLUMNS_SUFFIX = ".kineto"  # of a folder of columns
+STORED_NAME = SUFFIX.lstrip(".")  # in the folder of a target
 
 
 class SnapshotBlock(NamedTuple):
-    """A part of a segment. requested: bytes that the program asked for; stack: number of its stack, or NO_STACK."""
+    """A part of a segment. requested: bytes that the program requested; stack: number of its stack, or NO_STACK."""
 
     address: int
     size: int
@@ -52,7 +59,7 @@ class SnapshotBlock(NamedTuple):
 
 
 class SnapshotSegment(NamedTuple):
-    """Memory that the allocator has from CUDA. pool: "" for the one that all share; kind: small, large, expandable."""
+    """Memory that the allocator got from CUDA. pool: "" for the shared one; kind: small, large, expandable."""
 
     device: int
     address: int
@@ -64,7 +71,7 @@ class SnapshotSegment(NamedTuple):
 
 
 class AllocatorAction(NamedTuple):
-    """What the allocator did. time_us: Unix time, 0 if it is not told; free: bytes that CUDA had left (of an oom)."""
+    """An action of the allocator. time_us: Unix time, 0 if unknown; free: bytes that CUDA had left (for an oom)."""
 
     action: str
     size: int
@@ -75,7 +82,9 @@ class AllocatorAction(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemorySnapshot:
-    """What torch's allocator held at one moment. actions: by device; stacks: each from the innermost frame outwards."""
+    """The memory of torch's allocator at one moment. actions: by device; stacks: each from the innermost frame
+    outwards.
+    """
 
     segments: tuple[SnapshotSegment, ...]
     actions: Mapping[int, tuple[AllocatorAction, ...]]
@@ -83,47 +92,23 @@ class MemorySnapshot:
     settings: str
 
 
-def read_snapshot(path: str | PathLike[str]) -> MemorySnapshot:
-    """Reads a snapshot. Raises FileError: it cannot be read, is too large, truncated, or no snapshot."""
-    place = Path(path)
-    try:
-        with place.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-    except OSError as exc:
-        raise FileError(f"cannot read {place}: {exc.strerror or exc}") from exc
-    if not data:
-        raise FileError(f"{place} is empty: the snapshot was not written to its end")
-    if len(data) > MAX_BYTES:
-        raise FileError(
-            f"{place} has more than {MAX_BYTES >> 20} MiB, too much for this viewer: take the snapshot with a smaller "
-            "max_entries, or without stacks"
-        )
-    try:
-        return _Reading().snapshot(load_plain(data))
-    except NotPlainPickle as exc:
-        raise FileError(f"{place} {exc}") from exc
-    except _WrongValue as exc:
-        raise FileError(
-            f"{place} is not a memory snapshot as torch.cuda.memory._dump_snapshot writes it: {exc}"
-        ) from exc
-
-
 class _WrongValue(ValueError):
-    """A value is not what torch would write; the text says where."""
+    """A value is not as torch would write it; the text has the place."""
 
 
 class _Reading:
-    """One snapshot while it is read. Lists of frames and frames that are shared are read once."""
+    """One snapshot while it is read. Shared frames and lists of frames are read once."""
 
     def __init__(self) -> None:
         self._blocks = self._actions = self._frames = 0
-        self._stack_of: dict[int, int] = {}  # id of a list of frames -> its number; the lists live as long as this
+        # id of a list of frames -> its number; the lists live as long as this object
+        self._stack_of: dict[int, int] = {}
         self._stacks: dict[tuple[int, ...], int] = {}
         self._place_of: dict[int, int] = {}  # id of a frame's dict -> number of its place
         self._places: dict[CodePlace, int] = {}
 
     def snapshot(self, value: Any) -> MemorySnapshot:
-        """Raises _WrongValue."""
+        """Returns the snapshot. Raises _WrongValue."""
         if type(value) is not dict or "segments" not in value:
             raise _WrongValue('it is not a dict with "segments"')
         segments = tuple(self._segment(each, f"segments[{at}]") for at, each in _items(value, "segments", ""))
@@ -211,7 +196,7 @@ class _Reading:
         )
 
     def _stack(self, value: Mapping[Any, Any], where: str) -> int:
-        """The number of the frames of a block or action; NO_STACK if it has none."""
+        """Returns the number of the frames of a block or action; NO_STACK if it has none."""
         frames = value.get("frames")
         if not frames:
             return NO_STACK
@@ -227,7 +212,7 @@ class _Reading:
         return found
 
     def _frame(self, value: Any, where: str) -> int:
-        """The number of a frame's place."""
+        """Returns the number of a frame's place."""
         found = self._place_of.get(id(value))
         if found is None:
             if type(value) is not dict:
@@ -241,8 +226,33 @@ class _Reading:
         return found
 
 
+def read_snapshot(path: str | PathLike[str]) -> MemorySnapshot:
+    """Reads a snapshot. Raises FileError if it is unreadable, too large, truncated, or not a snapshot."""
+    place = Path(path)
+    try:
+        with place.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as exc:
+        raise FileError(f"cannot read {place}: {exc.strerror or exc}") from exc
+    if not data:
+        raise FileError(f"{place} is empty: the snapshot was not written to its end")
+    if len(data) > MAX_BYTES:
+        raise FileError(
+            f"{place} has more than {MAX_BYTES >> 20} MiB, too much for this viewer: take the snapshot with a smaller "
+            "max_entries, or without stacks"
+        )
+    try:
+        return _Reading().snapshot(load_plain(data))
+    except NotPlainPickle as exc:
+        raise FileError(f"{place} {exc}") from exc
+    except _WrongValue as exc:
+        raise FileError(
+            f"{place} is not a memory snapshot as torch.cuda.memory._dump_snapshot writes it: {exc}"
+        ) from exc
+
+
 def _items(value: Any, key: str | int, where: str) -> "Sequence[tuple[int, Any]] | enumerate[Any]":
-    """The items of a list in a dict or list, with their places. Raises _WrongValue."""
+    """Returns the items of a list in a dict or list, with their places. Raises _WrongValue."""
     name = f"[{key}]" if type(key) is int else f"{'.' if where else ''}{key}"
     if type(value) is dict and key not in value:
         raise _WrongValue(f"{where}{name} is missing")
@@ -253,7 +263,7 @@ def _items(value: Any, key: str | int, where: str) -> "Sequence[tuple[int, Any]]
 
 
 def _number(value: Any, key: str, where: str, missing: int | None = None) -> int:
-    """A number from 0 to 2^63 of a dict; `missing` in its place. Raises _WrongValue."""
+    """Returns a number from 0 to 2^63 of a dict; `missing` if there is none. Raises _WrongValue."""
     if type(value) is not dict:
         raise _WrongValue(f"{where}: expected a dict, not {type(value).__name__}")
     found = value.get(key, missing)
@@ -262,4 +272,53 @@ def _number(value: Any, key: str, where: str, missing: int | None = None) -> int
         raise _WrongValue(f"{where}.{key}: {told}")
     if found != missing and not 0 <= found < _MOST:
         raise _WrongValue(f"{where}.{key}: the number is out of range")
+    return found
+
+
+def is_snapshot_file(path: Path) -> bool:
+    """Returns whether this file may be a snapshot, by its beginning."""
+    try:
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            head = file.read(2)
+    except OSError:
+        return False
+    return len(head) == 2 and head[0] == MAGIC and head[1] in PROTOCOLS
+
+
+def snapshots_at(path: str | PathLike[str]) -> list[Path]:
+    """Returns the snapshots at a path or pattern: the file itself, those in the folder, or the one beside the trace."""
+    place = Path(path)
+    if not place.exists() and glob.has_magic(str(path)):
+        found = sorted((Path(match) for match in glob.glob(str(path), recursive=True)), key=natural_order)  # noqa: PTH207 - absolute patterns too
+        return list(dict.fromkeys(each for match in found for each in _at(match)))
+    return _at(place)
+
+
+def process_name(path: Path) -> str:
+    """Returns a name for the process of a snapshot: the file without its suffix, or its target's folder."""
+    return path.parent.name if path.name == STORED_NAME else path.name.removesuffix(SUFFIX).removesuffix(".pickle")
+
+
+def _at(place: Path) -> list[Path]:
+    if is_snapshot_file(place):
+        return [place]
+    found = _below(place, MAX_DEPTH) if place.is_dir() else []
+    suffix = next((suffix for suffix in (*TRACE_SUFFIXES, COLUMNS_SUFFIX) if place.name.endswith(suffix)), "")
+    beside = place.with_name(place.name.removesuffix(suffix) + SUFFIX)
+    return found or ([beside] if suffix and beside.is_file() else [])
+
+
+def _below(folder: Path, depth: int) -> list[Path]:
+    """Returns the snapshots in a folder and, down to this depth, in its subfolders."""
+    try:
+        entries = sorted(folder.iterdir(), key=natural_order)
+    except OSError:
+        return []
+    found = [entry for entry in entries if entry.name.endswith(STORED_NAME) and entry.is_file()]
+    if depth:
+        for entry in entries:
+            if entry.is_dir() and not entry.is_symlink() and not entry.name.startswith("."):
+                found += _below(entry, depth - 1)
     return found

@@ -1,23 +1,28 @@
-"""What memory snapshots show, as results with units: of reports and of pages."""
+"""The figures of a memory snapshot, as results."""
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from kineto_trace.base.quantities import format_size, share, times
 from kineto_trace.errors import ViewError
-from kineto_trace.snapshots.snapshot_figures import (
-    OOM,
-    AllocatorCurve,
-    by_state,
-    curve_of,
-    device_memory,
-    place_of,
-    stack_memory,
-    stack_text,
+from kineto_trace.snapshots.snapshot_reader import (
+    ACTIVE,
+    AWAITING,
+    INACTIVE,
+    NO_STACK,
+    AllocatorAction,
+    MemorySnapshot,
+    SnapshotBlock,
+    SnapshotSegment,
 )
-from kineto_trace.snapshots.snapshot_reader import ACTIVE, AWAITING, INACTIVE, MemorySnapshot
 from kineto_trace.structure.allocations import largest_triangles
+from kineto_trace.structure.library_calls import CodePlace, is_users
 from kineto_trace.view_api.result import Result, columns, make_result
 from kineto_trace.view_api.result_columns import ResultColumn
 
@@ -28,15 +33,6 @@ NO_HISTORY = (
 )
 NO_STACKS = "the snapshot has no stacks: `kinetoctl memory --with-stack` records the Python stack of each allocation"
 NO_TIMES = "this version of torch wrote no times of its actions, so there is no curve"
-
-
-class NamedSnapshot(NamedTuple):
-    """A snapshot and what its process is called."""
-
-    process: str
-    snapshot: MemorySnapshot
-
-
 Rows = list[Mapping[str, Any]]
 _OF = columns(
     ("process", "text", "", "name of the snapshot's file, without its suffix"),
@@ -100,15 +96,113 @@ _OOMS = columns(
     ("device_free_bytes", "int", "bytes", "what CUDA said was free on the device"),
     ("held_bytes", "int", "bytes", "what the program held then"),
 )
+FIRST_VIEWS = ("snapshot_devices", "snapshot_stacks", "snapshot_ooms")  # for a report
+OOM = "oom"
+# Changes by each action: bytes that the program holds, and bytes that the allocator holds.
+_CHANGES: Mapping[str, tuple[int, int]] = {
+    "alloc": (1, 0),
+    "free_requested": (-1, 0),
+    "segment_alloc": (0, 1),
+    "segment_map": (0, 1),
+    "segment_free": (0, -1),
+    "segment_unmap": (0, -1),
+}
+# Frames of torch that capture the stack, and those of its allocator: they are innermost in every stack with C++.
+_ALLOCATOR = re.compile(r"^torch::(?:unwind|CapturedTraceback)|gather_with_cpp|CUDACachingAllocator")
+MAX_FRAMES = 100  # of a stack as text
+SEPARATOR = ";"
+
+
+class NamedSnapshot(NamedTuple):
+    """A snapshot and the name of its process."""
+
+    process: str
+    snapshot: MemorySnapshot
+
+
+@dataclass(slots=True)
+class DeviceMemory:
+    """Sums of one device, in bytes. cached: of segments that are entirely free; split: free bytes in the others."""
+
+    device: int
+    segments: int = 0
+    free_segments: int = 0
+    blocks: int = 0
+    reserved: int = 0
+    allocated: int = 0
+    requested: int = 0
+    awaiting: int = 0
+    cached: int = 0
+    split: int = 0
+    largest_free: int = 0
+
+    @property
+    def active(self) -> int:
+        """Returns the bytes of blocks that are in use or that another stream still uses."""
+        return self.allocated + self.awaiting
+
+    @property
+    def rounding(self) -> int:
+        """Returns the bytes of allocated blocks beyond the requested ones."""
+        return self.allocated - self.requested
+
+    def add(self, segment: SnapshotSegment) -> None:
+        """Counts a segment."""
+        self.segments += 1
+        self.reserved += segment.size
+        used = any(block.state != INACTIVE for block in segment.blocks)
+        self.free_segments += not used
+        for block in segment.blocks:
+            if block.state == ACTIVE:
+                self.blocks += 1
+                self.allocated += block.size
+                self.requested += block.requested
+            elif block.state == AWAITING:
+                self.blocks += 1
+                self.awaiting += block.size
+            else:
+                self.largest_free = max(self.largest_free, block.size)
+                if used:
+                    self.split += block.size
+                else:
+                    self.cached += block.size
+
+
+@dataclass(slots=True)
+class StackMemory:
+    """The blocks in use of one device that were allocated with one stack: bytes, and their number."""
+
+    device: int
+    stack: int
+    size: int = 0
+    requested: int = 0
+    blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocatorCurve:
+    """One device over time. One value per action.
+
+    times: us since the first action; empty if torch recorded no times.
+    held: bytes that the program had requested and not released.
+    reserved: bytes that the allocator had.
+    ooms: places of the actions that failed for lack of memory.
+    """
+
+    device: int
+    times: Sequence[int]
+    held: Sequence[int]
+    reserved: Sequence[int]
+    ooms: Sequence[int] = field(default=())
 
 
 def address_text(address: int) -> str:
-    """An address as it is shown and named in addresses of pages."""
+    """Formats an address for display and for addresses of pages."""
     return f"{address:#x}"
 
 
 def snapshot_devices(snapshot: MemorySnapshot) -> Rows:
-    """The sums of each device."""
+    """Returns the sums of each device."""
     return [
         {
             "device": f"GPU{each.device}",
@@ -129,7 +223,7 @@ def snapshot_devices(snapshot: MemorySnapshot) -> Rows:
 
 
 def snapshot_stacks(snapshot: MemorySnapshot) -> Rows:
-    """The active blocks by the stack that allocated them, the largest sum first."""
+    """Returns the active blocks by the stack that allocated them, the largest sum first."""
     active = {each.device: each.active for each in device_memory(snapshot.segments)}
     return [
         {
@@ -145,7 +239,7 @@ def snapshot_stacks(snapshot: MemorySnapshot) -> Rows:
 
 
 def snapshot_segments(snapshot: MemorySnapshot) -> Rows:
-    """The segments, the largest first."""
+    """Returns the segments, the largest first."""
     rows: Rows = []
     for segment in sorted(snapshot.segments, key=lambda segment: (-segment.size, segment.device, segment.address)):
         sizes = by_state(segment.blocks)
@@ -170,7 +264,7 @@ def snapshot_segments(snapshot: MemorySnapshot) -> Rows:
 
 
 def snapshot_blocks(snapshot: MemorySnapshot) -> Rows:
-    """Every block, in the order of addresses."""
+    """Returns every block, in the order of addresses."""
     return [
         {
             "device": f"GPU{segment.device}",
@@ -187,7 +281,9 @@ def snapshot_blocks(snapshot: MemorySnapshot) -> Rows:
 
 
 def snapshot_curve(snapshot: MemorySnapshot) -> Rows:
-    """What was held over time: of each device MAX_POINTS moments that show the shape, and the highest one."""
+    """Returns the held bytes over time: for each device the MAX_POINTS moments that show the shape best, and
+    the peak.
+    """
     rows: Rows = []
     for device in sorted(snapshot.actions):
         curve = curve_of(snapshot, device)
@@ -204,7 +300,7 @@ def snapshot_curve(snapshot: MemorySnapshot) -> Rows:
 
 
 def snapshot_ooms(snapshot: MemorySnapshot) -> Rows:
-    """The allocations that failed for lack of memory, in the order of time."""
+    """Returns the allocations that failed for lack of memory, in the order of time."""
     rows: Rows = []
     for device, actions in sorted(snapshot.actions.items()):
         if any(action.action == OOM for action in actions):
@@ -224,7 +320,7 @@ def snapshot_ooms(snapshot: MemorySnapshot) -> Rows:
 
 
 def snapshot_results(snapshots: Sequence[NamedSnapshot], views: Sequence[str]) -> list[Result]:
-    """The results of these names. Of a single snapshot they have no column `process`. Raises ViewError."""
+    """Returns the results of these names, without the column `process` for a single snapshot. Raises ViewError."""
     unknown = [name for name in views if name not in SNAPSHOT_VIEWS]
     if unknown:
         raise ViewError(f"a memory snapshot has no view {unknown[0]}; its views are {', '.join(SNAPSHOT_VIEWS)}")
@@ -258,12 +354,126 @@ def _where(snapshot: MemorySnapshot, stack: int) -> dict[str, str | None]:
 
 
 def _shown(curve: AllocatorCurve) -> list[int]:
-    """The places of a curve that are shown."""
+    """Returns the places of a curve that are shown."""
     if not curve.times:
         return []
     points = np.array([curve.times, curve.held, curve.reserved], np.float64).T
     chosen = set(largest_triangles(points, MAX_POINTS).tolist())
     return sorted(chosen | {int(np.argmax(points[:, 1])), *curve.ooms[:MAX_POINTS]})
+
+
+def device_memory(segments: Iterable[SnapshotSegment]) -> list[DeviceMemory]:
+    """Returns the sums of each device, by number."""
+    found: dict[int, DeviceMemory] = {}
+    for segment in segments:
+        found.setdefault(segment.device, DeviceMemory(segment.device)).add(segment)
+    return [found[device] for device in sorted(found)]
+
+
+def stack_memory(segments: Iterable[SnapshotSegment]) -> list[StackMemory]:
+    """Returns the blocks in use by device and stack, the largest sum first."""
+    found: dict[tuple[int, int], StackMemory] = {}
+    for segment in segments:
+        for block in segment.blocks:
+            if block.state != INACTIVE:
+                key = segment.device, block.stack
+                stack = found.setdefault(key, StackMemory(*key))
+                stack.size += block.size
+                stack.requested += block.requested
+                stack.blocks += 1
+    return sorted(found.values(), key=lambda stack: -stack.size)
+
+
+def curve_of(snapshot: MemorySnapshot, device: int) -> AllocatorCurve:
+    """Returns the held bytes of a device at each of its actions, computed backwards from the snapshot."""
+    actions = snapshot.actions.get(device, ())
+    own = [segment for segment in snapshot.segments if segment.device == device]
+    asked = sum(block.requested for segment in own for block in segment.blocks if block.state == ACTIVE)
+    start = actions[0].time_us if actions else 0
+    timed = all(action.time_us for action in actions)
+    return AllocatorCurve(
+        device=device,
+        times=list(accumulate((action.time_us - start for action in actions), max)) if timed else (),
+        held=_levels(actions, 0, asked),
+        reserved=_levels(actions, 1, sum(segment.size for segment in own)),
+        ooms=[at for at, action in enumerate(actions) if action.action == OOM],
+    )
+
+
+def _levels(actions: Sequence[AllocatorAction], which: int, end: int) -> list[int]:
+    """Returns the level after each action if it is `end` after the last one; never below 0."""
+    levels = list(accumulate(_CHANGES.get(action.action, (0, 0))[which] * action.size for action in actions))
+    base = end - levels[-1] if levels else end
+    base = max(base, -min(levels, default=0))
+    return [base + level for level in levels]
+
+
+def place_of(snapshot: MemorySnapshot, stack: int) -> str | None:
+    """Returns the innermost frame of user code, otherwise of Python, otherwise of the allocating code; None without
+    one.
+    """
+    if stack == NO_STACK:
+        return None
+    frames = snapshot.stacks[stack]
+    python = [frame for frame in frames if _is_python(frame)]
+    own = next((frame for frame in python if is_users(frame)), None)
+    called = [frame for frame in frames if not _ALLOCATOR.search(frame.function)]
+    return (own or (python or called or frames)[0]).short
+
+
+def stack_text(snapshot: MemorySnapshot, stack: int) -> str | None:
+    """Returns the frames of a stack, innermost first; None without any."""
+    if stack == NO_STACK:
+        return None
+    frames = snapshot.stacks[stack]
+    more = (f"{len(frames) - MAX_FRAMES} more frames",) if len(frames) > MAX_FRAMES else ()
+    return SEPARATOR.join((*map(str, frames[:MAX_FRAMES]), *more))
+
+
+def lead(devices: Sequence[DeviceMemory]) -> str:
+    """Returns the figures of each device, in a sentence or two."""
+    if not devices:
+        return "The allocator holds no memory of CUDA."
+    return " ".join(_sentence(each) for each in devices)
+
+
+def block_at(snapshot: MemorySnapshot, device: int, address: int) -> tuple[SnapshotSegment, SnapshotBlock] | None:
+    """Returns the block of a device that begins at this address, and its segment; None if there is none."""
+    for segment in snapshot.segments:
+        if segment.device == device:
+            for block in segment.blocks:
+                if block.address == address:
+                    return segment, block
+    return None
+
+
+def by_state(blocks: Iterable[SnapshotBlock]) -> dict[str, int]:
+    """Returns the bytes of blocks by state."""
+    found: dict[str, int] = defaultdict(int)
+    for block in blocks:
+        found[block.state] += block.size
+    return found
+
+
+def _is_python(frame: CodePlace) -> bool:
+    return frame.file.endswith((".py", ".pyx")) or frame.file.startswith("<")
+
+
+def _sentence(memory: DeviceMemory) -> str:
+    text = (
+        f"GPU{memory.device}: {format_size(memory.reserved)} reserved in {times(memory.segments, 'segment')}, "
+        f"{format_size(memory.allocated)} of it allocated"
+    )
+    if memory.rounding:
+        text += f" ({format_size(memory.requested)} asked for, {format_size(memory.rounding)} rounding)"
+    if memory.awaiting:
+        text += f", {format_size(memory.awaiting)} waiting for other streams"
+    if memory.split:
+        text += f", {format_size(memory.split)} ({share(memory.split, memory.reserved)}) free between blocks in use"
+    if memory.cached:
+        many = times(memory.free_segments, "segment")
+        text += f", {format_size(memory.cached)} in {many} without any, which torch.cuda.empty_cache() gives back"
+    return f"{text}."
 
 
 SNAPSHOT_VIEWS: Mapping[str, tuple[Callable[[MemorySnapshot], Rows], tuple[ResultColumn, ...]]] = {
@@ -274,4 +484,3 @@ SNAPSHOT_VIEWS: Mapping[str, tuple[Callable[[MemorySnapshot], Rows], tuple[Resul
     "snapshot_segments": (snapshot_segments, (*_OF, *_SEGMENTS)),
     "snapshot_blocks": (snapshot_blocks, (*_OF, *_BLOCKS, *_WHERE)),
 }
-FIRST_VIEWS = ("snapshot_devices", "snapshot_stacks", "snapshot_ooms")  # of a report

@@ -5,8 +5,8 @@
     header      JSON, a CounterHeader; then zeros up to a multiple of 8 from the beginning of the file
     rows        i64 start_ns, i64 end_ns, f32 for each metric, zeros up to a multiple of 8
 
-Times are Unix time. Rows are in the order of time and do not overlap. A row that a crash has cut off is no part of the
-file. Content is untrusted: bounds are checked before anything is made of it.
+Times are Unix time. Rows are in the order of time and do not overlap. A row that a crash has cut off is ignored.
+Content is untrusted: bounds are checked before use.
 """
 
 import os
@@ -18,10 +18,10 @@ from typing import IO, Annotated
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from kineto_trace.base.array_types import Floats32, Ints, Structs
 from kineto_trace.base.atomic_files import write_atomically
-from kineto_trace.errors import FileError
+from kineto_trace.errors import FileError, SpoolError
 
 MAGIC = b"KCSAMP01"
 SUFFIX = ".counters"
@@ -30,8 +30,10 @@ MAX_METRICS = 64
 MAX_FILE_BYTES = 2 << 30
 _LENGTH = struct.Struct("<I")
 _ALIGNMENT = 8
-
 Text = Annotated[str, msgspec.Meta(max_length=256)]
+_NAME = Path("raw", "gpus.json")  # in a target's folder
+_MAX_BYTES = 1 << 20
+Uuid = Annotated[str, msgspec.Meta(max_length=64)]
 
 
 class SampledMetric(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +45,7 @@ class SampledMetric(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CounterHeader(msgspec.Struct, frozen=True, kw_only=True):
-    """What a file tells of its rows. set: the set that was asked for; empty: metrics were."""
+    """The description of a file's rows. set: the requested set; empty if metrics were requested."""
 
     gpu_uuid: Text
     gpu_index: Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
@@ -55,27 +57,63 @@ class CounterHeader(msgspec.Struct, frozen=True, kw_only=True):
     library_version: Text
 
 
+_HEADER = msgspec.json.Decoder(
+    CounterHeader
+)  # made at import: msgspec crashes if several threads decode a type for the first time at once
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CounterSamples:
-    """A file's content. start_ns, end_ns: int64 of n rows; values: float32 of n rows and a column for each metric.
+    """A file's content.
 
-    disordered: rows that were left out since they have no length or begin before the one before has ended.
+    start_ns, end_ns: int64 of n rows.
+    values: float32 of n rows and a column for each metric.
+    disordered: rows that were dropped because they have no length or begin before the previous one has ended.
     """
 
     header: CounterHeader
-    start_ns: npt.NDArray[np.int64]
-    end_ns: npt.NDArray[np.int64]
-    values: npt.NDArray[np.float32]
+    start_ns: Ints
+    end_ns: Ints
+    values: Floats32
     disordered: int
 
 
-_HEADER = msgspec.json.Decoder(
-    CounterHeader
-)  # made at import: msgspec crashes where threads decode a type first at once
+class TargetGpus(msgspec.Struct, frozen=True, kw_only=True):
+    """The GPUs of a target.
+
+    contexts: UUIDs of the GPUs on which the process had a context, sampled or not.
+    addresses: of these on the PCI bus, as the kernel writes them, if known.
+    permitted_ns: of GPUs that others may begin to use, Unix time until which the counters are the caller's.
+    notes: missing counters, for people.
+    """
+
+    contexts: tuple[Uuid, ...] = ()
+    addresses: dict[Uuid, Uuid] = {}  # msgspec copies it
+    permitted_ns: dict[Uuid, int] = {}
+    notes: tuple[str, ...] = ()
+
+    def write(self, target_dir: Path) -> None:
+        """Writes it into the target's raw folder, which exists. Raises OSError."""
+        write_atomically(target_dir / _NAME, msgspec.json.encode(self))
+
+    @staticmethod
+    def read(target_dir: Path) -> "TargetGpus":
+        """Reads the file; empty if it was not written. Raises SpoolError."""
+        try:
+            with (target_dir / _NAME).open("rb") as file:
+                return _GPUS.decode(file.read(_MAX_BYTES))
+        except FileNotFoundError:
+            return TargetGpus()
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+            raise SpoolError(f"{target_dir / _NAME}: {exc}") from exc
+
+
+# Made at import: msgspec crashes if two threads are the first to decode a type.
+_GPUS = msgspec.json.Decoder(TargetGpus)
 
 
 def row_type(metrics: int) -> np.dtype[np.void]:
-    """The layout of a row with so many metrics: start_ns, end_ns, values."""
+    """Returns the layout of a row with so many metrics: start_ns, end_ns, values."""
     size = 16 + 4 * metrics
     return np.dtype(
         {
@@ -88,7 +126,7 @@ def row_type(metrics: int) -> np.dtype[np.void]:
 
 
 def write_header(file: IO[bytes], header: CounterHeader) -> None:
-    """Begins a file. Raises ValueError for a header that no reader would take."""
+    """Begins a file. Raises ValueError for a header that readers would reject."""
     text = msgspec.json.encode(header)
     if len(text) > MAX_HEADER_BYTES:
         raise ValueError(f"a header of {len(text)} bytes")
@@ -97,7 +135,7 @@ def write_header(file: IO[bytes], header: CounterHeader) -> None:
     file.write(begin + bytes(-len(begin) % _ALIGNMENT))
 
 
-def write_rows(file: IO[bytes], rows: npt.NDArray[np.void]) -> None:
+def write_rows(file: IO[bytes], rows: Structs) -> None:
     """Appends rows of `row_type`; padding is written as zeros."""
     clean = np.zeros(len(rows), dtype=rows.dtype)
     for name in ("start_ns", "end_ns", "values"):
@@ -125,12 +163,14 @@ def read_counter_samples(path: Path, *, max_bytes: int = MAX_FILE_BYTES) -> Coun
 
 
 def sample_files(folder: Path) -> list[Path]:
-    """Returns the files of samples in a folder, without those into which nothing has been written."""
+    """Returns the files of samples in a folder, without those that have no samples yet."""
     return [path for path in sorted(folder.glob(f"*{SUFFIX}")) if path.stat().st_size]
 
 
 def last_end_ns(path: Path) -> int:
-    """When the last whole row of a file ends, which somebody may still write; 0 if it has none. Raises FileError."""
+    """Returns when the last complete row of a file ends, which may still be growing; 0 without rows. Raises
+    FileError.
+    """
     try:
         with path.open("rb") as file:
             layout = row_type(len(_read_header(path, file).metrics))
@@ -146,7 +186,7 @@ def last_end_ns(path: Path) -> int:
 
 
 def cut_off(path: Path, until_ns: int) -> None:
-    """Leaves what ends later out of a file. What somebody still writes into it is lost. Raises FileError."""
+    """Removes later rows from a file. Later writes to it are lost. Raises FileError."""
     try:
         with path.open("rb") as file:
             layout = row_type(len(_read_header(path, file).metrics))
@@ -174,7 +214,7 @@ def _read_header(path: Path, file: IO[bytes]) -> CounterHeader:
     return header
 
 
-def _ordered(header: CounterHeader, rows: npt.NDArray[np.void]) -> CounterSamples:
+def _ordered(header: CounterHeader, rows: Structs) -> CounterSamples:
     start, end = rows["start_ns"].astype(np.int64), rows["end_ns"].astype(np.int64)
     valid = (start >= 0) & (end > start)
     latest = np.maximum.accumulate(np.where(valid, end, 0)) if len(end) else end

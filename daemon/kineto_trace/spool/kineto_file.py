@@ -1,9 +1,9 @@
-"""The trace file that a process's own libkineto wrote on demand, as it lies among a target's raw data, and its origin.
+"""The trace file that a process's own libkineto wrote on demand, among a target's raw data, and its request.
 
 Theory of operation
-    The file is copied as it is, into a folder of `raw` of its own. Beside it lies what was asked for: the number that
-    libkineto has to repeat in the file, and where it was told to write. The daemon writes that first, so that a
-    restarted daemon finds the file of a recording that it did not begin.
+    The file is copied unchanged, into a folder of `raw` of its own, next to the request: the number that libkineto has
+    to repeat in the file, and its output path. The daemon writes the request first, so that a restarted daemon finds
+    the file of a recording that it did not begin.
 """
 
 import json
@@ -22,10 +22,13 @@ _MOST_NUMBER = 1 << 63
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnDemandRequest:
-    """One request to a process's libkineto. Times are Unix nanoseconds.
+    """One request to a process's libkineto. Times are Unix ns.
 
-    trace_id: what the file repeats. folder: where libkineto writes, as the process sees it. name: of the file there.
-    sent_ns: when libkineto was first given the request; 0: not yet. until_ns: when the file has to be there.
+    trace_id: number that the file repeats.
+    folder: libkineto's output folder, as the process sees it.
+    name: of the file there.
+    sent_ns: when libkineto first received the request; 0 if not yet.
+    until_ns: deadline for the file.
     """
 
     trace_id: int
@@ -35,13 +38,13 @@ class OnDemandRequest:
     until_ns: int = 0
 
     def write(self, target_dir: Path) -> None:
-        """Writes it into the target's folder, which is made. Raises OSError."""
+        """Writes the request into the target's folder, which is created. Raises OSError."""
         (target_dir / FOLDER).mkdir(parents=True, exist_ok=True)
         write_atomically(target_dir / FOLDER / _REQUEST_NAME, json.dumps(asdict(self)).encode())
 
     @classmethod
     def read(cls, target_dir: Path) -> Self:
-        """Reads what was written into the target's folder. Raises SpoolError."""
+        """Reads the request from the target's folder. Raises SpoolError."""
         try:
             values = json.loads((target_dir / FOLDER / _REQUEST_NAME).read_bytes())
             found = cls(**values)
@@ -57,10 +60,10 @@ class OnDemandRequest:
 
 
 def has_request(target_dir: Path) -> bool:
-    """Tells whether the target's own libkineto records, or was to record."""
+    """Returns whether the target's own libkineto records, or was to record."""
     return (target_dir / FOLDER / _REQUEST_NAME).is_file()
 
 
 def kineto_file(target_dir: Path) -> Path:
-    """Returns where the copy of libkineto's file lies."""
+    """Returns the path of the copy of libkineto's file."""
     return target_dir / FOLDER / _FILE_NAME

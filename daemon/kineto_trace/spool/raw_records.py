@@ -1,4 +1,4 @@
-"""The raw spool: what the daemon copies out of a target, as files, and how the trace library reads it back.
+"""The raw spool: the files into which the daemon copies a target's records, and their reader in the trace library.
 
 Theory of operation
     One folder per activity source:
@@ -11,23 +11,32 @@ Theory of operation
     source.json   {source, format, metadata, record_bytes, records, dropped, bytes}, replaced
                   atomically: once at the announcement of the source, once at its end.
 
-    What is in the files came from a target, so that the reader trusts no length in it.
+    The content of the files came from a target, so the reader trusts no length in it.
+
+Files beside the trace ("file/1"): joined from the raw records of a source unchanged and unread.
+    Such a source delivers one file: its chunks in the order of their sequence, from 0 on. The kind of the file
+    (`metadata["file"]`) selects a name from a fixed table; no text of a target becomes part of a path. The file ends at
+    the first gap, since later data would be useless. It is complete if its size is the one that the source reported at
+    its end (`metadata["size_bytes"]`); otherwise `Attachments.cut` describes what is missing. The content came from a
+    target: a pickle is opaque bytes here.
 """
 
 import json
 import mmap
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from kineto_agent.protocol.arena import STRING_ENTRY
+from kineto_agent.protocol.records import FILE_FORMAT
 
-from kineto_trace.base.atomic_files import fsync_directory, write_atomically
+from kineto_trace.base.atomic_files import DigestFile, atomic_file, fsync_directory, write_atomically
 from kineto_trace.errors import SpoolError
+from kineto_trace.store.output_formats import ATTACHMENTS, STORED_NAMES, OutputFile
 
 CHUNK_HEADER = struct.Struct("<4sIQQQ")  # magic, reserved, sequence, records, valid bytes
 CHUNK_MAGIC = b"KBUF"
@@ -35,10 +44,16 @@ BUFFERS_FILE = "buffers.bin"
 STRINGS_FILE = "strings.bin"
 SOURCE_FILE = "source.json"
 _ALIGNMENT = 8
-
-
-def _padding(size: int) -> int:
-    return -size % _ALIGNMENT
+_SOURCE_TYPES = {
+    "source": str,
+    "format": str,
+    "metadata": dict,
+    "record_bytes": dict,
+    "records": int,
+    "dropped": int,
+    "bytes": int,
+}
+FORMAT = FILE_FORMAT
 
 
 class RawWriter:
@@ -154,6 +169,20 @@ class RawSource:
         return None if raw is None else raw.decode("utf-8", "replace")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attachments:
+    """The written files. `alone`: the capture consists of such files only, so there is no trace."""
+
+    files: tuple[OutputFile, ...]
+    cut: tuple[str, ...]  # for people: files that are incomplete or missing
+    warnings: tuple[str, ...]
+    alone: bool
+
+
+def _padding(size: int) -> int:
+    return -size % _ALIGNMENT
+
+
 def read_source(directory: Path) -> RawSource:
     """Reads the folder of one source. Raises SpoolError."""
     values = _read_source_json(directory / SOURCE_FILE)
@@ -178,17 +207,6 @@ def source_directories(target_dir: Path) -> list[Path]:
     """Returns the folders of all sources of a target, sorted by name."""
     raw = target_dir / "raw"
     return sorted(path for path in raw.iterdir() if path.is_dir()) if raw.is_dir() else []
-
-
-_SOURCE_TYPES = {
-    "source": str,
-    "format": str,
-    "metadata": dict,
-    "record_bytes": dict,
-    "records": int,
-    "dropped": int,
-    "bytes": int,
-}
 
 
 def _read_source_json(path: Path) -> dict[str, Any]:
@@ -252,3 +270,64 @@ def parse_strings(data: bytes) -> tuple[dict[int, dict[int, bytes]], int]:
         table.setdefault(space, {})[key] = data[start : start + length]
         at = start + length + _padding(length)
     return table, 1 if at < len(data) else 0
+
+
+def write_attachments(target_dir: Path) -> Attachments:
+    """Writes the files of all sources with this format. Raises SpoolError, OSError."""
+    sources = [read_source(directory) for directory in source_directories(target_dir)]
+    files: dict[str, OutputFile] = {}
+    cut: list[str] = []
+    warnings: list[str] = []
+    for source in sources:
+        if source.format != FORMAT:
+            continue
+        kind = source.metadata.get("file")
+        format_ = ATTACHMENTS.get(kind) if isinstance(kind, str) else None
+        if format_ is None or format_ in files:
+            problem = f"a file of the unknown kind {kind!r:.40}" if format_ is None else f"a second {format_} file"
+            warnings.append(f"{source.source}: {problem} is left out")
+            continue
+        file = _write(source, format_, target_dir)
+        problem = _problem(source, file)
+        if file.size_bytes:
+            files[format_] = file
+        if problem:
+            cut.append(f"the {format_} file is incomplete: {problem}")
+    return Attachments(
+        files=tuple(files.values()),
+        cut=tuple(cut),
+        warnings=tuple(warnings),
+        alone=bool(sources) and all(source.format == FORMAT for source in sources),
+    )
+
+
+def _write(source: RawSource, format_: str, target_dir: Path) -> OutputFile:
+    name = STORED_NAMES[format_]
+    with atomic_file(target_dir / name) as file:
+        digest = DigestFile(file)
+        for part in _parts(source):
+            digest.write(part)
+    if not digest.size_bytes:
+        (target_dir / name).unlink()
+    return OutputFile(format_, name, digest.size_bytes, digest.sha256)
+
+
+def _parts(source: RawSource) -> Sequence[memoryview]:
+    """Returns the chunks up to the first gap."""
+    parts = []
+    for expected, chunk in enumerate(source.chunks):
+        if chunk.sequence != expected:
+            break
+        parts.append(source.data[chunk.offset : chunk.offset + chunk.size])
+    return parts
+
+
+def _problem(source: RawSource, file: OutputFile) -> str:
+    wanted = source.metadata.get("size_bytes")
+    if not isinstance(wanted, int):
+        return f"it ends after {file.size_bytes} bytes, because its source did not finish"
+    if source.dropped and wanted == file.size_bytes:
+        return f"it ends after {file.size_bytes} bytes, because its source could not write all of it"
+    if wanted != file.size_bytes:
+        return f"{file.size_bytes} of {wanted} bytes are present"
+    return ""

@@ -8,20 +8,18 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from kineto_trace.model.activity_table import OWN_ROWS, vendor_columns
-from kineto_trace.model.activity_tables import KINDS
+from kineto_trace.base.array_types import AnyArray, Flags
+from kineto_trace.model.activity_tables import FIRST_ARG_BIT, KINDS, OWN_ROWS, vendor_columns
 from kineto_trace.model.context import Context
-from kineto_trace.model.event_kinds import FIRST_ARG_BIT
 from kineto_trace.model.trace import API_TABLES, GPU_TABLES, Table, own_tables
 from kineto_trace.sql.schema import EVENT_KINDS, MISSING, MISSING_OF_KIND, NAMES, declares
 from kineto_trace.structure.activity_links import call_owners, calls, gpu, ops, owners
-from kineto_trace.structure.trace_forms import as_meant
+from kineto_trace.structure.trace_forms import with_current_forms
 
 _JSON_MEMBERS = frozenset({"inputs", "args", "hlo"})  # JSON members without braces
-_TOLD_OTHERWISE = frozenset({"device", "stream", "thread", "finished"})  # by the event's pid, tid or phase
+_TOLD_OTHERWISE = frozenset({"device", "stream", "thread", "finished"})  # from the event's pid, tid or phase
 _SUMMED = "static_shared_memory"  # files have the sum of both kinds, which is in dynamic_shared_memory
 _MODEL_NAMES = {"start_ns": "start", "duration_ns": "duration", "queued_ns": "queued"}
 
@@ -34,12 +32,12 @@ class SqlSource(NamedTuple):
 
     @property
     def meant(self) -> Context:
-        """Its context for tables of activities, which are those that views see."""
-        return self.context.get(as_meant)
+        """Returns its context for tables of activities, which are those that views use."""
+        return self.context.get(with_current_forms)
 
 
-def texts(numbers: npt.NDArray[Any], strings: Any, *, braces: bool = False) -> pa.Array:
-    """Returns the strings with these numbers; negative: missing. braces: turn JSON members into objects."""
+def texts(numbers: AnyArray, strings: Any, *, braces: bool = False) -> pa.Array:
+    """Returns the strings with these numbers; missing for negative ones. braces: turn JSON members into objects."""
     present = numbers >= 0
     used = np.zeros(len(strings) + 1, np.bool_)
     used[numbers] = True  # missing ones mark the last place
@@ -80,8 +78,10 @@ def _numbers(table: Table, column: str) -> pa.Array:
     return pa.array(values, mask=missing if missing.any() else None)
 
 
-def _absent(table: Table, column: str) -> npt.NDArray[np.bool_]:
-    """For each row that was read from a file: whether it lacked the argument and nothing else told the value."""
+def _absent(table: Table, column: str) -> Flags:
+    """Returns for each row that was read from a file whether it lacked the argument and had no other source of the
+    value.
+    """
     present = table.origin.get("present")
     if present is None or column in _TOLD_OTHERWISE:
         return np.zeros(len(table), np.bool_)
@@ -93,12 +93,12 @@ def _absent(table: Table, column: str) -> npt.NDArray[np.bool_]:
             bits |= 1 << (FIRST_ARG_BIT + place)
     if not bits:
         return np.zeros(len(table), np.bool_)
-    absent: npt.NDArray[np.bool_] = (present & np.uint64(bits)) == 0
+    absent: Flags = (present & np.uint64(bits)) == 0
     return absent
 
 
 def _file_column(table: Table, column: str, type_: pa.DataType) -> pa.Array:
-    """An argument that stands beside the table."""
+    """Returns an argument that is not in the table's columns."""
     values = table.origin.get(column)
     if values is None:
         return _nothing(len(table), type_)
@@ -139,7 +139,7 @@ def raw_column(context: Context, kind: str, name: str, type_: pa.DataType) -> pa
 def activity_column(context: Context, kind: str, name: str, type_: pa.DataType) -> pa.Array:
     """Returns a column of the table of this kind; missing values if this trace declares no such column.
 
-    Of traces that declare one table in different ways the first one says which columns there are.
+    If traces declare one table in different ways, the first one determines the columns.
     """
     table = context.trace.table(kind)
     if table.declared is not None and not declares(table.declared, name, type_):
@@ -167,15 +167,15 @@ def event_counts(context: Context) -> dict[str, int]:
     return {kind: count for kind, count in found.items() if count}
 
 
-def _by_row(rows: npt.NDArray[Any], values: npt.NDArray[Any], count: int) -> npt.NDArray[Any]:
-    """The values in the order of a table's rows; -1 where there is none."""
+def _by_row(rows: AnyArray, values: AnyArray, count: int) -> AnyArray:
+    """Returns the values in the order of a table's rows; -1 where there is none."""
     found = np.full(count, -1, np.int64)
     found[rows] = values
     return found
 
 
-def _op_rows(context: Context, kind: str) -> npt.NDArray[Any]:
-    """For each row: the row of the op around its call; -1: none."""
+def _op_rows(context: Context, kind: str) -> AnyArray:
+    """Returns for each row the row of the op around its call, or -1."""
     count = len(context.trace.table(kind))
     if kind in GPU_TABLES:
         activities = context.get(gpu)
@@ -186,7 +186,7 @@ def _op_rows(context: Context, kind: str) -> npt.NDArray[Any]:
     return _by_row(called.row[own], called.op[own], count)
 
 
-def _taken(values: npt.NDArray[Any], places: npt.NDArray[Any]) -> pa.Array:
+def _taken(values: AnyArray, places: AnyArray) -> pa.Array:
     """Returns the values at these places; missing for -1."""
     if not len(values):
         return _nothing(len(places), pa.from_numpy_dtype(values.dtype))

@@ -1,18 +1,26 @@
-"""Queries over traces with DuckDB.
+"""The database that SQL over traces runs in: tables made when a query names them, and its limits.
 
 Theory of operation
     Every table of the schema is registered as a LazyTable, so that binding a query costs nothing, and running it
     reads the columns and computes the analyses that it uses. The database is in memory; it can reach no file, network
     or extension, and no SQL can change that. Only queries are run, one at a time.
 
-    DuckDB's own names for errors are kept, with the position that it gives; unknown tables and columns are answered
-    with those that there are.
+    DuckDB's own names for errors are kept, with their positions; errors on unknown tables and columns list the existing
+    ones.
+
+A table that makes its columns when a query reads them.
+    DuckDB asks an Arrow dataset for its schema when a query is bound, and then once per scan for a scanner of the
+    columns that the plan needs, with the filters that it pushed down. LazyTable is such a dataset; its scanner calls
+    `make` for exactly these columns. DuckDB may name columns in the filter alone, so that these are looked for, too.
+    An error in `make` reaches DuckDB as a text; `error` keeps the original.
 """
 
 import gc
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from threading import RLock
 from types import TracebackType
 from typing import Any, Self
@@ -20,11 +28,15 @@ from typing import Any, Self
 import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.dataset as ds
 
 from kineto_trace.catalog.view_catalog import VIEWS
+from kineto_trace.catalog.view_runner import Paths, opened, sources_of
 from kineto_trace.errors import QueryError, TraceError
+from kineto_trace.model.context import Context
+from kineto_trace.model.trace import Trace
+from kineto_trace.open.trace_discovery import Source, rank_notes
 from kineto_trace.sql.arrow_tables import SqlSource, activity_column, constant, event_column, event_counts
-from kineto_trace.sql.lazy_tables import LazyTable
 from kineto_trace.sql.schema import (
     DEVICES,
     TRACES,
@@ -33,7 +45,7 @@ from kineto_trace.sql.schema import (
     declared_tables,
     declares,
     sql_tables,
-    where_rows_are,
+    table_with_rows,
 )
 from kineto_trace.view_api.result import Result, ResultColumn
 from kineto_trace.view_api.result import Type as ResultType
@@ -46,9 +58,43 @@ _SETTINGS = {
     "python_enable_replacements": "false",
 }
 _UNKNOWN_TABLE = re.compile(r"Table with name (\S+) does not exist")
-_QUERIES = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)  # DESCRIBE, SUMMARIZE and SHOW are SELECTs
+_SELECT, _EXPLAIN = duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN  # DESCRIBE, SUMMARIZE, SHOW: SELECTs
+_OF_EXPLAIN = re.compile(r"\s*EXPLAIN\s+(?:ANALYZE\s+)?(?:\(\s*(?:ANALYZE|FORMAT)\b[^()]*\)\s*)?", re.IGNORECASE)
 _HUGEINT = pa.decimal128(38, 0)
 RunView = Callable[[View, Sequence[SqlSource]], Result]
+BATCH_ROWS = 1 << 20
+Make = Callable[[Sequence[str]], pa.Table]  # from the names of columns, in the order of the schema
+ONLY = "trace"  # the name of a trace that was passed open
+
+
+class LazyTable(ds.Dataset):  # type: ignore[misc]  # pyarrow ships no types
+    """A table whose make(names) returns these columns. lock: held during that, since traces are not thread-safe."""
+
+    def __init__(self, schema: pa.Schema, make: Make, lock: RLock) -> None:
+        self._own_schema = schema
+        self._make = make
+        self._lock = lock
+        self.error: Exception | None = None
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Returns the schema of all columns."""
+        return self._own_schema
+
+    def scanner(self, columns: Sequence[str] | None = None, filter: Any = None, **options: Any) -> Any:
+        """Called by DuckDB. columns: None for all."""
+        wanted = set(self._own_schema.names if columns is None else columns)
+        if filter is not None:
+            wanted |= set(re.findall(r"\w+", str(filter)))
+        names = [name for name in self._own_schema.names if name in wanted]
+        try:
+            with self._lock:
+                table = self._make(names)
+        except Exception as exc:
+            self.error = exc
+            raise
+        options.setdefault("batch_size", BATCH_ROWS)
+        return ds.dataset(table).scanner(columns=columns, filter=filter, **options)
 
 
 def run_view(view: View, sources: Sequence[SqlSource]) -> Result:
@@ -96,7 +142,7 @@ class Database:
         self._connection.close()
         self._lazy.clear()
         if self._failed:
-            gc.collect()  # DuckDB's bindings complain at exit about relations that an error still holds
+            gc.collect()  # DuckDB's bindings complain at exit about relations that an error still references
 
     def query(self, sql: str) -> Result:
         """Returns the result of one query, in the order that it states. Raises QueryError.
@@ -125,15 +171,20 @@ class Database:
         return f"{source.name}: " if len(self._sources) > 1 else ""
 
     def _check(self, sql: str) -> None:
-        """Rejects everything but a single query."""
+        """Rejects everything but a single query, or EXPLAIN of one: EXPLAIN ANALYZE would run it."""
         try:
             found = self._connection.extract_statements(sql)
         except duckdb.Error as exc:
             raise self._error(exc) from exc
         if len(found) != 1:
             raise QueryError(f"expected one SELECT statement, got {len(found)} statements")
-        if found[0].type not in _QUERIES:
+        if found[0].type == _EXPLAIN:
+            if head := _OF_EXPLAIN.match(sql):
+                return self._check(sql[head.end() :])
+            raise QueryError("expected EXPLAIN, ANALYZE or options if any, and a SELECT statement, without comments")
+        if found[0].type != _SELECT:
             raise QueryError(f"expected a SELECT statement, got {found[0].type.name}: traces are read-only")
+        return None
 
     def _placed(self, error: duckdb.Error, sql: str) -> duckdb.Error:
         """Returns the same error with its position, which DuckDB omits when it binds a relation."""
@@ -154,7 +205,7 @@ class Database:
         unknown = _UNKNOWN_TABLE.search(text)
         if unknown is not None:
             position = text.partition("\n\n")[2]
-            hint = where_rows_are(unknown[1], (source.context.trace for source in self._sources))
+            hint = table_with_rows(unknown[1], (source.context.trace for source in self._sources))
             there = f"no table {unknown[1]!r}; there are: {', '.join(self._tables)}"
             return QueryError("\n".join(filter(None, (there, hint, position))))
         return QueryError(text)
@@ -198,7 +249,7 @@ class Database:
         return pa.concat_tables(parts)
 
     def _remark(self, source: SqlSource, table: SqlTable, names: Sequence[str]) -> None:
-        """Notes which columns the trace declares otherwise than the one whose declaration counts."""
+        """Adds a note on columns that the trace declares differently from the declaration that counts."""
         declared = source.meant.trace.table(table.name).declared
         if declared is None:
             return
@@ -311,3 +362,35 @@ def _type(arrow: pa.DataType) -> ResultType:
     if pa.types.is_list(arrow):
         return "ints" if pa.types.is_integer(arrow.value_type) else "texts"
     return "text"
+
+
+def query(sql: str, sources: Paths | Context | Trace | Iterable[Paths]) -> Result:
+    """Returns the result of one SELECT in DuckDB's dialect over one or many traces; docs/views.md lists the tables.
+
+    sources: an open trace or its context; or paths (files, folders, patterns); or the result of find_traces(). All of
+        them are open at the same time.
+
+    A query can read the tables of these traces only: no files and no network. Columns have no units except in their
+        names. Raises QueryError for SQL that cannot be run, FileError if a trace cannot be read, TraceError if a view
+        fails.
+    """
+    if isinstance(sources, (Context, Trace)):
+        context = sources if isinstance(sources, Context) else Context(sources)
+        with Database([SqlSource(ONLY, context)]) as database:
+            return database.query(sql)
+    found = sources_of(sources)
+    with ExitStack() as stack:
+        contexts = [Context(opened(source, stack), rank=source.rank, worker=source.worker) for source in found]
+        named = [SqlSource(name, context) for name, context in zip(source_names(found), contexts, strict=True)]
+        result = stack.enter_context(Database(named)).query(sql)
+    return replace(result, notes=(*rank_notes(found), *result.notes))
+
+
+def source_names(sources: Sequence[Source]) -> list[str]:
+    """Returns a short, unique name for each: its file name with as many parent folders as it takes."""
+    parts = [source.path.parts for source in sources]
+    for depth in range(1, max(map(len, parts), default=1) + 1):
+        names = ["/".join(each[-depth:]) for each in parts]
+        if len(set(names)) == len(names):
+            return names
+    return [str(source.path) for source in sources]

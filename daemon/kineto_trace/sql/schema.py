@@ -1,14 +1,13 @@
-"""The tables that SQL over traces knows: names, columns, units, what they mean.
+"""The tables of SQL over traces: names, columns, units and meanings.
 
 Theory of operation
-    Three sorts of tables. Of activities: one per kind of the column model (kineto_trace.model.trace), those of vendors'
-    own types in the traces that declare them, and `events`, all of them under each other. Of the traces themselves:
-    `traces`, `devices`. Of analyses: one per registered view, with the columns of the view's result for its default
-    options.
+    There are three kinds of tables. Activities: one per kind of the column model (kineto_trace.model.trace), those of
+    vendors' own types in the traces that declare them, and `events`, which concatenates all of them. Traces: `traces`,
+    `devices`. Analyses: one per registered view, with the columns of the view's result for its default options.
 
-    In tables of activities names are texts instead of numbers, times say their unit in their name (start_ns,
-    duration_ns, end_ns), and what the model writes as a special number (NO_PRIORITY, -1: none, …) is NULL. Columns
-    that relate a row to others (op, launch_ns, …) are computed when a query asks for them.
+    In tables of activities names are texts instead of numbers, times have their unit in their name (start_ns,
+    duration_ns, end_ns), and special numbers of the model (NO_PRIORITY, -1: none, …) are NULL. Columns that relate a
+    row to others (op, launch_ns, …) are computed when a query uses them.
 """
 
 import re
@@ -20,9 +19,16 @@ import pyarrow as pa
 
 from kineto_trace.catalog.view_catalog import VIEWS
 from kineto_trace.errors import QueryError
-from kineto_trace.model.activity_table import OWN_ROWS, ActivityTable, Column, vendor_columns
-from kineto_trace.model.activity_tables import KINDS, NO_PRIORITY, TABLES
-from kineto_trace.model.event_kinds import DTYPES
+from kineto_trace.model.activity_tables import (
+    DTYPES,
+    KINDS,
+    NO_PRIORITY,
+    OWN_ROWS,
+    TABLES,
+    ActivityTable,
+    Column,
+    vendor_columns,
+)
 from kineto_trace.model.trace import (
     API_TABLES,
     COUNTER_TABLES,
@@ -64,7 +70,7 @@ class SqlColumn(NamedTuple):
 
     @property
     def type(self) -> str:
-        """Its type in SQL."""
+        """Returns its type in SQL."""
         if pa.types.is_list(self.arrow):
             return f"{_SQL_TYPES[self.arrow.value_type]}[]"
         return _SQL_TYPES[self.arrow]
@@ -72,7 +78,7 @@ class SqlColumn(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SqlTable:
-    """A table that queries can name. group: whether it holds activities, the traces, or the result of a view."""
+    """A table that queries can name. group: whether it has activities, the traces, or the result of a view."""
 
     name: str
     group: Group
@@ -81,12 +87,12 @@ class SqlTable:
 
     @property
     def summary(self) -> str:
-        """The first line of the description."""
+        """Returns the first line of the description."""
         return self.description.partition("\n")[0]
 
     @property
     def schema(self) -> pa.Schema:
-        """Its schema for Arrow."""
+        """Returns its schema for Arrow."""
         return pa.schema([pa.field(column.name, column.arrow) for column in self.columns])
 
 
@@ -124,7 +130,7 @@ _RENAMED = {
     ),
     "module": SqlColumn("module", pa.int32(), "", "calls of nn.Module: the module's number"),
 }
-# Column of the model -> the values that mean "there is none".
+# Column of the model -> the values that mean "none".
 MISSING: dict[str, tuple[int, ...]] = {
     "name": (-1,),
     "category": (-1,),
@@ -160,7 +166,7 @@ MISSING_OF_KIND: dict[tuple[str, str], tuple[int, ...]] = {
     ("cpu_instant_event", "thread"): (0,),
     ("overhead", "thread"): (0,),
 }
-_SPECIAL = re.compile(r"; (?:0|-1|NaN|NO_[A-Z]+|UNKNOWN_[A-Z]+): [^;]*$")  # of meanings: what is NULL here
+_SPECIAL = re.compile(r"; (?:0|-1|NaN|NO_[A-Z]+|UNKNOWN_[A-Z]+): [^;]*$")  # in meanings: values that are NULL here
 _UNITS = {"bytes": "bytes", "total_allocated": "bytes", "total_reserved": "bytes"}
 _UNITS |= {"static_shared_memory": "bytes", "dynamic_shared_memory": "bytes"}
 
@@ -258,7 +264,7 @@ def computed_columns(kind: str) -> tuple[SqlColumn, ...]:
 
 
 def declares(table: ActivityTable, column: str, arrow: pa.DataType) -> bool:
-    """Tells whether queries find such a column in a table that a trace declares itself."""
+    """Returns whether queries find such a column in a table that a trace declares itself."""
     return any(own.name == column and own.arrow == arrow for own in _activities(table).columns)
 
 
@@ -295,7 +301,7 @@ def _view(name: str) -> SqlTable:
 
 
 def declared_tables(traces: Iterable[Trace]) -> list[ActivityTable]:
-    """Returns the tables that the traces declare themselves. Of declarations of one name the first one counts."""
+    """Returns the tables that the traces declare themselves. The first declaration of a name counts."""
     found: dict[str, ActivityTable] = {}
     for trace in traces:
         for kind in own_tables(trace.tables, *OWN_ROWS):
@@ -305,11 +311,11 @@ def declared_tables(traces: Iterable[Trace]) -> list[ActivityTable]:
     return list(found.values())
 
 
-def where_rows_are(name: str, traces: Iterable[Trace]) -> str:
-    """Which table has the rows that files call `name`, for people; "" if the traces have none of them.
+def table_with_rows(name: str, traces: Iterable[Trace]) -> str:
+    """Returns which table has the rows that files call `name`, for people; "" if the traces have none of them.
 
-    Calls and synchronizations of every vendor are in Kineto's tables. A file does not say how a vendor's own types are
-    declared, so that their rows are in `other` once they are read from one.
+    Calls and synchronizations of every vendor are in Kineto's tables. A file does not declare a vendor's own types, so
+    their rows are in `other` after reading one.
     """
     shared = f"cuda_{name.rpartition('_')[2]}"
     if shared in ("cuda_runtime", "cuda_driver", "cuda_sync"):

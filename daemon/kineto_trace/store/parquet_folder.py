@@ -4,38 +4,40 @@ Theory of operation
     KIND.parquet has the columns of SCHEMAS, and after them those of Table.origin as origin_NAME; times are int64 ns.
     Columns of texts are dictionary-encoded, so that any reader of Parquet understands the file alone; in memory they
     are numbers into Trace.strings again. strings.parquet has these strings in their order. trace.json has everything
-    else, and of each file its size and columns; of tables that are not in SCHEMAS also the declaration. Times,
+    else, including the size and columns of each file and the declarations of tables that are not in SCHEMAS. Times,
     correlations and places are delta-encoded, everything is compressed with zstd at level 1: about eight bytes an
-    activity, and nothing is lost.
+    activity, without loss.
 
-    Opening reads trace.json alone. A table is there when it is asked for, a column when it is looked at (Parquet's
-    column projection, from memory-mapped files), the strings when the first of them is wanted.
+    Opening reads trace.json alone. Tables, columns (Parquet's column projection, from memory-mapped files) and strings
+    are read on first access.
 
-    Texts that are not valid Unicode (half of a surrogate pair, which JSON can spell) have no place in Parquet's texts:
-    a trace with such a one has its strings as bytes, and numbers where others have texts. Format 2 is like that too.
+    Texts that are not valid Unicode (half of a surrogate pair, which JSON can express) cannot be stored as Parquet's
+    texts: a trace with such a text has its strings as bytes, and numbers where others have texts, as in format 2.
 """
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from kineto_trace.base.array_types import AnyArray
 from kineto_trace.base.atomic_files import atomic_file, write_atomically
+from kineto_trace.base.quantities import memory_errors, require_memory
 from kineto_trace.errors import SpoolError
 from kineto_trace.model import source_coverage
-from kineto_trace.model.activity_table import ActivityTable, Column, declared_from_json, declared_to_json
+from kineto_trace.model.activity_tables import ActivityTable, Column, declared_from_json, declared_to_json
 from kineto_trace.model.target_info import TargetInfo
 from kineto_trace.model.trace import NO_STRING, ORIGIN_COLUMNS, SCHEMAS, LazyColumns, Losses, Table, Trace
-from kineto_trace.store.trace_description import checked_description
 
-FORMAT_VERSION = 3  # 2: operators and external ids; 3: texts in the files of the tables, what rows of files were like
+FORMAT_VERSION = 3  # 2: operators and external ids; 3: texts in the files of the tables, and rows' forms in files
 READABLE_VERSIONS = (2, 3)
 TRACE_FILE = "trace.json"
 STRINGS_FILE = "strings.parquet"
@@ -44,7 +46,7 @@ COMPRESSION = "zstd"
 COMPRESSION_LEVEL = 1
 ROW_GROUP_ROWS = 1 << 20
 DICTIONARY_BYTES = 1 << 28  # a column whose texts take more is stored without a dictionary
-MAX_TEXT_BYTES = 1 << 30  # of all strings of a trace; above, Parquet's 32-bit offsets do not do
+MAX_TEXT_BYTES = 1 << 30  # of all strings of a trace; more exceeds Parquet's 32-bit offsets
 ORIGIN_TEXTS = frozenset(ORIGIN_PREFIX + column.name for column in ORIGIN_COLUMNS if column.text)
 # Columns that grow steadily or by small steps; the others are dictionary-encoded.
 DELTA_COLUMNS = frozenset(
@@ -54,7 +56,7 @@ DELTA_COLUMNS = frozenset(
 )
 # Columns of measured values, which seldom repeat: their bytes are stored by significance, and half of them are 0.
 SPLIT_COLUMNS = frozenset({"value"})
-# What a column is that an older version did not store; others are 0.
+# The value of a column that an older version did not store; others are 0.
 _ABSENT: Mapping[str, int] = {
     "inputs": NO_STRING,
     "lines": NO_STRING,
@@ -65,8 +67,12 @@ _ABSENT: Mapping[str, int] = {
     "category": NO_STRING,
 }
 
-Array = npt.NDArray[Any]
 Fetch = Callable[[str], object]
+MAX_NUMBER = 1 << 63
+MAX_OWN_TABLES = 64
+_COLUMN = re.compile(r"[a-z][a-z0-9_]{0,63}")
+_CATEGORY = re.compile(r"[a-z][a-z0-9_]{0,63}")
+_NUMBERS = re.compile(r"[<>|=]?[iufb][1248]")  # the types of columns, as numpy writes them
 
 
 # ------------------------------------------------------------ writing
@@ -153,8 +159,8 @@ def _text_columns(schema: Sequence[Column]) -> frozenset[str]:
     return ORIGIN_TEXTS.union(column.name for column in schema if column.text)
 
 
-def _with_texts(numbers: Array, texts: pa.Array) -> pa.DictionaryArray:
-    """Returns the texts that these numbers of strings stand for; numbers below 0 stand for none."""
+def _with_texts(numbers: AnyArray, texts: pa.Array) -> pa.DictionaryArray:
+    """Returns the texts of these string numbers; missing for numbers below 0."""
     used = np.zeros(len(texts) + 1, np.bool_)
     used[np.maximum(numbers, -1)] = True  # the last place is for "none"
     chosen = np.flatnonzero(used[:-1])
@@ -182,10 +188,10 @@ def _write(path: Path, table: pa.Table, encoding: Mapping[str, Any]) -> None:
 
 
 def load_columns(directory: Path, fetch: Fetch | None = None) -> Trace:
-    """Opens what save_columns wrote. Raises SpoolError, also later if a file that is accessed cannot be read.
+    """Opens the output of save_columns. Raises SpoolError, also later if a file that is accessed cannot be read.
 
     fetch: brings a file with this name into the folder if it is not there yet; called before any file but trace.json is
-    accessed.
+        accessed.
     """
     try:
         values = json.loads((directory / TRACE_FILE).read_bytes())
@@ -268,7 +274,13 @@ class StoredStrings(Sequence[str]):
         """Returns all strings as an Arrow array of texts, or of bytes if some are not valid Unicode."""
         if self._array is None:
             path = self._file.path()
-            array = _read_column(path, "text").combine_chunks()
+            with _reading(path):
+                file = pq.ParquetFile(path, memory_map=True)
+                groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
+                require_memory(2 * sum(group.total_byte_size for group in groups), str(path))
+                if file.metadata.num_rows != self._count:  # before allocating that length
+                    raise SpoolError(f"{path}: {file.metadata.num_rows} strings, not {self._count}")
+                array = file.read(columns=["text"])["text"].combine_chunks()
             if len(array) != self._count or array.null_count:
                 raise SpoolError(f"{path}: {len(array) - array.null_count} strings, not {self._count}")
             self._array = array
@@ -340,7 +352,7 @@ class _StoredTable:
         self._place = file.place
         self._strings = strings
         self._file: pq.ParquetFile | None = None
-        if described is None:  # format 2 does not say
+        if described is None:  # missing in format 2
             described = {"rows": self._opened().metadata.num_rows, "columns": self._names(), "origin": {}}
         declared = described.get("declared")
         self._declared: ActivityTable | None = None if declared is None else declared_from_json(kind, declared)
@@ -362,43 +374,38 @@ class _StoredTable:
     def _opened(self) -> pq.ParquetFile:
         if self._file is None:
             path = self._stored.path()
-            try:
+            with _reading(path):
                 self._file = pq.ParquetFile(path, memory_map=True)
-            except (OSError, ValueError, pa.ArrowException) as exc:  # ValueError: a name that is no UTF-8
-                raise SpoolError(f"cannot read {path}: {exc}") from exc
         return self._file
 
     def _names(self) -> list[str]:
         """Returns the names of the file's columns. Raises SpoolError."""
-        try:
+        with _reading(self._place):
             return list(self._opened().schema_arrow.names)
-        except (ValueError, pa.ArrowException) as exc:
-            raise SpoolError(f"cannot read {self._place}: {exc}") from exc
 
-    def _read(self, name: str, dtype: np.dtype[Any]) -> Array:
+    def _read(self, name: str, dtype: np.dtype[Any]) -> AnyArray:
         """Reads one column. Raises SpoolError."""
         file = self._opened()
-        if file.metadata.num_rows != self._rows:  # before anything of that length is made
+        if file.metadata.num_rows != self._rows:  # before allocating that length
             raise SpoolError(f"{self._place} has {file.metadata.num_rows} rows, not {self._rows}")
         if name not in self._columns and not name.startswith(ORIGIN_PREFIX):
             return np.full(self._rows, _ABSENT.get(name, 0), dtype)
-        try:
-            # One column has no work for several threads, and on a busy machine each of them must be waited for.
+        require_memory(2 * self._rows * dtype.itemsize, str(self._place))
+        with _reading(f"{name} of {self._place}"):
+            # One column has no work for several threads, and on a busy machine waiting for them takes long.
             stored = file.read(columns=[name], use_threads=False)[name]
             if pa.types.is_dictionary(stored.type) or pa.types.is_string(stored.type):
                 column = self._as_numbers(stored)
             else:
                 column = _plain_numbers(stored, dtype)
-        except (OSError, KeyError, ValueError, pa.ArrowException) as exc:
-            raise SpoolError(f"cannot read {name} of {self._place}: {exc}") from exc
         if len(column) != self._rows:  # a file may promise more rows than the pages of a column have
             raise SpoolError(f"{name} of {self._place} has {len(column)} values for {self._rows} rows")
-        found: Array = column.astype(dtype, copy=False)
+        found: AnyArray = column.astype(dtype, copy=False)
         if name in self._texts and len(found) and not -1 <= found.min() <= found.max() < len(self._strings):
             raise SpoolError(f"{self._place}: {name} refers to strings that do not exist")
         return found
 
-    def _as_numbers(self, stored: pa.ChunkedArray) -> Array:
+    def _as_numbers(self, stored: pa.ChunkedArray) -> AnyArray:
         """Returns the numbers of these texts among the strings of the trace."""
         if not pa.types.is_dictionary(stored.type):
             stored = stored.dictionary_encode()
@@ -420,35 +427,109 @@ class _StoredTable:
         return np.concatenate(parts) if parts else np.empty(0, np.int32)
 
 
-def _plain_numbers(stored: pa.ChunkedArray, dtype: np.dtype[Any]) -> Array:
-    """Raises ValueError for anything but a column of such numbers."""
+def _plain_numbers(stored: pa.ChunkedArray, dtype: np.dtype[Any]) -> AnyArray:
+    """Returns the numbers of a column. Raises ValueError for anything else."""
     kind = stored.type
     is_float = pa.types.is_floating(kind) and dtype.kind == "f"
     if not (pa.types.is_integer(kind) or is_float or pa.types.is_boolean(kind)):
         raise ValueError(f"its values are {kind}, not numbers")
     if stored.null_count:
         raise ValueError(f"{stored.null_count} of its values are missing")
-    column: Array = stored.to_numpy()
+    column: AnyArray = stored.to_numpy()
     return column
 
 
-def _column(codes: pa.Array) -> Array:
+def _column(codes: pa.Array) -> AnyArray:
     """Returns Arrow's int32 numbers; missing ones are -1."""
-    column: Array = (codes.fill_null(-1) if codes.null_count else codes).to_numpy()
+    column: AnyArray = (codes.fill_null(-1) if codes.null_count else codes).to_numpy()
     return column
 
 
-def _read_column(path: Path, name: str) -> pa.ChunkedArray:
+@contextmanager
+def _reading(what: Path | str) -> Iterator[None]:
+    """Translates the errors of a damaged file, but not lack of memory. Raises SpoolError."""
     try:
-        return pq.read_table(path, columns=[name], memory_map=True)[name]
-    except (OSError, KeyError, ValueError, pa.ArrowException) as exc:
-        raise SpoolError(f"cannot read {path}: {exc}") from exc
+        with memory_errors(str(what)):
+            yield
+    except MemoryError:
+        raise
+    except (OSError, KeyError, ValueError, pa.ArrowException) as exc:  # ValueError: a name that is no UTF-8
+        raise SpoolError(f"cannot read {what}: {exc}") from exc
 
 
 def is_stored(path: Path) -> bool:
-    """Tells whether this folder holds a stored trace of any version; a Chrome trace may be called trace.json too."""
+    """Returns whether this folder has a stored trace of any version; a Chrome trace may be called trace.json too."""
     try:
         with (path / TRACE_FILE).open("rb") as file:
             return file.read(64).lstrip().startswith(b'{"format_version"')
     except OSError:
         return False
+
+
+# Checks trace.json of a stored trace: it may come from anybody, and its names become paths and sizes. Pure.
+def checked_description(values: Any) -> Mapping[str, Any]:
+    """Checks that the values have the types that readers rely on. Raises ValueError."""
+    _need(isinstance(values, dict), "it is no object")
+    tables = values.get("tables")
+    _need(isinstance(tables, (dict, list)), "tables")
+    own = {kind for kind, entry in tables.items() if _is_declared(entry)} if isinstance(tables, dict) else set()
+    for kind in tables:
+        known = isinstance(kind, str) and (kind in SCHEMAS) != (kind in own)
+        _need(known, f"there is no kind of activity {kind!r:.80}")
+    _need(len(own) <= MAX_OWN_TABLES, f"{len(own)} kinds of activities of its own")
+    if isinstance(tables, dict):
+        for kind, entry in tables.items():
+            _check_table(f"tables.{kind}", entry)
+            if kind in own:
+                declared_from_json(kind, entry["declared"])
+    _check_numbers(values, "window_start_ns", "window_end_ns", least=-MAX_NUMBER)
+    _check_numbers(values, "sample_period_ns")
+    _check_texts("notes", values.get("notes", []))
+    head = values.get("head")
+    _need(head is None or _is_mapping(head, str), "head")
+    _need(_is_mapping(values.get("versions"), int), "versions")
+    _need(_is_mapping(values.get("losses"), int), "losses")
+    categories = values.get("categories", {})
+    _need(_is_mapping(categories, str) and all(map(_CATEGORY.fullmatch, categories.values())), "categories")
+    devices = values.get("devices")
+    _need(isinstance(devices, list) and all(isinstance(device, dict) for device in devices), "devices")
+    if isinstance(strings := values.get("strings"), dict):
+        _check_numbers(strings, "count", "bytes", path="strings.")
+    else:
+        _check_texts("strings", strings)  # format 2
+    return values  # type: ignore[no-any-return]  # it was found to be a dict
+
+
+def _is_declared(entry: Any) -> bool:
+    return isinstance(entry, dict) and entry.get("declared") is not None
+
+
+def _check_table(path: str, entry: Any) -> None:
+    _need(isinstance(entry, dict), path)
+    _check_numbers(entry, "rows", "bytes", path=f"{path}.")
+    columns, origin = entry.get("columns"), entry.get("origin")
+    _check_texts(f"{path}.columns", columns)
+    _need(_is_mapping(origin, str), f"{path}.origin")
+    for name in (*columns, *origin):
+        _need(_COLUMN.fullmatch(name) is not None, f"{path}: {name!r:.80} is not a column name")
+    for text in origin.values():
+        _need(_NUMBERS.fullmatch(text) is not None, f"{path}: {text!r:.80} is not a numeric type")
+
+
+def _check_numbers(entry: Mapping[str, Any], *names: str, path: str = "", least: int = 0) -> None:
+    for name in names:
+        value = entry.get(name)
+        _need(type(value) is int and least <= value < MAX_NUMBER, f"{path}{name}")
+
+
+def _check_texts(path: str, texts: Any) -> None:
+    _need(isinstance(texts, list) and all(isinstance(text, str) for text in texts), path)
+
+
+def _is_mapping(value: Any, kind: type) -> bool:
+    return isinstance(value, dict) and all(isinstance(item, kind) for item in value.values())
+
+
+def _need(condition: bool, what: str) -> None:
+    if not condition:
+        raise ValueError(f"trace.json: {what}" if " " in what else f"trace.json: {what} has an invalid value")

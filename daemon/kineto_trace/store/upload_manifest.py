@@ -1,4 +1,4 @@
-"""manifest.json: what an uploaded capture consists of. It is written last, so that it says that all of it is there."""
+"""manifest.json: the contents of an uploaded capture. It is written last, so it proves that the upload is complete."""
 
 import json
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """`capture` is the capture as the interface shows it; `damaged` lists files that were lost before the upload."""
+    """`capture` is the capture as in the API; `damaged` lists files that were lost before the upload."""
 
     capture: Mapping[str, Any]
     files: Mapping[str, Stored]  # by path below the capture's folder
@@ -57,13 +57,13 @@ def from_bytes(data: bytes) -> Manifest:
 
 
 def is_below(path: str) -> bool:
-    """Tells whether an object path names a file inside a folder, also after it is mapped to this machine."""
+    """Returns whether an object path names a file inside a folder, also after it is mapped to this machine."""
     return path.isprintable() and all(part not in ("", ".", "..") for part in path.split("/"))
 
 
 def _checked(path: str) -> str:
     """Returns the path. Raises FileError if it is not below the capture's folder."""
-    if not is_below(path):  # whoever may write to the store says so
+    if not is_below(path):  # the path comes from anybody who may write to the store
         raise FileError(f"the manifest names {path!r:.80}, which is not a file below the capture's folder")
     return path
 

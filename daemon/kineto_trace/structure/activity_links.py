@@ -1,4 +1,4 @@
-"""Parts of a trace that many analyses use: GPU activities, calls, which op launched what, training steps.
+"""Parts of a trace that many analyses use: GPU activities, calls, the ops that launched them, training steps.
 
 Theory of operation
     A GPU activity belongs to the call with its correlation id, and to the op that is the innermost one around that
@@ -8,53 +8,80 @@ Theory of operation
     Work of a CUDA graph belongs to the operator that added its node when the graph was captured, where that is known
     (captured_graphs.py). That operator has no row in the trace, only a name: Gpu.op remains the one that launched the
     graph.
+
+Which training steps were recorded from their beginning to their end.
+    A step that the recording cut off does not show how long a step takes, so no mean may count it.
+
+    Captures of kinetod state it: a step that had begun before the window, or had not ended in it, has the argument
+    "complete": false (decode/iterations.py), and steps running at the end are not `finished`. Stored traces of earlier
+    versions state when each step began, in `TargetInfo.iterations`.
+
+    torch.profiler writes a step when it ends, and ends the last one itself when it stops. If the program leaves its
+    loop before the schedule's last step, that one is a remainder: it contains little more than the end of the loop. The
+    file does not mark it, but its work shows it: it is taken to be incomplete if it contains far fewer operators and
+    calls than any other step. If the others contain little themselves, nothing is concluded.
+
+The GPUs of a trace: their properties and vendor.
+    Kineto numbers the devices in its deviceProperties as the program sees them, from 0 on, but AMD's kernels carry the
+    number of a node of the host. If none of the devices that did work has properties, and those in the trace are alike
+    except for their numbers, these are theirs: the program saw no other GPUs.
+
+    The vendor follows from the properties, otherwise from the calls: some drivers leave the names of AMD's GPUs empty.
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from kineto_trace.arrays.id_sets import lookup, unique_values
 from kineto_trace.arrays.intervals import containing
 from kineto_trace.arrays.row_groups import below_equals
+from kineto_trace.base.array_types import NOTHING, AnyArray, Flags, Ints, Ints32, UInts8, UInts32
+from kineto_trace.decode.iterations import COMPLETE
+from kineto_trace.kernel_traits.gpu_vendors import WORDS, GpuVendor, VendorWords, vendor_of_calls, vendor_of_properties
 from kineto_trace.kernel_traits.kernel_types import communication_names, matches
 from kineto_trace.model.activity_tables import STEP_PREFIX
 from kineto_trace.model.context import Context
-from kineto_trace.model.trace import API_TABLES, GPU_TABLES, NO_STRING, OP_TABLES
+from kineto_trace.model.trace import API_TABLES, GPU_TABLES, NO_STRING, OP_TABLES, Trace
 from kineto_trace.structure.captured_graphs import captured_operators
+from kineto_trace.structure.event_arguments import parse
 from kineto_trace.structure.nesting import Nested, nest_tables
-from kineto_trace.structure.steps.step_completeness import began_before, is_marked_incomplete, is_rest
 
-NOTHING = -1
 KERNEL, MEMCPY, MEMSET = range(3)  # Gpu.kind, numbers into GPU_TABLES
 COLLECTIVE = '"Collective name"'  # an argument of kernels that NCCL launched for torch.distributed
 _CONSISTENT = 0.9
-_STEP = re.compile("^" + re.escape(STEP_PREFIX) + r"(\d+)$")
-
-Ints = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
+_STEP = re.compile("^" + re.escape(STEP_PREFIX) + r"(\d{1,18})$")
+_LITTLE = 0.5  # of the work of the step with the least work, for the last of at least three steps
+_ALMOST_NOTHING = 0.02  # the same for the last of two: the first may have compiled
+_ENOUGH_WORK = 50  # operators and calls in each of the other steps, needed for such a conclusion
+_OWN = ("id", "uuid")  # keys that differ between devices
+Properties = Mapping[int, Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
     """All kernels, copies and fills in the order of their starts (Unix ns).
 
-    kind: number into GPU_TABLES; row: in that table. track: dense number of (device, stream). call: place in Calls,
-    op: row of cpu_op; NOTHING: none. communication: a kernel that is a collective or a transfer between GPUs.
+    kind: number into GPU_TABLES.
+    row: in that table.
+    track: dense number of (device, stream).
+    call: place in Calls, or NOTHING.
+    op: row of cpu_op, or NOTHING.
+    communication: a kernel that is a collective or a transfer between GPUs.
     """
 
-    kind: npt.NDArray[np.uint8]
+    kind: UInts8
     row: Ints
     start: Ints
     end: Ints
-    name: npt.NDArray[np.int32]
+    name: Ints32
     device: Ints
     stream: Ints
     track: Ints
-    correlation: npt.NDArray[np.uint32]
+    correlation: UInts32
     call: Ints
     op: Ints
     communication: Flags
@@ -65,15 +92,20 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """All runtime and driver calls, not sorted. kind: number into API_TABLES; row: in that table. op: row of cpu_op."""
+    """All runtime and driver calls, not sorted.
 
-    kind: npt.NDArray[np.uint8]
+    kind: number into API_TABLES.
+    row: in that table.
+    op: row of cpu_op.
+    """
+
+    kind: UInts8
     row: Ints
     start: Ints
     end: Ints
-    name: npt.NDArray[np.int32]
-    thread: npt.NDArray[np.uint32]
-    correlation: npt.NDArray[np.uint32]
+    name: Ints32
+    thread: UInts32
+    correlation: UInts32
     op: Ints
 
     def __len__(self) -> int:
@@ -84,24 +116,24 @@ class Calls:
 class Steps:
     """Training steps ("ProfilerStep#N") in the order of their starts (Unix ns); may be empty.
 
-    complete: recorded from beginning to end (structure/steps/step_completeness.py).
+    complete: recorded from beginning to end.
     """
 
     number: Ints
     start: Ints
     end: Ints
-    thread: npt.NDArray[np.uint32]
+    thread: UInts32
     complete: Flags
 
     def __len__(self) -> int:
         return len(self.number)
 
     def at(self, moment: Ints) -> Ints:
-        """Returns for each moment (Unix ns) the place of the step that runs then; NOTHING: none."""
+        """Returns for each moment (Unix ns) the place of the step that runs then, or NOTHING."""
         return containing(self.start, self.end, moment)
 
     def number_at(self, moment: Ints) -> Ints:
-        """Returns for each moment (Unix ns) the number of the step that runs then; NOTHING: none."""
+        """Returns for each moment (Unix ns) the number of the step that runs then, or NOTHING."""
         return np.append(self.number, NOTHING)[self.at(moment)]
 
 
@@ -123,8 +155,8 @@ def ops(context: Context) -> Ops:
     return Ops(nested, place, row)
 
 
-def inside_equals(context: Context, key: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Tells for each row of cpu_op whether it runs inside one of the same key, whose totals have its time already."""
+def inside_equals(context: Context, key: AnyArray) -> Flags:
+    """Returns for each row of cpu_op whether it is nested in one of the same key, whose totals include its time."""
     tree = context.get(ops)
     return below_equals(key[tree.row], tree.nested.tree.stop)[tree.place]
 
@@ -133,7 +165,7 @@ def calls(context: Context) -> Calls:
     """Returns runtime and driver calls, each with the op around it."""
     tables = [context.trace.table(kind) for kind in reversed(API_TABLES)]  # of equal correlations the runtime's counts
 
-    def joined(name: str) -> npt.NDArray[np.generic]:
+    def joined(name: str) -> AnyArray:
         return np.concatenate([table[name] for table in tables])
 
     count = [len(table) for table in tables]
@@ -155,7 +187,7 @@ def calls(context: Context) -> Calls:
 
 
 def gpu(context: Context) -> Gpu:
-    """Returns GPU activities, each with the call and the op that it came from."""
+    """Returns GPU activities, each with its call and op."""
     tables = [context.trace.table(kind) for kind in GPU_TABLES]
     columns = {
         name: np.concatenate([t[name] for t in tables])
@@ -188,7 +220,7 @@ def gpu(context: Context) -> Gpu:
     )
 
 
-def _communicates(context: Context, kind: npt.NDArray[np.uint8], row: Ints) -> Flags:
+def _communicates(context: Context, kind: UInts8, row: Ints) -> Flags:
     found = np.zeros(len(row), np.bool_)
     kernels = np.flatnonzero(kind == KERNEL)
     found[kernels] = context.get(communication_kernels)[row[kernels]]
@@ -196,7 +228,7 @@ def _communicates(context: Context, kind: npt.NDArray[np.uint8], row: Ints) -> F
 
 
 def communication_kernels(context: Context) -> Flags:
-    """Tells for each kernel whether it communicates, by its name or by a collective described in the file."""
+    """Returns for each kernel whether it communicates, by its name or by a collective described in the file."""
     table = context.trace.table("kernel")
     named: Flags = context.get(communication_names)[table["name"]]
     if "args" not in table.origin:
@@ -210,7 +242,7 @@ def communication_kernels(context: Context) -> Flags:
 
 
 def call_owners(context: Context) -> Ints:
-    """For each of Calls the name (number of a string) of its op, else of the innermost annotation around it.
+    """Returns for each of Calls the name (string number) of its op, else of the innermost annotation around it.
 
     Optimizers and extensions launch kernels outside any op; captures attribute these to annotations in the same way.
     """
@@ -227,7 +259,7 @@ def call_owners(context: Context) -> Ints:
 
 
 def captured_ops(context: Context) -> Ints:
-    """For each of Gpu the row of graph_op that added it to its CUDA graph; NOTHING: it has none, or it is unknown."""
+    """Returns for each of Gpu the row of graph_op that added it to its CUDA graph, or NOTHING."""
     activity, found = context.get(gpu), context.get(captured_operators)
     result = np.full(len(activity), NOTHING, np.int64)
     for kind, name in enumerate(GPU_TABLES):
@@ -237,14 +269,14 @@ def captured_ops(context: Context) -> Ints:
 
 
 def owners(context: Context) -> Ints:
-    """For each of Gpu the name (number of a string) of the op or annotation that it belongs to; NOTHING: none."""
+    """Returns for each of Gpu the name (string number) of the op or annotation that it belongs to, or NOTHING."""
     operator = context.get(captured_ops)
     names = np.append(context.trace.table("graph_op")["name"].astype(np.int64), NOTHING)
     return np.where(operator >= 0, names[operator], context.get(launch_owners))
 
 
 def launch_owners(context: Context) -> Ints:
-    """For each of Gpu the name (number of a string) of the op or annotation that launched it; NOTHING: none.
+    """Returns for each of Gpu the name (string number) of the op or annotation that launched it, or NOTHING.
 
     It differs from `owners` for work of CUDA graphs only.
     """
@@ -254,9 +286,7 @@ def launch_owners(context: Context) -> Ints:
     return np.where(activity.op >= 0, names[activity.op], called[activity.call])
 
 
-def _by_external_id(
-    context: Context, external: Ints, correlation: npt.NDArray[np.uint32], call: Ints, op: Ints
-) -> Ints:
+def _by_external_id(context: Context, external: Ints, correlation: UInts32, call: Ints, op: Ints) -> Ints:
     """Finds the ops of activities whose call is missing, where external ids are trustworthy."""
     wanted = (call < 0) & (external != 0)
     table = context.trace.table("cpu_op")
@@ -272,7 +302,7 @@ def _by_external_id(
 
 
 def step_names(context: Context) -> Flags:
-    """Tells for each string of the trace whether an annotation of that name is a training step."""
+    """Returns for each string of the trace whether an annotation of that name is a training step."""
     return matches(context.trace.strings, _STEP)
 
 
@@ -295,7 +325,7 @@ def steps(context: Context) -> Steps:
     complete = (finished != 0) & ~is_marked_incomplete(trace, inputs) & ~began_before(trace, number)
     order = np.argsort(start, kind="stable")
     result = Steps(number[order], start[order], (start + duration)[order], thread[order], complete[order])
-    if is_rest(context, result.start, result.end):
+    if is_remainder(context, result.start, result.end):
         result.complete[-1] = False
     return result
 
@@ -305,3 +335,67 @@ def whole_steps(context: Context) -> Steps:
     found = context.get(steps)
     whole = found.complete
     return Steps(found.number[whole], found.start[whole], found.end[whole], found.thread[whole], whole[whole])
+
+
+def is_marked_incomplete(trace: Trace, texts: Ints32) -> Flags:
+    """Tells for each text of arguments (number into Trace.strings) whether it has the argument "complete": false."""
+    used = [number for number in unique_values(texts).tolist() if number != NO_STRING]
+    found: Flags = np.isin(texts, [n for n in used if parse(trace.strings[n]).get(COMPLETE) is False])
+    return found
+
+
+def began_before(trace: Trace, number: Ints) -> Flags:
+    """Returns which steps of a capture began before its window, for traces that were stored without the argument."""
+    early = [each[0] for each in trace.target.iterations if each[1] < trace.window_start_ns]
+    found: Flags = np.isin(number, early)
+    return found
+
+
+def is_remainder(context: Context, start: Ints, end: Ints) -> bool:
+    """Returns whether the last of these steps of another profiler has far less work than any other step."""
+    head = context.trace.head
+    if head is None or "kinetod" in head or len(start) < 2:
+        return False
+    little = _LITTLE if len(start) > 2 else _ALMOST_NOTHING
+    times = [context.trace.table(kind)["start"] for kind in (*OP_TABLES, *API_TABLES)]
+    last = sum(int(np.count_nonzero((time >= start[-1]) & (time < end[-1]))) for time in times)
+    if last * (len(start) - 1) >= little * sum(map(len, times)):
+        return False  # not less than the mean of the others
+    work = np.zeros(len(start), np.int64)
+    for time in times:
+        at = containing(start, end, time)
+        work += np.bincount(at[at >= 0], minlength=len(start))
+    least = int(np.min(work[:-1]))
+    return least >= _ENOUGH_WORK and last < little * least
+
+
+def device_properties(context: Context) -> Properties:
+    """Returns the properties of each GPU, by its number."""
+    trace = context.trace
+    found: dict[int, Mapping[str, Any]] = {
+        item["id"]: item for item in trace.devices if isinstance(item.get("id"), int)
+    }
+    used = {device for kind in GPU_TABLES for device in unique_values(trace.table(kind)["device"]).tolist()}
+    alike = {
+        tuple(sorted((key, str(value)) for key, value in item.items() if key not in _OWN)) for item in found.values()
+    }
+    if len(alike) == 1 and used.isdisjoint(found):
+        common = {key: value for key, value in next(iter(found.values())).items() if key not in _OWN}
+        found |= {device: {**common, "id": device} for device in used}
+    return found
+
+
+def gpu_vendor(context: Context) -> GpuVendor:
+    """Returns the vendor of the GPUs that worked in the trace."""
+    vendors = {vendor_of_properties(item) for item in context.get(device_properties).values()}
+    named = vendors - {GpuVendor.UNKNOWN}
+    if len(named) == 1:
+        return named.pop()
+    trace = context.trace
+    numbers = {number for kind in API_TABLES for number in unique_values(trace.table(kind)["name"]).tolist()}
+    return vendor_of_calls(trace.strings[number] for number in sorted(numbers))
+
+
+def vendor_words(context: Context) -> VendorWords:
+    """Returns the terms of the vendor of the trace's GPUs."""
+    return WORDS[context.get(gpu_vendor)]

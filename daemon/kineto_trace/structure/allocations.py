@@ -1,50 +1,50 @@
-"""What an allocator did: its records in order, which free belongs to which allocation, what was held when.
+"""The allocator's records in order, the pairs of allocation and free, and the memory held over time.
 
 Theory of operation
-    A record is an allocation (bytes > 0) or a release. An address is used again and again: a release belongs to the
-    last record of its address and device before it, if that is an allocation. So pairs are neighbours once records
-    are sorted by device, address and time. Allocations without a release were still held at the end (or their release
-    was lost); releases without an allocation are of memory from before the recording.
+    A record is an allocation (bytes > 0) or a release. Addresses are reused: a release belongs to the last record of
+    its address and device before it, if that is an allocation. So pairs are neighbours once records are sorted by
+    device, address and time. Allocations without a release were still held at the end (or their release was lost);
+    releases without an allocation are of memory from before the recording.
 
-    A record belongs to the innermost operator that runs on its thread at its time; where the thread is not known, to
-    the operator with its external id.
+    A record belongs to the innermost operator that runs on its thread at its time; if the thread is unknown, to the
+    operator with its external id.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from kineto_trace.arrays.id_sets import lookup
+from kineto_trace.base.array_types import NOTHING, Flags, Floats, Ints, UInts64
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import Table
 from kineto_trace.structure.activity_links import ops
 from kineto_trace.structure.event_arguments import has_column
 
-NOTHING = -1
 MEMORY = "[memory]"
 CPU, CUDA = 0, 1  # c10::DeviceType
-# Of the device types that allocators tell of: what people call them.
+# Names of the device types in allocators' records.
 DEVICE_NAMES = {CPU: "CPU", CUDA: "GPU", 6: "HIP", 9: "XLA", 12: "XPU", 13: "MPS", 15: "HPU", 18: "IPU", 19: "MTIA"}
-
-Ints = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
 class Records:
     """Allocations and releases in the order of time (Unix ns).
 
-    row: of cpu_instant_event. device: place in `devices`. bytes: negative for releases. allocated, reserved: bytes on
-    the device afterwards; -1: unknown. addressed: the address is known (PyTorch before 1.10 did not tell it). other:
-    place of the release of an allocation and the other way round; NOTHING. op: row of cpu_op; NOTHING.
+    row: of cpu_instant_event.
+    device: place in `devices`.
+    bytes: negative for releases.
+    allocated, reserved: bytes on the device afterwards; -1 if unknown.
+    addressed: whether the address is known (PyTorch before 1.10 did not record it).
+    other: place of the release of an allocation and vice versa, or NOTHING.
+    op: row of cpu_op, or NOTHING.
     """
 
     row: Ints
     time: Ints
     device: Ints
     bytes: Ints
-    address: npt.NDArray[np.uint64]
+    address: UInts64
     addressed: Flags
     allocated: Ints
     reserved: Ints
@@ -93,7 +93,7 @@ def _device_name(kind: int, number: int) -> str:
     return name if kind == CPU else f"{name}{number}"
 
 
-def pairs(device: Ints, address: npt.NDArray[np.uint64], size: Ints) -> Ints:
+def pairs(device: Ints, address: UInts64, size: Ints) -> Ints:
     """For each record (by time): the place of the record that it makes a pair with; NOTHING: none.
 
     size: bytes; above 0 for allocations.
@@ -120,9 +120,10 @@ def _ops_of(context: Context, table: Table, row: Ints) -> Ints:
 
 
 def levels(records: Records, device: int) -> tuple[Ints, Ints, Ints, bool]:
-    """Returns times (Unix ns), allocated and reserved bytes after each record of a device, and whether relative.
+    """Returns times (Unix ns), allocated and reserved bytes after each record of a device, and whether they are
+    relative.
 
-    Where the trace does not state totals, the bytes allocated since the recording began take their place (they may be
+    If the trace does not state totals, the bytes allocated since the recording began replace them (they may be
     negative), and reserved is -1 throughout.
     """
     mine = np.flatnonzero(records.device == device)
@@ -132,11 +133,12 @@ def levels(records: Records, device: int) -> tuple[Ints, Ints, Ints, bool]:
     return records.time[mine], np.cumsum(records.bytes[mine]), np.full(len(mine), -1), True
 
 
-def largest_triangles(points: npt.NDArray[np.float64], count: int) -> Ints:
-    """The rows of a curve (x, y, …, by x) that show its shape best: `count` of them, the first and the last included.
+def largest_triangles(points: Floats, count: int) -> Ints:
+    """Returns the `count` rows of a curve (x, y, …, by x) that show its shape best, including the first and the last.
 
-    Largest Triangle Three Buckets: of every bucket the point that makes the largest triangle with the point chosen
-    before and the mean of the next bucket. All rows if there are no more than `count`; a curve has at least 3 rows.
+    Largest Triangle Three Buckets: from every bucket the point that makes the largest triangle with the previously
+        chosen point and the mean of the next bucket. All rows if there are no more than `count`; a curve has at least 3
+        rows.
     """
     length = len(points)
     if count >= length:

@@ -1,49 +1,50 @@
 """The Python call stack of each operator.
 
 Theory of operation
-    A file may tell the stack itself ("Call stack" of the operator's arguments: frames from the innermost to the
-    outermost, ";" between them). Otherwise the stack is made of the Python frames (python_function) that were
-    running on the operator's thread when it started, written in the same way.
+    A file may contain the stack itself ("Call stack" of the operator's arguments: frames from the innermost to the
+    outermost, separated by ";"). Otherwise the stack consists of the Python frames (python_function) that were running
+    on the operator's thread when it started, written in the same way.
 
     Backward operators run on threads of autograd's own, without Python frames. They have the stack of the forward
-    operator whose gradient they compute, which says what in the user's code they belong to; so have the operators
-    inside them. Those without a forward operator (accumulating gradients, say) have the stack of the call that started
-    the backward pass, on whatever thread it was waiting at that time. Only files without any Python frames on the
-    thread are completed so: what ran on the thread itself comes first.
+    operator whose gradient they compute, which shows their origin in the user's code; so have the operators inside
+    them. Those without a forward operator (accumulating gradients, say) have the stack of the call that started the
+    backward pass, on the thread that was waiting for it. This applies only to threads without any Python frames: the
+    thread's own frames take precedence.
 
     Stacks are numbered: a frame's stack is its own name and its caller's stack. All frames of one depth are
-    numbered at once, so that nothing is done per frame, and texts are made of the stacks that are asked for.
+    numbered at once, so that nothing is done per frame, and texts are made on request.
 """
 
 import re
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from kineto_trace.arrays.id_sets import lookup, unique_values
 from kineto_trace.arrays.intervals import containing
 from kineto_trace.arrays.row_groups import group
+from kineto_trace.base.array_types import Ints, Ints32
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import Trace
 from kineto_trace.structure.activity_links import ops as ops_tree
 from kineto_trace.structure.event_arguments import argument_texts
 from kineto_trace.structure.fwd_bwd import forward_backward
+from kineto_trace.structure.library_calls import functions_named
 from kineto_trace.structure.nesting import Nested
-from kineto_trace.structure.python.code_places import functions_named
-from kineto_trace.structure.python.python_frames import python_tree
+from kineto_trace.structure.python_frames import python_tree
 
 NO_STACK = -1
 SEPARATOR = ";"
 ARGUMENT = "Call stack"
 _BACKWARD = re.compile(r"(?:^|/)torch/autograd/[^:]*: (backward|_engine_run_backward|grad)$")
 
-Ints = npt.NDArray[np.int64]
-
 
 @dataclass(frozen=True, slots=True)
 class CallStacks:
-    """of_op: per row of cpu_op the number of its stack; NO_STACK: none. texts: of the stacks, if a file tells them.
+    """The stacks of operators.
+
+    of_op: per row of cpu_op the number of its stack, or NO_STACK.
+    texts: of the stacks, if the file contains them.
 
     Otherwise stack n is the frame called names[n] (number into Trace.strings), called by stack callers[n].
     """
@@ -66,7 +67,7 @@ class CallStacks:
         return SEPARATOR.join(frames)
 
 
-def told_stacks(context: Context) -> CallStacks:
+def recorded_stacks(context: Context) -> CallStacks:
     """Returns the stacks recorded in the file."""
     numbers, texts = argument_texts(context, "cpu_op", ARGUMENT)
     known = np.array([bool(text) for text in texts] + [False])
@@ -75,8 +76,8 @@ def told_stacks(context: Context) -> CallStacks:
 
 
 def call_stacks(context: Context) -> CallStacks:
-    """Returns the stacks recorded in the file, or if there are none, those made of the Python frames."""
-    told = context.get(told_stacks)
+    """Returns the stacks recorded in the file, or if there are none, those of the Python frames."""
+    told = context.get(recorded_stacks)
     if (told.of_op != NO_STACK).any():
         return replace(told, of_op=_of_forward_ops(context, told.of_op))
     ops, python = context.trace.table("cpu_op"), context.trace.table("python_function")
@@ -103,7 +104,7 @@ def call_stacks(context: Context) -> CallStacks:
 
 
 def _of_forward_ops(context: Context, of_op: Ints) -> Ints:
-    """Returns the stacks of operators; those inside of backward operators have that of the forward operator."""
+    """Returns the stacks of operators; those inside backward operators have that of the forward operator."""
     links = forward_backward(context.trace.tables)
     if not len(links.backward_rows):
         return of_op.copy()
@@ -112,7 +113,8 @@ def _of_forward_ops(context: Context, of_op: Ints) -> Ints:
     own[links.backward_rows] = np.where(
         own[links.backward_rows] == NO_STACK, of_op[links.forward_rows], own[links.backward_rows]
     )
-    around = np.flatnonzero((table["forward_thread"] > 0) & (own == NO_STACK))  # autograd's, around a backward operator
+    # autograd's operators around a backward operator
+    around = np.flatnonzero((table["forward_thread"] > 0) & (own == NO_STACK))
     key = table["forward_thread"].astype(np.uint64) << np.uint64(40) ^ table["sequence"].astype(np.uint64)
     own[around] = lookup(key[around], key[links.backward_rows], own[links.backward_rows], NO_STACK)
     sorted_own, parent, depth = own[tree.row], tree.nested.tree.parent, tree.nested.tree.depth
@@ -123,12 +125,11 @@ def _of_forward_ops(context: Context, of_op: Ints) -> Ints:
     return own
 
 
-def _waiting_for_backward(
-    context: Context, nested: Nested, name: npt.NDArray[np.int32], time: Ints
-) -> npt.NDArray[np.int64]:
+def _waiting_for_backward(context: Context, nested: Nested, name: Ints32, time: Ints) -> Ints:
     """Returns for each time the innermost Python frame of the thread that runs a backward pass then; -1: none.
 
-    nested: the Python frames; name: of each of them, by place.
+    nested: the Python frames.
+    name: of each of them, by place.
     """
     passes = np.flatnonzero(functions_named(context, _BACKWARD)[name])
     if not len(passes) or not len(time):

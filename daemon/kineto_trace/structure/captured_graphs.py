@@ -1,15 +1,15 @@
-"""Which operator added the nodes of the CUDA graphs that the trace shows replayed.
+"""Finds the operators that added the nodes of the CUDA graphs replayed in the trace.
 
 Theory of operation
-    A replay runs no operator: what its kernels belong to was seen when the graph was captured (the tables graph_node
-    and graph_op, from the agent). CUPTI's id of a node has the id of the instantiated graph in its upper half, and in
-    its lower half the node's number in the order of the capture, which instantiation keeps. A graph of the trace is a
-    captured one if it has all its kernels, at the same places, with the same names and launch shapes, and nothing else
-    in other places. Copies and fills need not be recorded, and are kernels of the driver's own where the graph was
-    instantiated before CUPTI came.
+    A replay runs no operator: the owners of its kernels were recorded when the graph was captured (the tables
+        graph_node and graph_op, from the agent). CUPTI's id of a node has the id of the instantiated graph in its upper
+        half, and in its lower half the node's number in the order of the capture, which instantiation keeps. A graph of
+        the trace is a captured one if it has all its kernels, at the same places, with the same names and launch
+        shapes, and no kernels in other places. Copies and fills need not be recorded, and are the driver's own kernels
+        if the graph was instantiated before CUPTI was loaded.
 
-    If several captured graphs fit, they must agree on the operator of every node; otherwise nothing is attributed. What
-    is not attributed here belongs to whatever launched the graph, as ever.
+    If several captured graphs fit, they must agree on the operator of every node; otherwise nothing is attributed. Work
+    that is not attributed here belongs to the launcher of the graph, as usual.
 """
 
 import re
@@ -19,9 +19,9 @@ from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from kineto_trace.arrays.id_sets import unique_values
+from kineto_trace.base.array_types import AnyArray, Flags, Ints, Ints8, Ints32
 from kineto_trace.kernel_traits.kernel_types import matches
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import GPU_TABLES, NO_ROW, NO_STRING, Trace
@@ -39,17 +39,14 @@ _TYPES = {"kernel": 0, "gpu_memcpy": 1, "gpu_memset": 2}  # CUgraphNodeType
 _DRIVERS_OWN = re.compile(r"mem(?:cpy|set)\w*$")
 _NODE_MASK = np.uint64(0xFFFFFFFF)
 
-Ints = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
-
 
 @dataclass(frozen=True, slots=True)
 class CapturedGraphs:
-    """What is known of the graphs of the trace.
+    """What is known about the graphs of the trace.
 
-    node: by GPU table, for each row the row of graph_node that it ran; NO_ROW: none is known. state: by CUPTI's graph
-    id one of KNOWN, NOT_SEEN, DIFFERENT, CHANGED, AMBIGUOUS. shapes: ids of known graphs whose operators' inputs are
-    unambiguous, too.
+    node: by GPU table, for each row the row of graph_node that it ran, or NO_ROW.
+    state: by CUPTI's graph id one of KNOWN, NOT_SEEN, DIFFERENT, CHANGED, AMBIGUOUS.
+    shapes: ids of known graphs whose operators' inputs are unambiguous, too.
     """
 
     node: Mapping[str, Ints]
@@ -61,21 +58,21 @@ class CapturedGraphs:
 class _Work:
     """The activities of graphs. kind: CUgraphNodeType; what: name and launch shape; own: the driver's copy or fill."""
 
-    table: npt.NDArray[np.int8]
+    table: Ints8
     row: Ints
     graph: Ints
     node: Ints
     kind: Ints
-    what: npt.NDArray[np.int32]
+    what: Ints32
     own: Flags
 
-    def take(self, rows: npt.NDArray[np.generic]) -> "_Work":
+    def take(self, rows: AnyArray) -> "_Work":
         """Returns these rows."""
         return _Work(*(getattr(self, name)[rows] for name in self.__slots__))
 
 
 class _Alike(NamedTuple):
-    """Captured graphs that no replay tells apart: the first of them, and all operators that their nodes may have."""
+    """Captured graphs with indistinguishable replays: the first of them, and all possible operators of their nodes."""
 
     graph: _Work
     paths: set[bytes]
@@ -118,12 +115,12 @@ def captured_graphs(context: Context) -> CapturedGraphs:
 
 
 def captured_operators(context: Context) -> dict[str, Ints]:
-    """By GPU table, for each row the row of graph_op that added it to its CUDA graph; NO_ROW: none is known."""
+    """Returns by GPU table, for each row, the row of graph_op that added it to its CUDA graph, or NO_ROW."""
     operator = np.append(context.trace.table("graph_node")["operator"].astype(np.int64), NO_ROW)
     return {name: operator[node] for name, node in context.get(captured_graphs).node.items()}
 
 
-def captured_columns(trace: Trace) -> dict[str, dict[str, npt.NDArray[np.int32]]]:
+def captured_columns(trace: Trace) -> dict[str, dict[str, Ints32]]:
     """By GPU table the column CAPTURED_OP: for each row the name of its operator; NO_STRING: none. None at all: {}."""
     names = np.append(trace.table("graph_op")["name"].astype(np.int32), NO_STRING)
     found = Context(trace).get(captured_operators) if len(names) > 1 else {}
@@ -143,7 +140,7 @@ def _runs(values: Ints) -> list[Ints]:
 
 
 def _is_whole(node: Ints) -> bool:
-    """Tells whether a captured graph has all its nodes, in their order."""
+    """Returns whether a captured graph has all its nodes, in their order."""
     return np.array_equal(node, np.arange(len(node)))
 
 
@@ -181,7 +178,7 @@ def _joined(parts: list[_Work]) -> _Work:
 
 
 def _captured(context: Context) -> _Work:
-    """Returns the nodes that the agent saw captured, graph by graph."""
+    """Returns the nodes of the captured graphs that the agent recorded, graph by graph."""
     table = context.trace.table("graph_node")
     own = np.append(matches(context.trace.strings, _DRIVERS_OWN), False)
     return _Work(
@@ -196,13 +193,13 @@ def _captured(context: Context) -> _Work:
 
 
 def _kernels(graph: _Work) -> bytes:
-    """Returns what two graphs must have in common. The nodes must be in their order, each one once."""
+    """Returns the features that two graphs must share. The nodes must be in their order, each one once."""
     chosen = (graph.kind == _TYPES["kernel"]) & ~graph.own
     return np.column_stack((graph.node[chosen], graph.what[chosen])).tobytes()
 
 
 def _has_others(captured: _Work, work: _Work) -> bool:
-    """Tells whether the copies and fills that ran are copies and fills of the captured graph."""
+    """Returns whether the copies and fills that ran are copies and fills of the captured graph."""
     others = work.take((work.kind != _TYPES["kernel"]) | work.own)
     if not (others.node < len(captured.node)).all():
         return False
@@ -211,20 +208,20 @@ def _has_others(captured: _Work, work: _Work) -> bool:
 
 
 def _first_of_each(node: Ints) -> Ints:
-    """Returns by node the first place that has it; NO_ROW: none."""
+    """Returns for each node its first place, or NO_ROW."""
     first = np.full(int(node.max()) + 1, NO_ROW, np.int64)
     first[node[::-1]] = np.arange(len(node) - 1, -1, -1)
     return first
 
 
 def _is_constant(work: _Work, first: Ints) -> bool:
-    """Tells whether each node ran the same in all replays."""
+    """Returns whether each node ran the same in all replays."""
     same = first[work.node]
     return bool((work.what == work.what[same]).all() and (work.kind == work.kind[same]).all())
 
 
 def _alike(context: Context, graphs: Sequence[_Work]) -> dict[bytes, dict[bytes, _Alike]]:
-    """Returns the graphs by their kernels, and then by what their other nodes are."""
+    """Returns the graphs by their kernels, and then by their other nodes."""
     found: dict[bytes, dict[bytes, _Alike]] = {}
     for graph in graphs:
         nodes = np.column_stack((graph.kind, graph.own)).tobytes()
@@ -236,21 +233,21 @@ def _alike(context: Context, graphs: Sequence[_Work]) -> dict[bytes, dict[bytes,
 
 
 def _several(sets: Iterable[set[bytes]]) -> bool:
-    """Tells whether there are several different elements in the sets together."""
+    """Returns whether the sets together have several different elements."""
     return len({element for each in sets for element in islice(each, 2)}) > 1
 
 
 def _attribution(context: Context, graph: _Work) -> tuple[bytes, bytes]:
-    """Returns the operators of all nodes, without and with their inputs, to be compared."""
+    """Returns the operators of all nodes, without and with their inputs, for comparison."""
     paths, inputs = context.get(_op_numbers)
     operator = context.trace.table("graph_node")["operator"][graph.row]
     return paths[operator].tobytes(), inputs[operator].tobytes()
 
 
 def _op_numbers(context: Context) -> tuple[Ints, Ints]:
-    """For each row of graph_op, and at the end for none: equal numbers for equal operators and what is around them.
+    """Returns for each row of graph_op, and one more for none, a number shared by equal operators with equal parents.
 
-    The second array tells inputs apart, too.
+    The second array distinguishes inputs, too.
     """
     table = context.trace.table("graph_op")
     known: dict[tuple[int, int, int], int] = {}
@@ -263,7 +260,8 @@ def _op_numbers(context: Context) -> tuple[Ints, Ints]:
 
 
 def op_paths(context: Context) -> list[tuple[int, ...]]:
-    """For each row of graph_op the names (numbers of strings) of the operators around it and its own, outermost first.
+    """Returns for each row of graph_op the names (string numbers) of the enclosing operators and its own, outermost
+    first.
 
     A graph has few distinct operators, but many of them are nested alike.
     """

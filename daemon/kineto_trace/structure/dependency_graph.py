@@ -1,26 +1,26 @@
-"""What every moment of a trace waited for: the dependencies of host events and GPU activities, and the critical path.
+"""The dependencies of host events and GPU activities, and the critical path through them.
 
 Theory of operation
     Every host event (operator, runtime or driver call, data loading) and every GPU activity has two nodes: event e
     begins at node 2e and ends at node 2e+1. A node may depend on several earlier ones:
 
-    - host, inside a thread: on the end of the sibling before it, else on the start of the event around it; an end
-      on the end of the last child, else on the own start.
-    - host, outermost: on whatever ended last on the own thread, or on a thread with which it hands work over: the
-      thread of the steps and the threads of the backward pass work in turns, one waits for the other.
+    - host, inside a thread: on the end of the previous sibling, else on the start of the enclosing event; an end on the
+      end of the last child, else on the own start.
+    - host, outermost: on the event that ended last on the own thread, or on a thread with which it exchanges work: the
+      thread of the steps and the threads of the backward pass take turns, one waits for the other.
     - a call that holds the runtime's lock: its end on the end of the call that had the lock before it.
     - a call that waits for the GPU: its end on the end of the activity it waited for.
     - a GPU activity: its end on its start; its start on the call that launched it, on the activity that ended
       before it on its stream, and on the activity that its stream was told to wait for.
 
-    All that a node depends on happened before it, so the last of these to happen is the one that held it up. The
-    critical path follows these from the end of the window (an event of the thread of the steps, if the GPU has not
-    more to do) back to its start. It has no holes: the edges of the path add up to the time of the window.
+    All dependencies of a node happened before it, so the last of them is the one that held it up. The critical path
+    follows these from the end of the window (an event of the thread of the steps, unless the GPU works longer) back to
+    its start. It has no holes: the edges of the path add up to the time of the window.
 
-    Which activity was waited for is told by cuda_sync records. Where a trace has none, it is inferred: a call that
-    synchronises waited for what ended last before it returned; and an activity that begins though its launch and
-    its stream's last activity are long past waited for what ended last on another stream of the device. The counts
-    of inferred edges on the path are part of the answer.
+    cuda_sync records show which activity was waited for. If a trace has none, it is inferred: a call that synchronises
+    waited for the activity that ended last before it returned; and an activity that begins long after its launch and
+    its stream's last activity waited for the activity that ended last on another stream of the device. The counts of
+    inferred edges on the path are part of the answer.
 
     HTA's graph has the same edges by other rules (hta_critical_path.py).
 """
@@ -30,18 +30,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from kineto_trace.arrays.id_sets import lookup, unique_values
 from kineto_trace.arrays.longest_paths import trail
+from kineto_trace.base.array_types import NOTHING, Flags, Ints, Ints32, UInts8, UInts32
+from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
-from kineto_trace.model.trace import GPU_TABLES, Trace
-from kineto_trace.structure.activity_links import NOTHING, Gpu, calls, gpu
+from kineto_trace.model.trace import GPU_TABLES, OP_TABLES, Trace
+from kineto_trace.structure.activity_links import Gpu, calls, gpu
+from kineto_trace.structure.fwd_bwd import NO_THREAD, training_thread
 from kineto_trace.structure.nesting import nest_tables
-from kineto_trace.structure.training_thread import NO_THREAD, training_thread
-
-Ints = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
 
 # Table of each event, Events.kind. Data loading: those annotations alone.
 HOST_KINDS = ("user_annotation", "cpu_op", "cuda_runtime", "cuda_driver")
@@ -50,30 +48,34 @@ OPERATOR, DEPENDENCY, LAUNCH_DELAY, KERNEL_DELAY, SYNC = range(5)
 EDGE_TYPES = ("operator", "dependency", "kernel_launch_delay", "kernel_kernel_delay", "sync_dependency")
 DATA_LOADING = ("^enumerate\\(Data(Loader|Pipe)\\)#",)
 EVENT_SYNC, STREAM_WAIT, STREAM_SYNC, CONTEXT_SYNC = 1, 2, 3, 4  # cuda_sync.type
-# Kernels of one stream follow each other within 10 us, those of a communication stream within about 1 ms; beyond
-# that (HTA's threshold) they wait for something else.
+# Kernels of one stream follow each other within 10 us, those of a communication stream within about 1 ms; longer delays
+# (HTA's threshold) have another cause.
 KERNEL_DELAY_LIMIT_NS = 1_500_000
 INFERRED_DELAY_NS = 10_000
 _WAITS = re.compile(r"^(cuda|hip|cu)(Device|Stream|Event|Ctx)Synchronize")
 _COPIES = re.compile(r"^(cuda|hip|cu)Memcpy")
 _LOCKS = re.compile(r"^(cuda|hip|cu)(LaunchKernel|LaunchCooperative|GraphLaunch|Memcpy|Memset|HostAlloc|Malloc|Free)")
 _BACKWARD = re.compile(r"^autograd::engine::evaluate_function")
+Instance = int | str | tuple[int, int] | None
 
 
 @dataclass(frozen=True, slots=True)
 class GraphEvents:
     """Host events in the order of their trees, then GPU activities by start (Unix ns).
 
-    kind: number into KINDS; row: in that table. owner: host: place of the event around it; GPU: place of the call
-    that launched it; NOTHING: none. stop: host: the place after its last descendant.
+    kind: number into KINDS.
+    row: in that table.
+    owner: for host events the place of the enclosing event, for GPU activities the place of the launching call; or
+        NOTHING.
+    stop: for host events, the place after its last descendant.
     """
 
-    kind: npt.NDArray[np.uint8]
+    kind: UInts8
     row: Ints
     start: Ints
     end: Ints
-    name: npt.NDArray[np.int32]
-    thread: npt.NDArray[np.uint32]
+    name: Ints32
+    thread: UInts32
     owner: Ints
     stop: Ints
     host: int  # how many of them are host events
@@ -90,7 +92,7 @@ class GraphEvents:
 
 @dataclass(frozen=True, slots=True)
 class DependencyGraph:
-    """For each node the one that held it up (NOTHING: none known), by which type of edge, and whether inferred.
+    """For each node the one that held it up (NOTHING if unknown), the type of that edge, and whether it is inferred.
 
     main: the threads of the steps and of the backward pass.
     """
@@ -98,24 +100,24 @@ class DependencyGraph:
     events: GraphEvents
     activities: Gpu  # place n is event events.host + n
     before: Ints
-    edge: npt.NDArray[np.uint8]
+    edge: UInts8
     inferred: Flags
     main: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """The edges of a path in the order of time. event: whose time it is (NOTHING: no event's). Times in Unix ns.
+    """The edges of a path in the order of time. event: whose time it is, or NOTHING. Times in Unix ns.
 
-    first, last: the nodes that each edge joins (first NOTHING: the beginning of the window). If both are one node, the
-    edge is that from it to the end of the window, which is the host's time.
+    first, last: the nodes that each edge joins (first is NOTHING at the beginning of the window). If both are one node,
+        the edge leads from it to the end of the window, which is the host's time.
     """
 
     first: Ints
     last: Ints
     start: Ints
     end: Ints
-    edge: npt.NDArray[np.uint8]
+    edge: UInts8
     event: Ints
     inferred: Flags
 
@@ -123,12 +125,44 @@ class Path:
         return len(self.edge)
 
     def on_gpu(self, host: int) -> Flags:
-        """Tells which edges lead to GPU activities. host: number of host events."""
+        """Returns which edges lead to GPU activities. host: number of host events."""
         found: Flags = (self.last >> 1 >= host) & (self.first != self.last)
         return found
 
 
-def named(trace: Trace, name: npt.NDArray[np.int32], pattern: re.Pattern[str]) -> Flags:
+class LatestEnds:
+    """Finds which event of a group ended last before a moment."""
+
+    def __init__(self, group: Ints, end: Ints, events: Ints) -> None:
+        self._numbers = unique_values(group)
+        self._low = int(end.min()) if len(end) else 0
+        self._span = int(end.max()) - self._low + 2 if len(end) else 1
+        keys = np.searchsorted(self._numbers, group) * self._span + (end - self._low)
+        order = np.argsort(keys, kind="stable")
+        self._keys, self._events = keys[order], events[order]
+
+    def latest(self, group: Ints, time: Ints) -> Ints:
+        """Returns for each moment (Unix ns) the event of the group that ended last by then."""
+        if not len(self._keys):
+            return np.full(len(group), NOTHING)
+        at = np.minimum(np.searchsorted(self._numbers, group), len(self._numbers) - 1)
+        known = (self._numbers[at] == group) & (time >= self._low)
+        moment = np.minimum(time - self._low, self._span - 1)
+        found = np.searchsorted(self._keys, at * self._span + moment, side="right") - 1
+        known &= (found >= 0) & (self._keys[found] >= at * self._span)
+        return np.where(known, self._events[found], NOTHING)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A window in Unix ns, including its end."""
+
+    start_ns: int
+    end_ns: int
+    notes: tuple[str, ...] = ()
+
+
+def named(trace: Trace, name: Ints32, pattern: re.Pattern[str]) -> Flags:
     """Tells for each number of a name whether the pattern matches it. Names without rows are not checked."""
     flags = np.zeros(len(trace.strings), np.bool_)
     for number in unique_values(name).tolist():
@@ -138,7 +172,7 @@ def named(trace: Trace, name: npt.NDArray[np.int32], pattern: re.Pattern[str]) -
 
 
 def host_events(context: Context, data_loading: Sequence[str] = DATA_LOADING) -> tuple[GraphEvents, Ints]:
-    """Host events and GPU activities of the whole trace; and for each of Calls its event."""
+    """Returns host events and GPU activities of the whole trace, and for each of Calls its event."""
     trace = context.trace
     loading = re.compile("|".join(data_loading) or "(?!)")
     annotations = trace.table(HOST_KINDS[0])
@@ -204,14 +238,14 @@ def build(context: Context, *, data_loading: Sequence[str] = DATA_LOADING, infer
 
 
 def _offer(graph: DependencyGraph, nodes: Ints, sources: Ints, edge: int, *, inferred: bool = False) -> None:
-    """Sources that happened later than what the nodes depend on so far (and not after them) take its place."""
+    """Replaces the dependencies of nodes by sources that happened later (but before the nodes)."""
     use = sources >= 0
     nodes, sources = nodes[use], sources[use]
     times = graph.events.times
     when, known = times(sources), graph.before[nodes]
     later = (known < 0) | (when > times(known))
     later &= when <= times(nodes)
-    # Nothing may depend on what began together with it or later: so there are no cycles.
+    # Dependencies must begin earlier than their dependents: so there are no cycles.
     later &= (graph.events.start[sources >> 1] < times(nodes)) | (sources < nodes)
     nodes, sources = nodes[later], sources[later]
     graph.before[nodes], graph.edge[nodes], graph.inferred[nodes] = sources, edge, inferred
@@ -227,14 +261,16 @@ def _inside_threads(graph: DependencyGraph) -> None:
     sibling[order[follows]] = order[np.flatnonzero(follows) - 1]
     last_child = np.full(host, NOTHING)
     inner = np.flatnonzero(parent >= 0)
-    last_child[parent[inner]] = inner  # of several the last one stays
+    last_child[parent[inner]] = inner  # the last one of several wins
     graph.before[2 * place] = np.where(sibling >= 0, 2 * sibling + 1, np.where(parent >= 0, 2 * parent, NOTHING))
     graph.before[2 * place + 1] = np.where(last_child >= 0, 2 * last_child + 1, 2 * place)
     graph.edge[2 * place[parent < 0]] = DEPENDENCY
 
 
 def _hand_over(graph: DependencyGraph) -> None:
-    """Outermost events of the thread of the steps and of the threads of the backward pass depend on each other."""
+    """Makes outermost events of the thread of the steps and of the threads of the backward pass depend on each
+    other.
+    """
     events, host, threads = graph.events, graph.events.host, graph.main
     if len(threads) < 2:
         return
@@ -253,7 +289,7 @@ def _hand_over(graph: DependencyGraph) -> None:
 
 
 def main_threads(context: Context) -> list[int]:
-    """The thread that trains, and the threads of the backward pass."""
+    """Returns the training thread and the threads of the backward pass."""
     main = context.get(training_thread)
     if main == NO_THREAD:
         return []
@@ -263,7 +299,7 @@ def main_threads(context: Context) -> list[int]:
 
 
 def _locks(trace: Trace, graph: DependencyGraph) -> None:
-    """Calls of several threads that overlap: the lock goes from one to the other in the order in which they end."""
+    """Adds dependencies by the lock: overlapping calls of several threads get it in the order in which they end."""
     events, host = graph.events, graph.events.host
     called = events.kind[:host] >= HOST_KINDS.index("cuda_runtime")
     places = np.flatnonzero(called & named(trace, events.name[:host], _LOCKS))
@@ -283,31 +319,8 @@ def _launches(graph: DependencyGraph) -> None:
     _offer(graph, 2 * activities, np.where(launch >= 0, 2 * launch, NOTHING), LAUNCH_DELAY)
 
 
-class LatestEnds:
-    """Finds which event of a group ended last before a moment."""
-
-    def __init__(self, group: Ints, end: Ints, events: Ints) -> None:
-        self._numbers = unique_values(group)
-        self._low = int(end.min()) if len(end) else 0
-        self._span = int(end.max()) - self._low + 2 if len(end) else 1
-        keys = np.searchsorted(self._numbers, group) * self._span + (end - self._low)
-        order = np.argsort(keys, kind="stable")
-        self._keys, self._events = keys[order], events[order]
-
-    def latest(self, group: Ints, time: Ints) -> Ints:
-        """For each moment (Unix ns): the event of the group that ended last, at that moment at the latest."""
-        if not len(self._keys):
-            return np.full(len(group), NOTHING)
-        at = np.minimum(np.searchsorted(self._numbers, group), len(self._numbers) - 1)
-        known = (self._numbers[at] == group) & (time >= self._low)
-        moment = np.minimum(time - self._low, self._span - 1)
-        found = np.searchsorted(self._keys, at * self._span + moment, side="right") - 1
-        known &= (found >= 0) & (self._keys[found] >= at * self._span)
-        return np.where(known, self._events[found], NOTHING)
-
-
 def _streams(graph: DependencyGraph) -> None:
-    """Activities of one stream depend on each other in order."""
+    """Makes activities of one stream depend on each other in order."""
     host, gpus = graph.events.host, graph.activities
     activities = np.arange(len(gpus)) + host
     previous = LatestEnds(gpus.track, gpus.end, activities).latest(gpus.track, gpus.start)
@@ -316,7 +329,7 @@ def _streams(graph: DependencyGraph) -> None:
 
 
 def _other_streams(graph: DependencyGraph) -> None:
-    """Activities that begin late for no recorded reason depend on what ended last on the device."""
+    """Makes activities that begin late for no recorded reason depend on the device's last activity to end."""
     host, gpus = graph.events.host, graph.activities
     activities = np.arange(len(gpus)) + host
     known = graph.before[2 * activities]
@@ -367,7 +380,7 @@ def _recorded(context: Context, graph: DependencyGraph, call_event: Ints) -> Int
     waits = kind == STREAM_WAIT
     nexts = _next_launch(queues[launched], launch_time, activities[launched], queue[waits], events.start[event[waits]])
     several = np.argsort(np.where(source[waits] >= 0, events.times(source[waits]), 0), kind="stable")
-    # of several waits before one launch the last to end counts: offers in that order
+    # if several waits precede one launch, the last to end counts: offers in that order
     nexts, sources = nexts[several], source[waits][several]
     use = nexts >= 0
     _offer(graph, 2 * nexts[use], sources[use], SYNC)
@@ -375,14 +388,14 @@ def _recorded(context: Context, graph: DependencyGraph, call_event: Ints) -> Int
 
 
 def _devices(device: Ints, gpus: Gpu) -> Ints:
-    """Unknown devices: the only one, if there is but one."""
+    """Replaces unknown devices by the only one, if there is just one."""
     known = unique_values(gpus.device)
     found: Ints = np.where(device < 0, known[0], device) if len(known) else device
     return found
 
 
 def _next_launch(queues: Ints, times: Ints, activities: Ints, queue: Ints, time: Ints) -> Ints:
-    """For each moment: the first activity launched on the queue after it."""
+    """Returns for each moment the first activity launched on the queue after it."""
     backwards = LatestEnds(queues, -times, activities)
     return backwards.latest(queue, -time)
 
@@ -409,7 +422,7 @@ def _waiting_calls(trace: Trace, graph: DependencyGraph, recorded: Ints, infer: 
 def critical_path(graph: DependencyGraph, start_ns: int, end_ns: int) -> Path:
     """Returns the path of a window (Unix ns) from its start to its end, or to the last end of its GPU work.
 
-    The window ends with an event of the main threads. What other threads are still doing then (loading the next batch,
+    The window ends with an event of the main threads. The work of other threads at that time (loading the next batch,
     saving a checkpoint) holds nothing up.
     """
     events, host = graph.events, graph.events.host
@@ -435,7 +448,7 @@ def _last(events: GraphEvents, chosen: Ints) -> int:
 
 
 def _until(path: Path, node: int, time_ns: int, end_ns: int) -> Path:
-    """The path with one more edge: from the last event to the end of the window."""
+    """Returns the path with one more edge: from the last event to the end of the window."""
     if time_ns >= end_ns or not len(path):
         return path
     return Path(
@@ -450,7 +463,7 @@ def _until(path: Path, node: int, time_ns: int, end_ns: int) -> Path:
 
 
 def _path(graph: DependencyGraph, nodes: Ints, start_ns: int) -> Path:
-    """The edges into these nodes, which are given from the last to the first."""
+    """Returns the edges into these nodes, which are given from the last to the first."""
     nodes = nodes[::-1]
     nodes = nodes[graph.events.times(nodes) > start_ns]
     first = graph.before[nodes]
@@ -460,7 +473,60 @@ def _path(graph: DependencyGraph, nodes: Ints, start_ns: int) -> Path:
     edge[first < 0] = DEPENDENCY
     event = nodes >> 1
     starts = (nodes & 1) == 0
-    # between two events: the event around both, and nobody's outside of all
+    # between two events: the enclosing event of both, or NOTHING
     event = np.where(starts & (event < events.host), events.owner[event], event)
     event[first < 0] = NOTHING
     return Path(first, nodes, begin, events.times(nodes), edge, event, graph.inferred[nodes])
+
+
+def instance_range(instance: Instance) -> tuple[int, int] | None:
+    """Returns the first and last instance, counted from 0; None for all. Raises ViewError."""
+    if instance is None:
+        return None
+    if isinstance(instance, str):
+        parts = instance.split(":")
+        if len(parts) > 2 or not all(part.strip().isdecimal() for part in parts):
+            raise ViewError(f"option instance: {instance!r} is neither a number nor a range such as 2:4")
+        return int(parts[0]), int(parts[-1])
+    return (instance, instance) if isinstance(instance, int) else (instance[0], instance[1])
+
+
+def find_window(context: Context, annotation: str, instance: Instance, *, optional: bool = False) -> Window:
+    """Returns the window from the start of the first wanted instance to the end of the last.
+
+    annotation: part of a name; "" is the whole trace. optional: if there is no such annotation, take the whole trace
+    and add a note; otherwise raise ViewError.
+    """
+    trace = context.trace
+    if not annotation:
+        return _whole(context)
+    wanted = np.array([number for number, text in enumerate(trace.strings) if annotation in text], np.int64)
+    tables = [trace.table(kind) for kind in OP_TABLES]
+    chosen = [np.isin(table["name"], wanted) for table in tables]
+    start = np.concatenate([table["start"][rows] for table, rows in zip(tables, chosen, strict=True)])
+    end = np.concatenate([table.end()[rows] for table, rows in zip(tables, chosen, strict=True)])
+    if not len(start):
+        if optional:
+            whole = _whole(context)
+            note = (
+                f"the trace has no annotation with {annotation!r} in its name, so the path is that of the whole trace"
+            )
+            return Window(whole.start_ns, whole.end_ns, (note,))
+        raise ViewError(
+            f"no annotation with {annotation!r} in its name is in the trace; annotation='' takes the whole trace"
+        )
+    order = np.argsort(start, kind="stable")
+    first, last = instance_range(instance) or (0, len(order) - 1)
+    if not 0 <= first <= last < len(order):
+        raise ViewError(f"option instance: {annotation!r} has the instances 0 to {len(order) - 1}, not {instance!r}")
+    picked = order[first : last + 1]
+    return Window(int(start[picked].min()), int(end[picked].max()))
+
+
+def _whole(context: Context) -> Window:
+    tables = [table for table in context.trace.tables.values() if "start" in table.columns and len(table)]
+    tables = [table for table in tables if table.kind not in ("flow", "other", "overhead", "counter")]
+    if not tables:
+        return Window(context.trace.window_start_ns, context.trace.window_end_ns)
+    start = min(int(table["start"].min()) for table in tables)
+    return Window(start, max(int(table.end().max()) for table in tables))

@@ -1,11 +1,11 @@
-"""Arguments of activities that have no column: what a file's row has beside the columns, as JSON text.
+"""Arguments of activities without a column: the rest of a file's row, as JSON text.
 
 Theory of operation
     The rest of a row's arguments is one text ({"blocks per SM": 0.24, …} without the braces), a number into
     Trace.strings: origin["args"], of operators the column `inputs`, of recorded kernels `hlo`. Few rows differ there,
-    so that each distinct text is parsed once, and what all rows of a table have is an array of texts' numbers.
+    so each distinct text is parsed once, and a table has an array of the texts' numbers.
 
-    Arguments that do have a column (model/activity_tables.py) are asked for in the same way.
+    Arguments with a column (model/activity_tables.py) are requested in the same way.
 """
 
 import json
@@ -15,25 +15,21 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from kineto_trace.arrays.id_sets import distinct
-from kineto_trace.model.activity_tables import KINDS
+from kineto_trace.base.array_types import NOTHING, Flags, Floats, Ints
+from kineto_trace.model.activity_tables import BOOL, FIRST_ARG_BIT, I32X3, KINDS, SIGNED_U32
 from kineto_trace.model.context import Context
-from kineto_trace.model.event_kinds import BOOL, FIRST_ARG_BIT, I32X3, SIGNED_U32
 from kineto_trace.model.trace import NO_STRING, Table
-
-NOTHING = -1
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """The texts of a table. text: for each row, the place in `objects`; NOTHING: the row has none.
+    """The texts of a table.
 
-    objects: each distinct text as a dictionary. strings: its number in Trace.strings.
+    text: for each row, the place in `objects`, or NOTHING.
+    objects: each distinct text as a dictionary.
+    strings: its number in Trace.strings.
     """
 
     text: Ints
@@ -65,9 +61,9 @@ def argument(context: Context, kind: str, key: str) -> Floats:
 
 
 def argument_objects(context: Context, kind: str, key: str) -> tuple[Ints, list[Any]]:
-    """(for each row, the place in the list; the values of each distinct text: texts, lists, …). NOTHING: it has none.
+    """Returns the place of each row's value in the list (or NOTHING), and the values of each distinct text.
 
-    Equal values may come more than once, for texts that differ in other arguments.
+    Values are texts, lists, …; equal ones may occur more than once, for texts that differ in other arguments.
     """
     parsed = arguments(context, kind)
     values = parsed.values(key)
@@ -76,9 +72,9 @@ def argument_objects(context: Context, kind: str, key: str) -> tuple[Ints, list[
 
 
 def argument_texts(context: Context, kind: str, key: str) -> tuple[Ints, list[str]]:
-    """(for each row, the place in the list; distinct texts): of an argument that is a text. NOTHING: it has none.
+    """Returns the place of each row's text in the list (or NOTHING), and the distinct texts of an argument.
 
-    Values that are no texts are given as JSON.
+    Values of other types are given as JSON.
     """
     places, values = argument_objects(context, kind, key)
     numbers: dict[str, int] = {}
@@ -99,7 +95,7 @@ def parse(text: str) -> dict[str, Any]:
 
 
 def has_column(table: Table, key: str) -> Flags:
-    """Tells which rows have this argument in a column; all rows that are not from a file do."""
+    """Returns which rows have this argument in a column: all rows that are not from a file do."""
     if "present" not in table.origin:
         return np.ones(len(table), np.bool_)
     bits = sum(1 << (FIRST_ARG_BIT + place) for place, arg in enumerate(KINDS[table.kind]) if arg.key == key)
@@ -128,7 +124,7 @@ def _parsed(context: Context, kind: str) -> Arguments:
 
 
 def _column(table: Table, key: str) -> Floats:
-    """The argument where a column has it."""
+    """Returns the argument from its column."""
     found = np.full(len(table), np.nan)
     present = table.origin.get("present")
     for place, arg in enumerate(KINDS.get(table.kind, ())):

@@ -1,9 +1,9 @@
 """The event tree of a trace: ops, annotations and Python frames of every thread, one inside the other.
 
 Theory of operation
-    Nodes stand in preorder: thread by thread, by start, the enclosing event first (nesting.py has the rules). A
-    node's subtree is therefore the stretch from the node to its `stop`; the children of a node, its descendants
-    and the outermost nodes are found by stepping from stop to stop, without an index and without recursion.
+    Nodes are in preorder: thread by thread, by start, the enclosing event first (nesting.py has the rules). A node's
+    subtree is therefore the range from the node to its `stop`; the children of a node, its descendants and the
+    outermost nodes are found by stepping from stop to stop, without an index and without recursion.
 
     Events with the same interval nest Python frame, annotation, op from outside to inside, and within one kind by
     order of record.
@@ -12,54 +12,59 @@ Theory of operation
     their ends so that they do not cut ops.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from kineto_trace.arrays.codec import Events
+from kineto_trace.arrays.id_sets import unique_values
+from kineto_trace.base.array_types import AnyArray, Flags, Ints, Ints32, UInts8, UInts32
 from kineto_trace.model.trace import API_TABLES, NO_ROW, OP_TABLES, Table
-from kineto_trace.structure.nesting import Ints, ends, last_end, nest, nest_tables
-from kineto_trace.structure.slice_snapping import Slices, snapped
+from kineto_trace.structure.nesting import Nested, ends, last_end, nest, nest_tables
 
 KINDS = ("python_function", "user_annotation", "cpu_op")  # by number; of equal intervals the first is outside
 PYTHON = KINDS.index("python_function")
+_LONG_AGO = np.iinfo(np.int64).min
 
 
 @dataclass(frozen=True)
 class EventTree:
     """One value per node, in preorder. Times in Unix ns, durations in ns.
 
-    kind: number into KINDS. row: in that kind's table. parent: node, NO_ROW: none. depth: 0 for outermost nodes.
-    end: not after the parent's. self_ns: in which no child ran. children: direct ones. stop: the node after the
-    last descendant.
+    kind: number into KINDS.
+    row: in that kind's table.
+    parent: node, or NO_ROW.
+    depth: 0 for outermost nodes.
+    end: not after the parent's.
+    self_ns: time in which no child ran.
+    children: number of direct ones.
+    stop: the node after the last descendant.
     """
 
-    kind: npt.NDArray[np.uint8]
-    row: npt.NDArray[np.uint32]
-    thread: npt.NDArray[np.uint32]
+    kind: UInts8
+    row: UInts32
+    thread: UInts32
     start: Ints
     end: Ints
-    parent: npt.NDArray[np.int32]
-    depth: npt.NDArray[np.int32]
+    parent: Ints32
+    depth: Ints32
     self_ns: Ints
-    children: npt.NDArray[np.int32]
-    stop: npt.NDArray[np.int32]
+    children: Ints32
+    stop: Ints32
 
     def __len__(self) -> int:
         return len(self.kind)
 
     @cached_property
-    def event_index(self) -> npt.NDArray[np.uint32]:
+    def event_index(self) -> UInts32:
         """For each node its place among the nodes of all threads by start: Kineto's "Ev Idx"."""
         index = np.empty(len(self), np.uint32)
         index[np.argsort(self.start, kind="stable")] = np.arange(len(self), dtype=np.uint32)
         return index
 
-    def nodes_of(self, kind: str, rows: int) -> npt.NDArray[np.int32]:
+    def nodes_of(self, kind: str, rows: int) -> Ints32:
         """Returns the node of each of the table's `rows` rows; NO_ROW for rows that are not in the tree."""
         nodes = np.full(rows, NO_ROW, np.int32)
         own = np.flatnonzero(self.kind == KINDS.index(kind))
@@ -89,14 +94,9 @@ class EventTree:
         """Returns the nodes from the outermost one to this one. Raises IndexError if there is no such node."""
         return [*reversed(list(self.ancestors_of(node))), node]
 
-    def innermost(self, thread: npt.NDArray[Any], time: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
+    def innermost(self, thread: AnyArray, time: AnyArray) -> Ints32:
         """Returns for each moment (Unix ns) of a thread the innermost running node; NO_ROW if there is none."""
-        events = Events(self.thread, self.start, self.end)
-        moments = Events(thread, time)
-        order = moments.order()
-        found = np.empty(len(order), np.int32)
-        found[order] = events.enclosing(self.parent, moments.take(order))
-        return found
+        return Events(self.thread, self.start, self.end).enclosing(self.parent, Events(thread, time))
 
     def _steps(self, first: int, stop: int) -> Iterator[int]:
         while first < stop:
@@ -109,8 +109,8 @@ class _Rows:
     """Events of one kind."""
 
     kind: int
-    row: npt.NDArray[np.uint32]
-    thread: npt.NDArray[np.uint32]
+    row: UInts32
+    thread: UInts32
     start: Ints
     end: Ints
 
@@ -134,7 +134,7 @@ def build(tables: Mapping[str, Table], window_end_ns: int, *, sample_period_ns: 
     return _tree(parts, window_end_ns)
 
 
-def _whole(kind: int, table: Table, rows: npt.NDArray[Any] | None) -> _Rows:
+def _whole(kind: int, table: Table, rows: AnyArray | None) -> _Rows:
     """Returns these rows of a table (None: all of them)."""
     chosen = slice(None) if rows is None else rows
     numbers = np.arange(len(table), dtype=np.uint32)[chosen]
@@ -165,7 +165,7 @@ def _tree(parts: list[_Rows], window_end_ns: int) -> EventTree:
 
 
 def _snapped(table: Table, rows: Ints, tables: Mapping[str, Table], window_end_ns: int, period_ns: int) -> _Rows:
-    """Sampled slices that overlap no op, annotation, call or exact Python call in part."""
+    """Returns sampled slices that overlap no op, annotation, call or exact Python call in part."""
     slices = _whole(PYTHON, table, rows)
     others = [tables[kind] for kind in (*OP_TABLES, *API_TABLES) if kind in tables and len(tables[kind])]
     exact = np.flatnonzero(table["samples"] == 0)
@@ -178,3 +178,102 @@ def _snapped(table: Table, rows: Ints, tables: Mapping[str, Table], window_end_n
     callers = Slices(slices.thread, slices.start, slices.end, place[table["parent"][rows]], table["depth"][rows])
     start, end = snapped(callers, nested, period_ns)
     return _Rows(slices.kind, slices.row, slices.thread, start, end)
+
+
+# Times of sampled Python slices that nest with the exact events of their threads: viewers drop partial overlaps.
+# Theory of operation
+# Sampled slices begin and end with samples, somewhere inside ops, annotations, calls and exact Python calls.
+# - A slice that begins inside an event and outlives it was running before that event, as its caller: it begins where
+# the event begins. If another slice was seen inside the event before it, it instead gets the longer one of the parts
+# before and after the event's end.
+# - A slice that began before an event and ends inside it ends where the event begins: the thread's next sample no
+# longer found it. If its thread has no next sample because the recording ends, and it was seen inside the event, it
+# called the event and ends with it.
+# So slices cut no event, none begins before the previous one ended, and none outlasts its thread's next sample.
+@dataclass(frozen=True, slots=True)
+class Slices:
+    """Sampled slices. parent: place of the calling frame's slice among these, or NO_ROW. depth: as recorded."""
+
+    thread: UInts32
+    start: Ints
+    end: Ints
+    parent: AnyArray
+    depth: AnyArray
+
+
+def snapped(slices: Slices, nested: Nested, period_ns: int) -> tuple[Ints, Ints]:
+    """Returns starts and ends of the slices, moved so that none cuts a nested event, as far as samples can show."""
+    begins, stops = nested.events.start, nested.tree.end
+    floor = _seen_before(slices)
+    inside = _outermost(
+        nested,
+        slices.thread,
+        slices.start,
+        lambda rows, place: (stops[place] < slices.end[rows]) & (floor[rows] < begins[place]),
+    )
+    start = np.where(inside >= 0, begins[inside], slices.start)
+    end = slices.end.copy()
+    inside = _outermost(
+        nested, slices.thread, start, lambda rows, place: (stops[place] < end[rows]) & (begins[place] < start[rows])
+    )
+    cut = np.flatnonzero(inside >= 0)
+    after = stops[inside[cut]]
+    later = cut[end[cut] - after > after - start[cut]]
+    start[later] = stops[inside[later]]  # the other ones stay inside: the tree ends them with the event
+    inside = _outermost(nested, slices.thread, end, lambda rows, place: begins[place] > slices.start[rows])
+    last_seen = np.maximum(slices.start, slices.end - period_ns)
+    called = _is_last(slices, period_ns) & (begins[inside] <= last_seen)
+    moved = np.where(called, stops[inside], begins[inside])
+    return start, np.where(inside >= 0, moved, end)
+
+
+def _seen_before(slices: Slices) -> Ints:
+    """Returns for each slice the beginning of the last slice, callers included, that is over when it begins.
+
+    This slice did not call any event in which that one was seen.
+    """
+    floor = np.full(len(slices.start), _LONG_AGO)
+    order = np.lexsort((slices.start, slices.depth, slices.thread))
+    same = (slices.thread[order[1:]] == slices.thread[order[:-1]]) & (
+        slices.depth[order[1:]] == slices.depth[order[:-1]]
+    )
+    before = np.full(len(slices.start), NO_ROW)
+    before[order[1:][same]] = order[:-1][same]
+    by_depth = np.argsort(slices.depth, kind="stable")
+    bounds = np.searchsorted(slices.depth[by_depth], unique_values(slices.depth), "left")
+    for rows in np.split(by_depth, bounds[1:]):
+        above = np.where(slices.parent[rows] >= 0, floor[slices.parent[rows]], _LONG_AGO)
+        own = np.where(before[rows] >= 0, slices.start[before[rows]], _LONG_AGO)
+        floor[rows] = np.maximum(above, own)
+    return floor
+
+
+def _is_last(slices: Slices, period_ns: int) -> Flags:
+    """Returns which slices end with the recording, rather than because their thread was seen elsewhere or vanished."""
+    threads, place = np.unique(slices.thread, return_inverse=True)
+    last = np.full(len(threads), _LONG_AGO)
+    np.maximum.at(last, place.reshape(-1), slices.end)
+    recorded = slices.end >= slices.end.max(initial=_LONG_AGO) - 2 * period_ns
+    found: Flags = recorded & (slices.end == last[place.reshape(-1)])
+    return found
+
+
+def _outermost(
+    nested: Nested,
+    thread: AnyArray,
+    time: Ints,
+    wanted: Callable[[AnyArray, Ints32], Flags],
+) -> Ints32:
+    """For each moment the outermost event around it that is wanted, -1: none.
+
+    wanted: by rows and places; must be false for all events around one for which it is false.
+    """
+    found = np.full(len(time), -1, np.int32)
+    above = nested.innermost(thread, time)
+    rows = np.arange(len(time))
+    while len(rows):
+        rows = rows[above[rows] >= 0]
+        rows = rows[wanted(rows, above[rows])]
+        found[rows] = above[rows]
+        above[rows] = nested.tree.parent[above[rows]]
+    return found

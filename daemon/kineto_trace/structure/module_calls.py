@@ -1,48 +1,43 @@
-"""Calls of modules (nn.Module, or modules of PyTorch Lightning): how they nest, what they ran and launched.
+"""Calls of modules (nn.Module, or modules of PyTorch Lightning): their nesting, operators and GPU work."""
 
-Theory of operation
-    A call of a module is a Python function with a module number, or in traces of PyTorch Lightning an operator called
-    "[pl][module]<class>: <name>". Calls nest by thread and time. An operator belongs to the innermost module that runs
-    when it starts; a GPU activity to the one that runs when its call is made.
-
-    A backward operator ("autograd::engine::evaluate_function: …") belongs to the module of the forward operator to
-    which the operator in it is linked; one that accumulates gradients to the same module as the one before it on its
-    thread.
-"""
-
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from kineto_trace.arrays.codec import Events
 from kineto_trace.arrays.row_groups import group
+from kineto_trace.base.array_types import NOTHING, AnyArray, Ints, Ints32
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import NO_MODULE, Trace
 from kineto_trace.structure.activity_links import calls, gpu, ops
 from kineto_trace.structure.fwd_bwd import EVALUATE_FUNCTION, forward_backward
 from kineto_trace.structure.nesting import ends, nest
 
-NOTHING = -1
 TORCH_PREFIX = "nn.Module: "
 LIGHTNING_MODULE = "[pl][module]"
 NO_MODULES = "the trace has no calls of modules: record with with_modules=True or with_stack=True"
 ACCUMULATE_GRAD = EVALUATE_FUNCTION + "torch::autograd::AccumulateGrad"
-
-Ints = npt.NDArray[np.int64]
+ELIDED = "…"  # in place of the outermost names of a chain that is too long
+# Limit of the chains of all paths together, guaranteed size of one chain, and fixed cost of a name in a chain.
+MOST_CHAINS_BYTES, LEAST_CHAIN_BYTES, NAME_BYTES = 1 << 28, 512, 8
 
 
 @dataclass(frozen=True, slots=True)
 class ModuleCalls:
     """Calls of modules in preorder, thread by thread. Times Unix ns.
 
-    thread: id. module: the module's number (0 where it has none). parent: place of the call around it; NOTHING: none.
-    depth: number of calls around it. stop: the place after the last call inside. path: number of its chain of names.
-    op: per row of cpu_op the place of the innermost call, or NOTHING; activity: per GPU activity (parts.gpu) likewise.
+    thread: id.
+    module: the module's number (0 if it has none).
+    parent: place of the enclosing call, or NOTHING.
+    depth: number of enclosing calls.
+    stop: the place after the last nested call.
+    path: number of its chain of names.
+    op: per row of cpu_op the place of the innermost call, or NOTHING.
+    activity: per GPU activity (parts.gpu) the place of the innermost call, or NOTHING.
     """
 
-    name: npt.NDArray[np.int32]
+    name: Ints32
     thread: Ints
     module: Ints
     start: Ints
@@ -59,17 +54,17 @@ class ModuleCalls:
 
 
 def module_name(text: str) -> str:
-    """Returns what a module is called whose calls have this name: its class and number."""
+    """Returns the name of a module whose calls have this name: its class and number."""
     return text.removeprefix(TORCH_PREFIX).removeprefix(LIGHTNING_MODULE)
 
 
 def is_lightning(trace: Trace) -> bool:
-    """Tells whether the file says that PyTorch Lightning wrote it."""
+    """Returns whether the file states that PyTorch Lightning wrote it."""
     return trace.head is not None and trace.head.get("Framework") == '"pytorch-lightning"'
 
 
 def shown_names(context: Context) -> tuple[str, ...]:
-    """Returns for each string what an operator of that name is called: Lightning's modules have their names alone."""
+    """Returns for each string the displayed name of its operator: of Lightning's modules, the name alone."""
     texts = context.trace.strings
     if not is_lightning(context.trace):
         return tuple(texts)
@@ -77,7 +72,7 @@ def shown_names(context: Context) -> tuple[str, ...]:
 
 
 def _lightning_name(text: str) -> str:
-    """The name of the module in "[pl][module]<type>: <name>"."""
+    """Returns the name of the module in "[pl][module]<type>: <name>"."""
     name = text.replace(LIGHTNING_MODULE, "")
     return name[name.find(": ") + 2 :]
 
@@ -119,7 +114,7 @@ def module_calls(context: Context) -> ModuleCalls:
     )
 
 
-def paths(parent: npt.NDArray[np.int32], depth: npt.NDArray[np.int32], name: npt.NDArray[Any]) -> Ints:
+def paths(parent: Ints32, depth: Ints32, name: AnyArray) -> Ints:
     """For each node of a tree a number that equal chains of names share: from 0 on, outer ones before inner ones."""
     path = np.full(len(parent) + 1, NOTHING, np.int64)  # the last one is for "no parent"
     by_depth = np.argsort(depth, kind="stable")
@@ -131,6 +126,35 @@ def paths(parent: npt.NDArray[np.int32], depth: npt.NDArray[np.int32], name: npt
         path[nodes] = groups.number + count
         count += len(groups)
     return path[:-1]
+
+
+def chain_bytes(count: int) -> int:
+    """Returns how many bytes each of so many chains may take."""
+    return max(LEAST_CHAIN_BYTES, MOST_CHAINS_BYTES // max(count, 1))
+
+
+def name_chains(above: Ints, names: Sequence[str]) -> list[list[str]]:
+    """Returns for each path its names, outermost first. above: the enclosing path, a lower number, or NOTHING.
+
+    The total memory is bounded, whatever a file nests: very long chains begin with ELIDED, and keep the inner names.
+    """
+    room = chain_bytes(len(names))
+    chains: list[list[str]] = []
+    sizes: list[int] = []
+    for outer, name in zip(above.tolist(), names, strict=True):
+        chain, size = ([], 0) if outer < 0 else (chains[outer].copy(), sizes[outer])
+        chain.append(name)
+        size += NAME_BYTES + len(name)
+        dropped = 0
+        while size > room and dropped + 1 < len(chain):
+            size -= NAME_BYTES + len(chain[dropped])
+            dropped += 1
+        if dropped:
+            chain[:dropped] = [ELIDED]
+            size += NAME_BYTES + len(ELIDED)
+        chains.append(chain)
+        sizes.append(size)
+    return chains
 
 
 def backward_roots(context: Context) -> tuple[Ints, Ints]:
@@ -148,7 +172,7 @@ def backward_roots(context: Context) -> tuple[Ints, Ints]:
     root = np.where((outer >= 0) & evaluates[outer], outer, links.backward_rows)
     forward = np.full(len(table), NOTHING, np.int64)
     forward[root] = links.forward_rows
-    # In the order of threads and starts: what accumulates gradients follows what it belongs to.
+    # In the order of threads and starts: a gradient accumulation follows the operator it belongs to.
     rows = tree.row[(evaluates | (forward >= 0))[tree.row]]
     opens = ~accumulates[rows]
     opens[:1] = True

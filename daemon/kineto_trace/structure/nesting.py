@@ -1,45 +1,39 @@
-"""Events of threads as the native tree code wants them: sorted, nested, and searched by time.
+"""Nesting of intervals: the innermost interval around another one, and the recorded time.
 
 Theory of operation
-    `Nested` holds some rows of one or several tables in the order thread, start, longest first. The rules of
-    nesting are those of the profiler's own tree building, with one difference that is marked:
+    `Nested` has some rows of one or several tables in the order thread, start, longest first. The rules of nesting are
+    those of the profiler's own tree building, with one difference that is marked:
 
     - An event's parent is the innermost event of its thread that runs when it starts.
     - An event that outlives its parent (overlapping, not nested) ends with its parent.
     - An event that was still running when the recording ended ends with its parent, or with the window.
-    - Intervals are half-open: what starts when another event ends comes after it (PyTorch nests it into the
-      other event; rows that came from samples or from rounded times would then nest where they only touch).
+    - Intervals are half-open: an event that starts when another one ends comes after it (PyTorch nests it into the
+      other event; adjacent rows from samples or with rounded times would then nest).
     - Events with the same interval nest by rank, then by order of record.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from kineto_trace.arrays.codec import NEVER, Events, Nest
-from kineto_trace.model.trace import Table
-
-Ints = npt.NDArray[np.int64]
+from kineto_trace.arrays.intervals import Union, difference, union
+from kineto_trace.base.array_types import AnyArray, Ints, Ints32, UInts32
+from kineto_trace.model.trace import Table, Trace
 
 
 @dataclass(frozen=True, slots=True)
 class Nested:
-    """Sorted events and their tree. order: for each place, the number of the event as it was given."""
+    """Sorted events and their tree. order: for each place, the number of the event in the input."""
 
-    events: Events  # with the ends of the tree
+    events: Events  # with the ends in the tree
     tree: Nest
-    order: npt.NDArray[np.uint32]
+    order: UInts32
 
-    def innermost(self, thread: npt.NDArray[Any], time: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
+    def innermost(self, thread: AnyArray, time: AnyArray) -> Ints32:
         """Returns for each moment (ns) of a thread the place of the innermost running event; -1 if there is none."""
-        moments = Events(thread, time)
-        order = moments.order()
-        found = np.empty(len(order), np.int32)
-        found[order] = self.events.enclosing(self.tree.parent, moments.take(order))
-        return found
+        return self.events.enclosing(self.tree.parent, Events(thread, time))
 
     def of_thread(self, thread: int) -> "Nested":
         """Returns the events of one thread, with their tree."""
@@ -66,7 +60,9 @@ def ends(table: Table) -> Ints:
 
 
 def nest_tables(tables: Sequence[Table], window_end_ns: int) -> Nested:
-    """The tree of all rows of these tables, which have threads; of equal intervals the first table's is outside."""
+    """Returns the tree of all rows of these tables, which have threads; for equal intervals the first table's is
+    outside.
+    """
     rank = np.repeat(np.arange(len(tables), dtype=np.uint8), [len(table) for table in tables])
     return nest(
         Events(
@@ -82,3 +78,17 @@ def nest_tables(tables: Sequence[Table], window_end_ns: int) -> Nested:
 def last_end(tables: Sequence[Table]) -> int:
     """Returns the latest end (Unix ns) of any row; 0 without rows."""
     return max((int(table.end().max()) for table in tables if len(table)), default=0)
+
+
+def unrecorded(trace: Trace, kinds: Sequence[str]) -> Union:
+    """Returns the part of the window that a source of one of these tables does not cover."""
+    parts = [part for each in trace.coverage if not set(kinds).isdisjoint(each.kinds) for part in each.missing]
+    start, end = np.array(parts, np.int64).reshape(-1, 2).clip(trace.window_start_ns, trace.window_end_ns).T
+    lasting = start < end
+    return union(start[lasting], end[lasting])
+
+
+def recorded(trace: Trace, kinds: Sequence[str]) -> Union:
+    """Returns the rest of the window."""
+    window = union(np.array([trace.window_start_ns]), np.array([trace.window_end_ns]))
+    return difference(window, unrecorded(trace, kinds))

@@ -1,9 +1,9 @@
-"""How long a recording lasted: the profiler's own range if the file has it, otherwise all events."""
+"""The span of a recording: the profiler's own range if the file has it, otherwise that of all events."""
 
 import numpy as np
-import numpy.typing as npt
 
 from kineto_trace.arrays.id_sets import unique_values
+from kineto_trace.base.array_types import Flags
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import GPU_TABLES, Table, Trace
 from kineto_trace.structure.module_calls import is_lightning
@@ -22,9 +22,9 @@ def recording_span(context: Context) -> tuple[int, int]:
 
 
 def spanning_tables(context: Context) -> list[Table]:
-    """Returns the events between whose first start and last end the recording lasted; no table is empty.
+    """Returns the events whose first start and last end bound the recording; no table is empty.
 
-    Of PyTorch Lightning's traces the calls of Python functions do not count, but those of all runtimes do.
+    In PyTorch Lightning's traces the calls of Python functions do not count, but those of all runtimes do.
     """
     trace = context.trace
     spans = events_of(trace, "trace")
@@ -57,8 +57,8 @@ def events_of(trace: Trace, category: str) -> Table:
     return table.take(in_categories(trace, table, (category,)))
 
 
-def in_categories(trace: Trace, table: Table, categories: tuple[str, ...]) -> npt.NDArray[np.bool_]:
-    """Tells which rows of the table `other` have a duration and one of these categories (in lower case)."""
+def in_categories(trace: Trace, table: Table, categories: tuple[str, ...]) -> Flags:
+    """Returns which rows of the table `other` have a duration and one of these categories (in lower case)."""
     known = np.array([text.lower() in categories for text in trace.strings] + [False])
-    found: npt.NDArray[np.bool_] = known[table["category"]] & (table["phase"] == ord("X"))
+    found: Flags = known[table["category"]] & (table["phase"] == ord("X"))
     return found

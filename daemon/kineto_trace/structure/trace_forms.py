@@ -1,24 +1,23 @@
-"""What a file calls differently than today's Kineto does for GPUs: the same activities in the tables that they mean.
+"""Maps older or vendor-specific forms of GPU traces to those of today's Kineto: the same activities in today's tables.
 
 Theory of operation
     Two forms differ. PyTorch before 1.9 recorded the ranges of its own Python code (steps, DataLoader, optimizers) as
-    operators. MTIA's device activities have the category mtia_ccp_events, of which copies are called dma_…, and events
-    are marks or waits, not work. Views of exact figures, SQL and flame graphs see a trace in which these rows are
-    annotations, copies and kernels. Readers, writers of traces, and what reproduces other tools' figures see the file's
-    own tables.
+    operators. MTIA's device activities have the category mtia_ccp_events; copies among them are called dma_…, and
+    events are marks or waits, not work. Views of exact figures, SQL and flame graphs get a trace in which these rows
+    are annotations, copies and kernels. Readers, writers of traces, and code that reproduces other tools' figures use
+    the file's own tables.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from kineto_trace.arrays.id_sets import unique_values
+from kineto_trace.base.array_types import AnyArray, Flags, Ints, Ints32, UInts8
 from kineto_trace.decode.activity_names import MEMCPY_KINDS
-from kineto_trace.model.activity_tables import KINDS, NO_PRIORITY, STEP_PREFIX
+from kineto_trace.model.activity_tables import FIRST_ARG_BIT, KINDS, NO_PRIORITY, STEP_PREFIX
 from kineto_trace.model.context import Context
-from kineto_trace.model.event_kinds import FIRST_ARG_BIT
 from kineto_trace.model.trace import NO_STRING, ORIGIN_COLUMNS, Table, Trace, make_table
 
 MTIA = "mtia_ccp_events"
@@ -37,18 +36,15 @@ _DIRECTIONS = {"HOST_TO_DEVICE": "HtoD", "DEVICE_TO_HOST": "DtoH", "DEVICE_TO_DE
 _TOLD_BY = {"correlation": "correlation", "bytes": "size"}  # columns of GPU work by arguments of MTIA
 _MEMBERS = (1 << FIRST_ARG_BIT) - 1
 
-Flags = npt.NDArray[np.bool_]
-Ints = npt.NDArray[np.int64]
 
-
-def as_meant(context: Context) -> Context:
-    """Returns the context of the same trace with such rows in the tables that they mean."""
+def with_current_forms(context: Context) -> Context:
+    """Returns the context of the same trace with such rows in today's tables."""
     trace = _with_device_work(_with_ranges(context.trace))
     return context if trace is context.trace else Context(trace, rank=context.rank, worker=context.worker)
 
 
 def _with_ranges(trace: Trace) -> Trace:
-    """Returns the trace with operators that are ranges of PyTorch's Python code as annotations."""
+    """Returns the trace with ranges of PyTorch's Python code as annotations, not as operators."""
     ops = trace.table("cpu_op")
     if not len(ops) or not ops.origin:
         return trace
@@ -79,7 +75,7 @@ def _with_device_work(trace: Trace) -> Trace:
             kind[number] = _direction(trace.strings[number])
     copy_kind = kind[copied.origin["args"]]
     strings, name = _names_of_copies(trace.strings, copied["name"], copy_kind)
-    told = {"bytes": _argument(copied, _TOLD_BY["bytes"], 0), "copy_kind": copy_kind, "name": name}
+    told: dict[str, AnyArray] = {"bytes": _argument(copied, _TOLD_BY["bytes"], 0), "copy_kind": copy_kind, "name": name}
     found = {
         "kernel": _on_device("kernel", ran, {"priority": np.full(len(ran), NO_PRIORITY)}),
         "gpu_memcpy": _on_device("gpu_memcpy", copied, told),
@@ -89,9 +85,7 @@ def _with_device_work(trace: Trace) -> Trace:
     return replace(trace, strings=strings, tables={**trace.tables, **changed})
 
 
-def _names_of_copies(
-    strings: Sequence[str], name: npt.NDArray[np.int32], kind: npt.NDArray[np.uint8]
-) -> tuple[Sequence[str], npt.NDArray[np.int32]]:
+def _names_of_copies(strings: Sequence[str], name: Ints32, kind: UInts8) -> tuple[Sequence[str], Ints32]:
     """Returns the trace's strings with further ones, and names that state the kind, like those of copies on GPUs."""
     further = list(strings)
     keys, place = np.unique(name.astype(np.int64) << 8 | kind, return_inverse=True)
@@ -105,11 +99,11 @@ def _names_of_copies(
 
 
 def _direction(arguments: str) -> int:
-    """Returns CUPTI's number of the copy's kind; 0: unknown."""
+    """Returns CUPTI's number of the copy's kind; 0 if unknown."""
     return next((MEMCPY_KINDS.index(kind) for text, kind in _DIRECTIONS.items() if text in arguments), 0)
 
 
-def _on_device(kind: str, rows: Table, more: Mapping[str, npt.NDArray[np.generic]]) -> Table:
+def _on_device(kind: str, rows: Table, more: Mapping[str, AnyArray]) -> Table:
     """Returns rows of `other` as a table of GPU work. The device is the row's process unless an argument names it."""
     pid = np.maximum(rows.origin["pid"], 0)
     columns = {
@@ -130,13 +124,13 @@ def _on_device(kind: str, rows: Table, more: Mapping[str, npt.NDArray[np.generic
 
 
 def _argument(rows: Table, name: str, missing: int, instead: Ints | None = None) -> Ints:
-    """Returns an argument that stands beside the table's columns."""
+    """Returns an argument that is not in the table's columns."""
     found = rows.origin.get(name, np.full(len(rows), missing)).astype(np.int64)
     usable = (found >= 0) & (found < 1 << 32) & (found != missing)
     return np.where(usable, found, np.zeros(len(rows), np.int64) if instead is None else instead)
 
 
-def _those(trace: Trace, numbers: npt.NDArray[np.int32], fits: Callable[[str], bool]) -> Flags:
+def _those(trace: Trace, numbers: Ints32, fits: Callable[[str], bool]) -> Flags:
     """Tells for each number of a string whether the string fits."""
     used = np.zeros(len(trace.strings) + 1, np.bool_)  # the last one is for NO_STRING
     used[numbers] = True

@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kineto_trace.base.quantities import shortened, size_text, time_text
+from kineto_trace.base.quantities import format_duration, format_size, shortened
 from kineto_trace.view_api.result_columns import ResultColumn
 
 MAX_TEXT = 64
 MAX_ITEMS = 64  # of a list
 PROSE = frozenset({"meaning", "about", "title", "advice", "evidence", "why", "hides", "effect"})  # hold sentences
-_WORDS: Mapping[str, str] = {  # of names of columns, as people write them
+_WORDS: Mapping[str, str] = {  # words in names of columns, as people write them
     "gpu": "GPU",
     "gpus": "GPUs",
     "cpu": "CPU",
@@ -64,7 +64,7 @@ def in_words(name: str) -> str:
 
 
 def headings(columns: Sequence[ResultColumn]) -> dict[str, str]:
-    """Returns the titles of columns by name; of those that would be alike, times and sizes say what they are."""
+    """Returns the titles of columns by name; equal ones get "time" or "size" added."""
     titles = [heading(column) for column in columns]
     return {
         column.name: f"{title} {KINDS[column.unit]}"
@@ -84,7 +84,7 @@ UNITS: Mapping[str, str] = {
 
 
 def unit(column: ResultColumn) -> str:
-    """Returns the unit of a column as the page shows its values."""
+    """Returns the unit in which the page shows a column's values."""
     if column.unit:
         return UNITS.get(column.unit, column.unit)
     return {"text": "text", "texts": "texts", "bool": "yes or no"}.get(column.type, "number without a unit")
@@ -97,9 +97,9 @@ def cell(value: Any, column: ResultColumn) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if column.unit == "us":
-        return time_text(float(value))
+        return format_duration(1000 * float(value))
     if column.unit == "bytes":
-        return size_text(float(value))
+        return format_size(float(value))
     if isinstance(value, float):
         return f"{value:.1f} %" if column.unit == "%" else f"{value:.4g}"
     if isinstance(value, int):

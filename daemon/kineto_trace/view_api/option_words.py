@@ -1,4 +1,4 @@
-"""Options of views that take one of a few words: the words stand in the option's type, a Literal or an Enum."""
+"""Options of views that accept one of a few words: the words are in the option's type, a Literal or an Enum."""
 
 import types
 from enum import Enum
@@ -6,7 +6,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 
 def option_words(kind: Any) -> dict[str, Any]:
-    """The words that a type takes, with the value of each; empty for types that take anything else, too."""
+    """Returns the words that a type accepts, with the value of each; empty for types that also accept other values."""
     if get_origin(kind) is Literal:
         return {str(value): value for value in get_args(kind)}
     if isinstance(kind, type) and issubclass(kind, Enum):
@@ -18,7 +18,7 @@ def option_words(kind: Any) -> dict[str, Any]:
 
 
 def accepts(kind: Any, value: Any) -> bool:
-    """Whether an option of this type, if it takes words alone, takes the value."""
+    """Returns whether an option of this type, if it only accepts words, accepts the value."""
     words = option_words(kind)
     missing = value is None and type(None) in get_args(kind)
     return not words or missing or (isinstance(value, str) and value in words)

@@ -1,4 +1,4 @@
-"""What an analysis answers: a table with units, ready for Arrow, pandas, polars, notebooks, SQL, CSV and JSON."""
+"""The result of an analysis: a table with units, ready for Arrow, pandas, polars, notebooks, SQL, CSV and JSON."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,6 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from kineto_trace.base import visible_text as html
+from kineto_trace.base.quantities import shortened, times
+from kineto_trace.base.visible_text import one_line
+from kineto_trace.view_api.cell_texts import cell, headings, unit
 from kineto_trace.view_api.result_data import ARROW_TYPES, ResultColumn, ResultData, Type, columns
 
 if TYPE_CHECKING:
@@ -14,12 +18,20 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 __all__ = ["ARROW_TYPES", "Result", "ResultColumn", "Type", "columns", "make_result", "make_table"]
+TEXT_ROWS, TEXT_WIDTH, TEXT_CELL = 5, 110, 32
+HTML_ROWS = 20
+LIST_COLUMNS = 11  # a single row with more is shown as a list
+MAX_NOTES = 8
+MAX_NOTE = 300
+GAP = "  "
+_NUMBERS = ("int", "float")
 
 
 @dataclass(frozen=True, slots=True)
 class Result(ResultData):
-    """The result of one view. notes: what the reader must know about it (what was missing or assumed).
+    """The result of one view.
 
+    notes: important for the reader (missing data, assumptions).
     failure: why a view that was computed beside others has no rows; "" if it did not fail.
     """
 
@@ -28,7 +40,7 @@ class Result(ResultData):
 
         The metadata of each field has its `unit` and `meaning`, that of the schema `view` and `notes` (a JSON list).
         """
-        from kineto_trace.view_api.result_frames import arrow_table
+        from kineto_trace.view_api.result_data import arrow_table
 
         return arrow_table(self)
 
@@ -38,7 +50,7 @@ class Result(ResultData):
         Types are pandas' nullable ones (Int64, Float64, boolean, string), so that integers stay integers and missing
         values are pd.NA; Unix times are datetimes in UTC; lists are arrays. Raises TraceError without pandas.
         """
-        from kineto_trace.view_api.result_frames import pandas_frame
+        from kineto_trace.view_api.result_data import pandas_frame
 
         return pandas_frame(self)
 
@@ -47,14 +59,14 @@ class Result(ResultData):
 
         polars keeps no units: they are in `columns`.
         """
-        from kineto_trace.view_api.result_frames import polars_frame
+        from kineto_trace.view_api.result_data import polars_frame
 
         return polars_frame(self)
 
     def plot(self, ax: "Axes | None" = None) -> "Axes":
-        """Draws the result with matplotlib and returns the axes; into `ax` if it is given, otherwise into a new figure.
+        """Draws the result with matplotlib and returns the axes: `ax` if given, otherwise those of a new figure.
 
-        Values over time are lines, parts of a whole are bars, and values that spread are boxes or histograms. Times and
+        Values over time are lines, parts of a whole are bars, and spreads of values are boxes or histograms. Times and
         sizes have the unit that fits the largest. Raises ViewError for a view that has no such shape (the error lists
         those that have one) and for a result without rows, TraceError without matplotlib.
         """
@@ -63,13 +75,13 @@ class Result(ResultData):
         return plot(self, ax)
 
     def __repr__(self) -> str:
-        from kineto_trace.view_api.result_display import result_text
+        from kineto_trace.view_api.result import result_text
 
         return result_text(self)
 
     def _repr_html_(self) -> str:
         """Called by notebooks."""
-        from kineto_trace.view_api.result_display import result_html
+        from kineto_trace.view_api.result import result_html
 
         return result_html(self)
 
@@ -110,3 +122,89 @@ def _valid(value: Any) -> Any:
     if isinstance(value, str):
         return value.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
     return [_valid(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def result_text(result: ResultData) -> str:
+    """Returns the size of a result and as many of its first rows as fit into TEXT_WIDTH characters."""
+    size = f"{times(len(result), 'row')}, {times(len(result.columns), 'column')}"
+    notes = f", {times(len(result.notes), 'note')}" if result.notes else ""
+    failure = f", {_line(result.failure)}" if result.failure else ""
+    head = f"<Result {_line(result.view)}: {size}{notes}{failure}>"
+    lines = _text_table(result) if len(result) else []
+    left = len(result) - TEXT_ROWS
+    return "\n".join([head, *lines, *([f"… {left:,} more rows"] if left > 0 else [])])
+
+
+def result_html(result: ResultData) -> str:
+    """Returns the first rows of a result with its notes for notebooks."""
+    shown = _with_values(result)
+    cells = _cells(result, shown, HTML_ROWS)
+    titles = headings(shown)
+    if len(result) == 1 and len(shown) > LIST_COLUMNS:
+        table = html.facts((titles[column.name], values[0]) for column, values in zip(shown, cells, strict=True))
+    else:
+        numbers = [column.type in _NUMBERS for column in shown]
+        table = html.table([titles[c.name] for c in shown], zip(*cells, strict=True), numbers=numbers)
+    return str(html.title(f"{result.view}: {times(len(result), 'row')}") + table + html.notes(_remarks(result, shown)))
+
+
+def view_html(name: str, description: str, options: Mapping[str, Any], columns: Sequence[ResultColumn]) -> str:
+    """Returns the description of a view, its options and columns, for notebooks."""
+    parts = [html.title(name), html.notes(description.splitlines())]
+    parts += (
+        [html.table(("option", "default"), [(key, repr(value)) for key, value in options.items()])] if options else []
+    )
+    meanings = [(column.name, unit(column), column.meaning) for column in columns]
+    return "".join(map(str, [*parts, html.table(("column", "unit", "meaning"), meanings)]))
+
+
+def _with_values(result: ResultData) -> list[ResultColumn]:
+    """Returns the columns that have a value; all of them if none has."""
+    found = [
+        column
+        for place, column in enumerate(result.columns)
+        if result.table.column(place).null_count < max(len(result), 1)
+    ]
+    return found or list(result.columns)
+
+
+def _cells(result: ResultData, columns: Sequence[ResultColumn], rows: int) -> list[list[str]]:
+    """Returns the texts of the first rows, column by column."""
+    places = [result.columns.index(column) for column in columns]
+    head = result.table.slice(0, rows)
+    return [
+        [cell(value, column) for value in head.column(place).to_pylist()]
+        for place, column in zip(places, columns, strict=True)
+    ]
+
+
+def _remarks(result: ResultData, shown: Sequence[ResultColumn]) -> list[str]:
+    left, empty = len(result) - HTML_ROWS, len(result.columns) - len(shown)
+    found = [f"… {left:,} more rows: to_pandas(), rows() and table have all"] if left > 0 else []
+    found += [f"{times(empty, 'column')} without a value {'is' if empty == 1 else 'are'} left out"] if empty else []
+    found += [_line(result.failure)] if result.failure else []
+    found += [f"note: {_line(note)}" for note in result.notes[:MAX_NOTES]]
+    more = len(result.notes) - MAX_NOTES
+    return [*found, *([f"and {times(more, 'more note')}"] if more > 0 else [])]
+
+
+def _text_table(result: ResultData) -> list[str]:
+    """Returns the lines of a table with the columns that fit, from the left, and the names of the others."""
+    columns = _with_values(result)
+    shown: list[list[str]] = []
+    width = 0
+    for column, values in zip(columns, _cells(result, columns, TEXT_ROWS), strict=True):
+        texts = [one_line(shortened(text, TEXT_CELL)) for text in (headings(columns)[column.name], *values)]
+        longest = max(map(len, texts))
+        width += longest + len(GAP)
+        if width > TEXT_WIDTH and shown:
+            break
+        right = column.type in _NUMBERS
+        shown.append([text.rjust(longest) if right else text.ljust(longest) for text in texts])
+    lines = [GAP.join(parts).rstrip() for parts in zip(*shown, strict=True)]
+    rest = ", ".join(column.name for column in columns[len(shown) :])
+    return [*lines, *([shortened(f"… more columns: {_line(rest)}", TEXT_WIDTH)] if rest else [])]
+
+
+def _line(text: str) -> str:
+    return one_line(shortened(text, MAX_NOTE))

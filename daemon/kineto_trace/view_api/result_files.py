@@ -1,11 +1,10 @@
 """Answers of analyses as files: CSV, JSON and Parquet.
 
-CSV has a header with the unit of each column where its name does not already end in it; a missing value is an empty
-field, a list is JSON text. Programs that calculate take a text that begins with = + - @ for a formula, which may call
-others: such a text has an apostrophe in front, as OWASP advises, unless it is a number; controls are spelled out. JSON
-and Parquet have texts as they are. CSV has no place for notes. JSON has the notes and the type, unit and meaning of
-every column beside the rows. Parquet has them as metadata: `unit` and `meaning` of each column, `view` and `notes` of
-the file.
+CSV has a header with the unit of each column unless its name ends in it; a missing value is an empty field, a list is
+JSON text. Spreadsheets treat a text that begins with = + - @ as a formula, which may call others: such a text gets an
+apostrophe in front, as OWASP advises, unless it is a number; control characters are escaped. JSON and Parquet have
+texts unchanged. CSV cannot hold notes. JSON has the notes and the type, unit and meaning of every column beside the
+rows. Parquet has them as metadata: `unit` and `meaning` of each column, `view` and `notes` of the file.
 """
 
 import csv
@@ -20,19 +19,19 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from kineto_trace.base.atomic_files import atomic_file
+from kineto_trace.base.atomic_files import write_atomically
 from kineto_trace.base.visible_text import in_json, visible
 from kineto_trace.errors import FormatError
 from kineto_trace.view_api.result import Result, ResultColumn
 
-_UNIT_ENDINGS = {"%": "pct", "GB/s": "gb_s"}  # how names spell units; others as they are
+_UNIT_ENDINGS = {"%": "pct", "GB/s": "gb_s"}  # units as spelled in names; others unchanged
 _LISTS = ("ints", "texts")
 _FORMULA = re.compile(r"[\s]*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r\n]")  # also as full-width characters
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
 def write_result(result: Result, path: Path, format_name: str = "") -> int:
-    """Writes one result in this format, or in the format that the suffix of the path stands for.
+    """Writes one result in this format, by default the one of the suffix of the path.
 
     Returns the number of bytes written. The file appears completely or not at all. Raises FormatError for a format that
     does not exist, OSError if the path cannot be written.
@@ -42,10 +41,7 @@ def write_result(result: Result, path: Path, format_name: str = "") -> int:
     if content is None:
         raise FormatError(f"no result format is called {name!r}; available: {', '.join(FORMATS)}")
     data = content(result)
-    with atomic_file(path) as file:
-        rest = memoryview(data)
-        while rest:
-            rest = rest[file.write(rest) :]
+    write_atomically(path, data)
     return len(data)
 
 
@@ -78,7 +74,7 @@ def _csv_values(result: Result, column: ResultColumn) -> list[Any]:
 
 
 def _harmless(text: str) -> str:
-    """Makes a text safe: spreadsheets take it for no formula, and terminals obey no control in it."""
+    """Makes a text safe: not a formula for spreadsheets, and without control characters for terminals."""
     shown = visible(text)
     return f"'{shown}" if _FORMULA.match(text) and not _NUMBER.fullmatch(text) else shown
 

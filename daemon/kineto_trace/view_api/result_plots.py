@@ -1,7 +1,7 @@
 """Draws results with matplotlib: values over time, bars of parts, boxes, histograms and fields of points.
 
-What is drawn of each view is in plot_shapes.py. Texts of traces are drawn as they are: no text is mathematics, steers a
-terminal or hides a label. There are at most MAX_BARS bars and MAX_LINES lines, and the title says if there were more.
+plot_shapes.py defines what is drawn of each view. Texts of traces are drawn literally: no text is mathematics, controls
+a terminal or hides a label. There are at most MAX_BARS bars and MAX_LINES lines, and the title says if there were more.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,10 +12,15 @@ import numpy as np
 from kineto_trace.base.quantities import shortened
 from kineto_trace.base.visible_text import one_line
 from kineto_trace.errors import ViewError
-from kineto_trace.view_api.plot_shapes import SHAPES, Curve, Histogram, NamedParts, Pairs, Parts, Points, Spread
-from kineto_trace.view_api.result_data import ResultData
-from kineto_trace.view_api.result_frames import needed
-from kineto_trace.view_api.shape_values import (
+from kineto_trace.view_api.plot_shapes import (
+    SHAPES,
+    Curve,
+    Histogram,
+    NamedParts,
+    Pairs,
+    Parts,
+    Points,
+    Spread,
     Values,
     drawn_rows,
     groups,
@@ -23,11 +28,12 @@ from kineto_trace.view_api.shape_values import (
     moments,
     named_parts,
     numbers,
-    paired_rows,
     parts,
+    rows_with_pairs,
     scale,
     title_of,
 )
+from kineto_trace.view_api.result_data import ResultData, needed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,7 +41,7 @@ if TYPE_CHECKING:
 MAX_BARS, MAX_LINES, MAX_TEXT = 40, 12, 48
 BAR_INCHES, WIDTH_INCHES, HEIGHT_INCHES = 0.3, 9.0, 3.6
 BINS = 50
-POINT_AREA, MAX_NAMES = 12.0, 5  # square points of the smallest point, and for each per cent more; points with names
+POINT_AREA, MAX_NAMES = 12.0, 5  # square points of the smallest point, and growth per cent; points with names
 
 
 def plot(result: ResultData, ax: "Axes | None" = None) -> "Axes":
@@ -102,7 +108,7 @@ def _bars(ax: "Axes", names: Sequence[str], lengths: Mapping[str, Values], scale
 
 def _pairs(result: ResultData, shape: Pairs, ax: "Axes") -> str:
     """Draws the bar of the baseline above that of the other trace."""
-    rows, names = paired_rows(result, shape), labels(result, shape.label)
+    rows, names = rows_with_pairs(result, shape), labels(result, shape.label)
     shown, (factor, unit) = rows[:MAX_BARS], scale(result, [shape.baseline, shape.other])
     for place, (name, column) in enumerate((("baseline", shape.baseline), ("other trace", shape.other))):
         lengths = np.nan_to_num(numbers(result, column)[shown]) * factor
@@ -137,7 +143,7 @@ def _histogram(result: ResultData, shape: Histogram, ax: "Axes") -> str:
 
 
 def _points(result: ResultData, shape: Points, ax: "Axes") -> str:
-    """Draws one point per row, in the colour of its kind; those of most time are named."""
+    """Draws one point per row, in the colour of its kind; those with the most time have names."""
     across, up, size = (numbers(result, name) for name in (shape.across, shape.up, shape.size))
     kinds, names = np.array(result.values(shape.kind), str), labels(result, shape.label)
     for kind in dict.fromkeys(kinds.tolist()):

@@ -1,15 +1,15 @@
 """Views: analyses with a name, a description and columns with units, for Python, `kinetoctl report` and SQL.
 
 Theory of operation
-    A view is a function with the decorator @view. Of one trace it computes its columns; over several traces the
-    results of the ranks are put under each other, with the rank in front. A view over all ranks of a job has a
-    second function, `reduce`: the first one then computes of each trace what the second needs, any small value that
-    can be pickled (it may come from another process or host), so that memory is bounded by one rank's trace.
+    A view is a function with the decorator @view. For one trace it computes its columns; for several traces the results
+    of the ranks are concatenated, with the rank in front. A view over all ranks of a job has a second function,
+    `reduce`: the first one then computes its input from each trace, any small value that can be pickled (it may come
+    from another process or host), so that memory is bounded by one rank's trace.
 
-    Options are keyword arguments with defaults. One that takes a few words has a Literal or an Enum as its type
-    (option_words.py): the type is what checks them and what lists them. The figures are exact by default. With `compat`
-    a view reproduces those of the TensorBoard profiler plug-in or of HTA where they differ. The functions that do so
-    register themselves with `View.variant` (compat/views).
+    Options are keyword arguments with defaults. One that accepts a few words has a Literal or an Enum as its type
+    (option_words), which checks and lists them. The figures are exact by default. With `compat` a view reproduces those
+    of the TensorBoard profiler plug-in or of HTA where they differ. The functions that do so register themselves with
+    `View.variant` (compat).
 """
 
 import inspect
@@ -23,14 +23,14 @@ import pyarrow as pa
 
 from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
-from kineto_trace.structure.trace_forms import as_meant
+from kineto_trace.structure.trace_forms import with_current_forms
 from kineto_trace.view_api.option_words import accepts, option_words
 from kineto_trace.view_api.result import Result, ResultColumn, columns, make_result, make_table
 
-_PACKED = ""  # no column is called so
+_PACKED = ""  # no column has this name
 _NOTHING = "the trace has nothing that this view shows"
-
 RANK = columns(("rank", "int", "", "rank of the process in its job"))
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Compat(StrEnum):
@@ -48,8 +48,7 @@ class Answer(NamedTuple):
     notes: Sequence[str] = ()
 
 
-Function = TypeVar("Function", bound=Callable[..., Any])
-Reduce = Callable[..., Answer]  # of [(rank, partial), …] in the order of ranks, and the options that it names
+Reduce = Callable[..., Answer]  # arguments: [(rank, partial), …] in the order of ranks, and its options
 
 
 class Variant(NamedTuple):
@@ -63,7 +62,8 @@ class Variant(NamedTuple):
 class View:
     """One registered analysis.
 
-    reduce: None if it looks at each trace alone. nothing: the note on a result without rows and other notes.
+    reduce: None if it evaluates each trace alone.
+    nothing: the note on a result without rows and other notes.
     """
 
     name: str
@@ -88,18 +88,18 @@ class View:
 
     @property
     def compat(self) -> frozenset[Compat]:
-        """The tools whose figures the view can reproduce."""
+        """Returns the tools whose figures the view can reproduce."""
         return frozenset(self.variants)
 
     @property
     def description(self) -> str:
-        """What the view computes, and by which rules."""
+        """Returns what the view computes, and its rules."""
         functions = (self.function, *(variant.function for variant in self.variants.values()))
         return "\n\n".join(inspect.getdoc(function) or "" for function in functions)
 
     @property
     def options(self) -> Mapping[str, Any]:
-        """The options of the view and their defaults."""
+        """Returns the options of the view and their defaults."""
         functions = [self.function] + ([self.reduce] if self.reduce else [])
         return {
             name: parameter.default
@@ -117,14 +117,14 @@ class View:
 
     @property
     def result_columns(self) -> tuple[ResultColumn, ...]:
-        """The columns of its results."""
+        """Returns the columns of its results."""
         return self.columns if self.reduce else (*RANK, *self.columns)
 
     def partial(self, context: Context, *, compat: Compat = Compat.NONE, **options: Any) -> Any:
         """Returns what one trace contributes. Raises ViewError for an unknown option or compat."""
         self.check(compat, options)
         function = self._functions(compat).function
-        seen = context if compat in self.variants else context.get(as_meant)
+        seen = context if compat in self.variants else context.get(with_current_forms)
         return function(seen, **_chosen(function, options))
 
     def combine(self, partials: Sequence[tuple[int, Any]], *, compat: Compat = Compat.NONE, **options: Any) -> Result:
@@ -166,7 +166,7 @@ class View:
 
     def _repr_html_(self) -> str:
         """Called by notebooks."""
-        from kineto_trace.view_api.result_display import view_html
+        from kineto_trace.view_api.result import view_html
 
         return view_html(self.name, self.description, self.options, self.result_columns)
 
@@ -174,7 +174,7 @@ class View:
         return self.variants.get(compat, Variant(self.function, self.reduce))
 
     def check(self, compat: Compat, options: Mapping[str, Any]) -> None:
-        """Raises ViewError for an unknown option or compat, or a word that its option does not take."""
+        """Raises ViewError for an unknown option or compat, or a word that its option does not accept."""
         unknown = sorted(set(options) - set(self.options))
         if unknown:
             known = ", ".join(self.options) or "it has none"
@@ -197,7 +197,7 @@ def view(
 ) -> Callable[[Callable[..., Any]], View]:
     """Registers the decorated function, which takes a Context and its options, as a view.
 
-    nothing: says of a result without rows what the traces lack, if the function has no note.
+    nothing: note on a result without rows, if the function has no note: what the traces lack.
     """
 
     def register(function: Callable[..., Any]) -> View:

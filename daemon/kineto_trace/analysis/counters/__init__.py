@@ -1,1 +1,1 @@
-"""What the samples of hardware counters say about kernels, operators, modules, steps and collectives."""
+"""Attributes hardware counters to kernels, operators, modules, steps and collectives."""

@@ -3,9 +3,8 @@
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from kineto_trace.analysis.counters.hardware_counter_views import as_columns
+from kineto_trace.analysis.counters.hardware_counter_views import as_columns, gpu_steps
 from kineto_trace.analysis.counters.sampled_counters import (
     DRAM,
     DRAM_BYTES,
@@ -27,11 +26,10 @@ from kineto_trace.analysis.counters.sampled_counters import (
     sampled_counters,
     tracks_of,
 )
-from kineto_trace.analysis.counters.step_counter_views import gpu_steps
 from kineto_trace.arrays.intervals import Union, intersection, union
 from kineto_trace.kernel_traits.gpu_vendors import GpuVendor
 from kineto_trace.model.context import Context
-from kineto_trace.structure.gpu_devices import gpu_vendor
+from kineto_trace.structure.activity_links import gpu_vendor
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view
 
@@ -41,11 +39,9 @@ OWN_POWER = (
     "sampling hardware counters takes power itself (32 W on an H200), so that work at the power limit was some 1 % "
     "slower for it"
 )
-_TOGETHER = 1.5  # lengths of a sample: what begins so soon after the one before goes on
+_TOGETHER = 1.5  # sample lengths: spans that begin this soon after the previous one are joined to it
 _CLOCKS = frozenset((POWER, POWER_LIMIT, SM_CLOCK, GPC_CLOCK, MEMORY_CLOCK, TEMPERATURE, *THROTTLED))
 _SAMPLED = frozenset((GPU_BUSY, SM_BUSY, DRAM, TENSOR, *DRAM_BYTES, *PCIE))  # one of them is in each set
-
-Ints = npt.NDArray[np.int64]
 
 
 class Throttling(NamedTuple):
@@ -56,8 +52,7 @@ class Throttling(NamedTuple):
 
 
 def throttling(context: Context, device: int) -> tuple[Throttling, ...]:
-    """Returns when a GPU was throttled, by reason, in the window of the trace; reasons that were not sampled are left
-    out."""
+    """Returns when a GPU was throttled in the trace's window, by reason, without reasons that were not sampled."""
     found, low, high = tracks_of(context, device), context.trace.window_start_ns, context.trace.window_end_ns
     return tuple(
         Throttling(label.removeprefix("Throttled by "), _spans(found[label], low, high))
@@ -76,27 +71,27 @@ def _spans(track: SampledCounter, low: int, high: int) -> Union:
 
 
 def throttled(context: Context, device: int) -> Union:
-    """Returns when a GPU was throttled for whatever reason."""
+    """Returns when a GPU was throttled for any reason."""
     found = [each.spans for each in throttling(context, device)]
     empty = np.empty(0, np.int64)
     return union(*(np.concatenate([empty, *(spans[side] for spans in found)]) for side in (0, 1)))
 
 
 def slowed_by_sampling(context: Context, device: int) -> bool:
-    """Tells whether a GPU of NVIDIA's was sampled while its power limit held its clock down."""
+    """Returns whether an NVIDIA GPU was sampled while its power limit held its clock down."""
     by_power = any(each.reason == "power" and each.spans.length() for each in throttling(context, device))
     nvidia = context.get(gpu_vendor) in (GpuVendor.NVIDIA, GpuVendor.UNKNOWN)
     return by_power and nvidia and not _SAMPLED.isdisjoint(tracks_of(context, device))
 
 
 def sm_clock(context: Context, device: int) -> SampledCounter | None:
-    """Returns the samples of the clock of a GPU's multiprocessors; None if there are none."""
+    """Returns the samples of a GPU's multiprocessor clock; None if there are none."""
     found = tracks_of(context, device)
     return found.get(SM_CLOCK) or found.get(GPC_CLOCK)
 
 
 def mean_in(track: SampledCounter | None, spans: Union) -> float:
-    """Returns the mean of a counter over these spans; NaN: it has no sample there, or is not there itself."""
+    """Returns the mean of a counter over these spans; NaN if it has no sample there or does not exist."""
     if track is None or not len(spans.start):
         return float("nan")
     return float(interval_means(track, spans.start, spans.end, np.zeros(len(spans.start), np.int64), 1).mean[0])
@@ -191,9 +186,9 @@ def _clock_row(context: Context, device: int) -> dict[str, Any]:
     ),
 )
 def throttling_spans(context: Context) -> Answer:
-    """When GPUs were throttled: spans of samples that say so, by reason, in order of time.
+    """When GPUs were throttled, according to the samples: spans by reason, in order of time.
 
-    Samples are as far apart as they were taken; a span may begin and end as much earlier or later.
+    A span may begin or end earlier or later by one sampling interval.
     """
     rows = []
     for device in sorted({track.device for track in context.get(sampled_counters)}):

@@ -1,70 +1,72 @@
-"""What bounds each kernel and operator, by the measured use of memory and of the units that compute.
+"""What limits each kernel and operator, by the measured use of memory and of the compute units.
 
 Theory of operation
-    The larger one of both uses decides, if it is BOUND or more. Below it in both, a GPU waits: for data on their way,
-    for other instructions, for blocks that are not there. That is the rule by which Nsight Compute tells latency
-    ("throughput below 60 % of peak typically indicates latency issues"). A statement takes all counters that could
-    contradict it: memory-bound and compute-bound need the one that is high, latency-bound needs DRAM and all units that
-    the work may use. These are the tensor pipe and the ordinary cores (FMA pipe or instructions), of which the latter
-    do not matter for kernels that multiply on tensor cores (by name, or by a pipe that is used), and neither does for
-    copies and fills. Where the multiprocessors are busy for less than BOUND, work is missing, whatever it uses.
+    The larger of the two uses decides, if it is BOUND or more. If both are lower, the GPU waits: for data, for other
+    instructions, or for blocks that are missing. This is the rule by which Nsight Compute detects latency ("throughput
+    below 60 % of peak typically indicates latency issues"). A verdict needs all counters that could contradict it:
+    memory-bound and compute-bound need the one that is high, latency-bound needs DRAM and all units that the work may
+    use. These are the tensor pipe and the ordinary cores (FMA pipe or instructions). The latter do not matter for
+    kernels that multiply on tensor cores (by name, or because they use a tensor pipe), and neither unit matters for
+    copies and fills. Where the multiprocessors are busy for less than BOUND, there is too little work, whatever it
+    uses.
 
-    Work whose speed is that of a link (collectives, copies between host and GPU) has no verdict here.
+    Work that is limited by a link (collectives, copies between host and GPU) has no verdict here.
 
-    Bytes per second are those of the counters of bytes, else DRAM's percentage of the peak bandwidth of this GPU's data
-    sheet (kernel_traits/gpu_peaks.py). FLOP/s are the tensor pipe's percentage of the peak of the kernel's precision:
-    the data sheet's clock is assumed, at a lower one they are fewer.
+    Bytes per second come from counters of bytes, else from DRAM's percentage of the peak bandwidth in this GPU's data
+    sheet (kernel_traits/gpu_vendors.py). FLOP/s are the tensor pipe's percentage of the peak for the kernel's
+    precision: this assumes the data sheet's clock; at a lower clock the true figure is lower.
 """
 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from kineto_trace.analysis.counters.attribution import DeviceCounters
-from kineto_trace.analysis.counters.groupings import by_kernel, by_op
+from kineto_trace.analysis.counters.hardware_counter_views import as_columns, by_kernel, by_op, notes
 from kineto_trace.analysis.counters.sampled_counters import (
     DRAM,
     DRAM_BYTES,
     FMA,
     INSTRUCTIONS,
+    NO_COUNTERS,
     OCCUPANCY,
     SM_BUSY,
     TENSOR,
 )
 from kineto_trace.analysis.kernels.precision_views import activity_precisions
 from kineto_trace.arrays.row_groups import group as grouped
-from kineto_trace.kernel_traits.gpu_peaks import GpuPeaks, gpu_peaks
-from kineto_trace.kernel_traits.gpu_vendors import GpuVendor
+from kineto_trace.base.array_types import Floats, Ints
+from kineto_trace.kernel_traits.gpu_vendors import GpuPeaks, GpuVendor, gpu_peaks
 from kineto_trace.kernel_traits.kernel_types import matches
-from kineto_trace.kernel_traits.precisions import PRECISIONS, UNKNOWN, precision_name
-from kineto_trace.kernel_traits.tensor_cores import uses_tensor_cores
+from kineto_trace.kernel_traits.precisions import PRECISIONS, UNKNOWN, precision_name, uses_tensor_cores
 from kineto_trace.model.context import Context
-from kineto_trace.structure.activity_links import KERNEL, gpu, owners
-from kineto_trace.structure.gpu_devices import device_properties, gpu_vendor
+from kineto_trace.structure.activity_links import KERNEL, device_properties, gpu, gpu_vendor, owners
+from kineto_trace.view_api.result import columns
+from kineto_trace.view_api.view import Answer, view
 
 MEMORY_BOUND, COMPUTE_BOUND, LATENCY_BOUND = "memory-bound", "compute-bound", "latency-bound"
 NOT_KNOWN = "not known"
 VERDICTS = (NOT_KNOWN, MEMORY_BOUND, COMPUTE_BOUND, LATENCY_BOUND)
 BOUND = 60.0  # % of peak
-PIPE_USED = 5.0  # % of the tensor pipe: the kernel multiplies with it
-MOSTLY = 0.5  # of a group's time
+PIPE_USED = 5.0  # % of the tensor pipe: from here on, the kernel multiplies with it
+MOSTLY = 0.5  # share of a group's time
 _ON_DEVICE = re.compile(r"^(?!.*(?:PtoP|PeerToPeer)).*(?:DtoD|Device -> Device|DeviceToDevice)|^Memset", re.IGNORECASE)
 _FP32, _TF32 = PRECISIONS.index("fp32"), PRECISIONS.index("tf32")
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 NAN = float("nan")
+By = Literal["kernel", "op"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkTraits:
-    """What is known of a group of GPU activities beside its counters.
+    """What is known about a group of GPU activities apart from its counters.
 
-    link: its speed is that of a link. moves: copies and fills on the GPU, which compute nothing. multiplies: on tensor
-    cores, by the names of its kernels. precision: a key of kernel_traits/precisions.py; None: unknown.
+    link: whether the speed of a link limits it.
+    moves: copies and fills on the GPU, which compute nothing.
+    multiplies: on tensor cores, by the names of its kernels.
+    precision: a key of kernel_traits/precisions.py; None if unknown.
     """
 
     link: bool = False
@@ -75,7 +77,10 @@ class WorkTraits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitUse:
-    """Percentages of peak; NaN: no value. cores: the larger one of the FMA pipe and instructions."""
+    """Percentages of peak; NaN if there is no value.
+
+    cores: the larger one of the FMA pipe and instructions.
+    """
 
     dram: float = NAN
     tensor: float = NAN
@@ -85,15 +90,17 @@ class UnitUse:
 
     @property
     def compute(self) -> float:
-        """Returns the larger use of units that compute; NaN: none is known."""
+        """Returns the highest use of the compute units; NaN if none is known."""
         return float(np.fmax(self.tensor, self.cores))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoofPoint:
-    """One group on one GPU. group: as in the grouping. Rates in bytes/s and FLOP/s; NaN: unknown.
+    """One group on one GPU. Rates in bytes/s and FLOP/s; NaN if unknown.
 
-    verdict: one of VERDICTS; why: the numbers that it comes from, or what is missing.
+    group: as in the grouping.
+    verdict: one of VERDICTS.
+    why: the numbers behind the verdict, or what is missing.
     """
 
     device: int
@@ -111,12 +118,12 @@ class RoofPoint:
 
     @property
     def intensity(self) -> float:
-        """Returns FLOP per byte of DRAM; NaN: unknown."""
+        """Returns FLOP per byte of DRAM; NaN if unknown."""
         return self.flop_s / self.bytes_s if self.bytes_s > 0 else NAN
 
 
-def judged(use: UnitUse, traits: WorkTraits) -> tuple[str, str]:
-    """Returns the verdict and the numbers that it comes from."""
+def roofline_verdict(use: UnitUse, traits: WorkTraits) -> tuple[str, str]:
+    """Returns the verdict and the numbers behind it."""
     if traits.link:
         return NOT_KNOWN, "it moves data over a link: view collective_counters"
     said = ", ".join(
@@ -183,7 +190,7 @@ def _of_device(context: Context, found: DeviceCounters, number: Ints) -> Iterato
             occupancy=float(uses[OCCUPANCY][row]),
         )
         own = _with_tf32(context, own, use)
-        verdict, why = judged(use, own)
+        verdict, why = roofline_verdict(use, own)
         if verdict == NOT_KNOWN and not own.link and np.isnan(found.value[row]).all():
             why = str(found.why[row, 0]) if found.tracks else why
         most = _peak(peaks, own.precision)
@@ -204,7 +211,7 @@ def _of_device(context: Context, found: DeviceCounters, number: Ints) -> Iterato
 
 
 def _with_tf32(context: Context, traits: WorkTraits, use: UnitUse) -> WorkTraits:
-    """NVIDIA's tensor cores multiply fp32 as tf32."""
+    """Counts fp32 as tf32 on NVIDIA's tensor cores."""
     nvidia = context.get(gpu_vendor) in (GpuVendor.NVIDIA, GpuVendor.UNKNOWN)
     if traits.precision != PRECISIONS[_FP32] or not use.tensor >= PIPE_USED or not nvidia:
         return traits
@@ -216,7 +223,7 @@ def _peak(peaks: GpuPeaks | None, precision: str | None) -> float:
 
 
 def _traits(context: Context, device: int, number: Ints) -> dict[int, WorkTraits]:
-    """What is known of each group, by the kernels with most of its time."""
+    """Returns the traits of each group, by the kernels with most of its time."""
     activity, strings = context.get(gpu), context.trace.strings
     rows = np.flatnonzero((activity.device == device) & (number >= 0))
     took = np.maximum(activity.end - activity.start, 0)[rows].astype(np.float64)
@@ -253,7 +260,9 @@ def activity_verdicts(context: Context) -> Ints:
 
 
 def activity_use(context: Context) -> dict[str, Floats]:
-    """Returns for each GPU activity what kernels of its name use on its GPU, by the fields of UnitUse; NaN: unknown."""
+    """Returns for each GPU activity the use by kernels of its name on its GPU, by the fields of UnitUse; NaN if
+    unknown.
+    """
     points = context.get(kernel_roofline)
     return {
         name: _by_activity(context, {(point.device, point.group): getattr(point.use, name) for point in points})
@@ -272,3 +281,80 @@ def _by_activity(context: Context, values: dict[tuple[int, int], float]) -> Floa
         own = activity.device == device
         found[own] = of_name[activity.name[own]]
     return found
+
+
+@view(
+    "roofline",
+    columns(
+        ("name", "text", "", "kernel, copy or fill; with by=op the operator, missing for work without one"),
+        ("device", "int", "", "GPU index in the process"),
+        ("time_us", "float", "us", "sum of the durations of its GPU activities"),
+        ("share_pct", "float", "%", "share of the time of all activities of this GPU"),
+        ("verdict", "text", "", "memory-bound, compute-bound, latency-bound or not known"),
+        ("why", "text", "", "the numbers that the verdict comes from, or what is missing for one"),
+        ("dram_pct", "float", "%", "use of the memory, of its peak"),
+        ("dram_error_pct", "float", "%", "95 % interval of that, plus or minus, in points"),
+        ("dram_gb_s", "float", "GB/s", "bytes read and written: counted, else dram_pct of the peak"),
+        ("peak_gb_s", "float", "GB/s", "the most that the memory of this GPU can do, by its data sheet"),
+        ("tensor_pct", "float", "%", "use of the tensor pipe, of its peak"),
+        ("cores_pct", "float", "%", "use of ordinary cores: the FMA pipe or instructions, the larger one"),
+        ("compute_pct", "float", "%", "the larger one of tensor_pct and cores_pct"),
+        ("sm_busy_pct", "float", "%", "time in which a multiprocessor has work"),
+        ("occupancy_pct", "float", "%", "warps on multiprocessors that have work, of the most that fit"),
+        ("precision", "text", "", "in which it computes, by the kernel's name or its operator's inputs"),
+        (
+            "speed_tflop_s",
+            "float",
+            "TFLOP/s",
+            "what tensor_pct stands for in that precision, at the data sheet's clock",
+        ),
+        ("peak_tflop_s", "float", "TFLOP/s", "the most that this GPU can do in that precision, by its data sheet"),
+        ("intensity_flop_byte", "float", "FLOP/byte", "speed_tflop_s by dram_gb_s"),
+    ),
+    nothing=NO_COUNTERS,
+)
+def roofline(context: Context, *, by: By = "kernel") -> Answer:
+    """What limits each kernel or operator, by measurement: memory, computing, or neither (latency).
+
+    Counters of kernels are those of the view kernel_counters. The larger of the uses of DRAM and of the compute units
+    decides if it is 60 % of its peak or more, the threshold in Nsight Compute's rule for latency. A row is
+    latency-bound if both are below it, or if multiprocessors have work for less than 60 % of the time. This verdict
+    needs a value of every unit that the work may use: the tensor pipe and, except for kernels that multiply on tensor
+    cores, ordinary cores (kinetoctl trace --counters=tensor); otherwise the verdict is unknown. It is also unknown for
+    collectives and copies between host and GPU, which are limited by a link (view collective_counters).
+
+    Options:
+    - by: kernel, or op for operators.
+    """
+    found = context.get(kernel_roofline if by == "kernel" else op_roofline)
+    strings, total = context.trace.strings, dict[int, int]()
+    for point in found:
+        total[point.device] = total.get(point.device, 0) + point.time_ns
+    rows = [
+        {
+            "name": strings[point.group] if point.group < len(strings) else None,
+            "device": point.device,
+            "time_us": point.time_ns / 1000,
+            "share_pct": 100 * point.time_ns / total[point.device],
+            "verdict": point.verdict,
+            "why": point.why,
+            "dram_pct": point.use.dram,
+            "dram_error_pct": point.dram_error,
+            "dram_gb_s": point.bytes_s / 1e9,
+            "peak_gb_s": point.peak_bytes_s / 1e9,
+            "tensor_pct": point.use.tensor,
+            "cores_pct": point.use.cores,
+            "compute_pct": point.use.compute,
+            "sm_busy_pct": point.use.sm_busy,
+            "occupancy_pct": point.use.occupancy,
+            "precision": point.traits.precision,
+            "speed_tflop_s": point.flop_s / 1e12,
+            "peak_tflop_s": point.peak_flop_s / 1e12,
+            "intensity_flop_byte": point.intensity,
+        }
+        for point in found
+    ]
+    told = notes(context)
+    if rows and np.isnan([point.peak_bytes_s for point in found]).all():
+        told.append("how fast this GPU can be is not in the table of this version: rates are missing")
+    return Answer(as_columns(roofline, rows), told)

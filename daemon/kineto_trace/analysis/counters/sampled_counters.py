@@ -1,12 +1,12 @@
-"""The samples of each hardware counter of each GPU, in order and without what cannot be.
+"""The valid samples of each hardware counter of each GPU, in order.
 
 Theory of operation
-    Values are those of the whole GPU over the time of their sample. What is no value is left out and counted: NaN,
-    infinity and what is beyond a float32, percentages below 0 or more than 5 points above 100 (the edges of a sample
-    may make it 100.3, which counts as 100), other values below 0, except for temperatures. So are samples without
-    duration, and those that begin before the one before them has ended.
+    Values are those of the whole GPU over the time of their sample. Invalid values are left out and counted: NaN,
+    infinity and values beyond a float32, percentages below 0 or more than 5 points above 100 (the edges of a sample may
+    make it 100.3, which counts as 100), other values below 0, except for temperatures. So are samples without duration,
+    and those that begin before the previous one has ended.
 
-    In a merged file the ranks' GPUs may share a number. Whose kernels ran during a sample is then not known, so the
+    In a merged file the ranks' GPUs may share a number. Then nobody knows whose kernels ran during a sample, so the
     counters of such a number have no samples at all, and a note says so.
 """
 
@@ -16,16 +16,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from kineto_trace.arrays.intervals import Union
 from kineto_trace.arrays.row_groups import group, places_by_value
+from kineto_trace.base.array_types import Flags, Floats, Ints
 from kineto_trace.formats.chrome.chrome_reader import MERGED
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import COUNTER_TABLES, GPU_TABLES, Trace
 
 PERCENT, CELSIUS = "%", "°C"
-ABOVE = 105.0  # %: what is more is no percentage
+ABOVE = 105.0  # %: a larger value is invalid
 _LARGEST = float(np.finfo(np.float32).max)  # samples are as precise as a float32
 NO_COUNTERS = "no counters were recorded: kinetoctl trace --counters"
 
@@ -38,17 +38,14 @@ POWER, POWER_LIMIT, TEMPERATURE = "Power", "Power limit", "Temperature"
 SM_CLOCK, GPC_CLOCK, MEMORY_CLOCK = "SM clock", "GPC clock", "Memory clock"
 THROTTLED = ("Throttled by power", "Throttled by heat", "Throttled by hardware")
 
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-Flags = npt.NDArray[np.bool_]
-
 
 @dataclass(frozen=True, slots=True)
 class SampledCounter:
-    """One counter of one GPU: samples with a value, in order (Unix ns, [start, end)), which do not overlap.
+    """One counter of one GPU: valid samples in order (Unix ns, [start, end)), which do not overlap.
 
-    label: what is measured, in the same words for every vendor. left_out: number of samples that have no value. mixed:
-    it has no samples because its device is the GPU of several ranks.
+    label: what is measured, in the same words for every vendor.
+    left_out: number of samples without a valid value.
+    mixed: it has no samples because several ranks' GPUs share its device number.
     """
 
     device: int
@@ -70,7 +67,7 @@ class SampledCounter:
         return Union(self.start, self.end)
 
     def before(self, time: Ints) -> Floats:
-        """Returns for each time the sum of value times length (ns) of what was sampled before it."""
+        """Returns for each time the integral of the sampled values (value times ns) up to it."""
         if not len(self.start):
             return np.zeros(len(time))
         total = np.concatenate([[0.0], np.cumsum(self.value * (self.end - self.start))])
@@ -115,7 +112,7 @@ def _tracks(context: Context) -> Iterator[SampledCounter]:
 
 
 def _shared_devices(trace: Trace) -> set[int]:
-    """Numbers of devices that are GPUs of several ranks in a merged file: their rows are in several processes."""
+    """Returns the device numbers that several ranks share in a merged file: their rows are in several processes."""
     if MERGED not in (trace.head or {}):
         return set()
     tables = [table for kind in (*COUNTER_TABLES, *GPU_TABLES) if (table := trace.table(kind)).origin]
@@ -139,7 +136,7 @@ def _possible(value: Floats, unit: str) -> Flags:
 
 
 def tracks_of(context: Context, device: int) -> dict[str, SampledCounter]:
-    """Returns the counters of a GPU by their labels; of several with one label, the one with the most samples."""
+    """Returns the counters of a GPU by their labels; if several have one label, the one with the most samples."""
     found: dict[str, SampledCounter] = {}
     for track in context.get(sampled_counters):
         if track.device == device and len(track) > (len(found[track.label]) if track.label in found else 0):
@@ -149,7 +146,11 @@ def tracks_of(context: Context, device: int) -> dict[str, SampledCounter]:
 
 @dataclass(frozen=True, slots=True)
 class IntervalMeans:
-    """mean: over the sampled time of each group of intervals; NaN: none. covered_ns: that time."""
+    """Means over groups of intervals.
+
+    mean: over the sampled time of each group; NaN if there is none.
+    covered_ns: that time.
+    """
 
     mean: Floats
     covered_ns: Ints
@@ -158,9 +159,10 @@ class IntervalMeans:
 def interval_means(track: SampledCounter, start: Ints, end: Ints, number: Ints, count: int) -> IntervalMeans:
     """Returns the mean of a counter over intervals (Unix ns), weighted by how much of each sample lies in them.
 
-    number: the group of each interval, 0 to count - 1; below 0: none. Intervals of one group that overlap count as
-    often as they do. The mean is exact if a sample's value holds in each part of it: at the ends of an interval it does
-    not if these lie inside of a sample, so intervals should be several samples long.
+    number: the group of each interval, 0 to count - 1; below 0 for none.
+
+    Overlapping intervals of one group each count in full. The mean assumes that a sample's value holds in each part of
+    it, which is inexact where an interval ends inside a sample, so intervals should be several samples long.
     """
     chosen = number >= 0
     start, end, number = start[chosen], np.maximum(end, start)[chosen], number[chosen]
@@ -171,7 +173,7 @@ def interval_means(track: SampledCounter, start: Ints, end: Ints, number: Ints, 
 
 
 def left_out_note(context: Context) -> list[str]:
-    """Returns what is to be said of samples that have no value; empty if all have one."""
+    """Returns a note on samples without a valid value; empty if all have one."""
     found = context.get(sampled_counters)
     devices = sorted({track.device for track in found if track.mixed})
     mixed = [

@@ -1,34 +1,59 @@
 """Two traces, or two jobs, compared per step: what became slower, faster, new or gone.
 
 Theory of operation
-    Each view makes samples of every trace: what each row took in each whole step (step_samples.py). Its reduce puts
-    exactly two of them beside each other and judges every difference by the noise over the steps (step_noise.py).
-    Where a trace has no whole steps, figures are per second of the window, and no difference is judged.
+    Each view makes samples of every trace: the time of each row in each whole step (step_noise.py). Its reduce compares
+    exactly two of them and judges every difference by the noise over the steps (step_noise.py). Where a trace has no
+    whole steps, figures are per second of the window, and no difference is judged.
 
     `compare` does that for two traces, `compare_jobs` for the samples of several ranks on each side.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from kineto_trace.analysis.diff.function_samples import function_samples
-from kineto_trace.analysis.diff.name_totals import two
-from kineto_trace.analysis.diff.row_samples import (
-    STEP,
-    kernel_samples,
-    module_samples,
-    operator_samples,
-    path_samples,
-    role_samples,
+from kineto_trace.analysis.diff.event_diff_views import both_sides
+from kineto_trace.analysis.diff.step_noise import (
+    ERROR_RATE,
+    GPU,
+    HOST,
+    NS_PER_US,
+    Differences,
+    StepSamples,
+    StepTimes,
+    TimedEvents,
+    align_rows,
+    compared_steps,
+    differences,
+    gpu_moments,
+    mean_of_ranks,
+    samples,
+    typical_mean,
 )
-from kineto_trace.analysis.diff.step_noise import ERROR_RATE, Differences, StepTimes, differences, typical
-from kineto_trace.analysis.diff.step_samples import StepSamples, aligned, mean_of_ranks
+from kineto_trace.analysis.host_time.operator_views import op_times
+from kineto_trace.analysis.overview.step_breakdown import OTHER, ROLES, partition, roles
+from kineto_trace.arrays.row_groups import sums
+from kineto_trace.base.array_types import NOTHING, AnyArray, Flags, Ints
 from kineto_trace.errors import ViewError
+from kineto_trace.kernel_traits.kernel_types import short_name
+from kineto_trace.model.activity_tables import STEP_PREFIX
 from kineto_trace.model.context import Context
+from kineto_trace.structure.activity_links import calls, gpu, inside_equals, ops, owners, step_names
+from kineto_trace.structure.event_tree import KINDS, build
+from kineto_trace.structure.library_calls import code_place
+from kineto_trace.structure.module_calls import (
+    LIGHTNING_MODULE,
+    TORCH_PREFIX,
+    backward_roots,
+    module_calls,
+    name_chains,
+    paths,
+)
+from kineto_trace.structure.nesting import nest_tables
+from kineto_trace.structure.python_frames import sample_period_ns
 from kineto_trace.view_api.result import Result, columns, make_result
 from kineto_trace.view_api.view import Answer, View, view
 
@@ -38,8 +63,6 @@ CHANGES = (SLOWER, FASTER, NEW, GONE)
 PER_STEP, PER_SECOND = "step", "second"
 FEW_STEPS = 4
 
-Floats = npt.NDArray[np.float64]
-Flags = npt.NDArray[np.bool_]
 
 COLUMNS = columns(
     ("name", "text", "", "what is compared"),
@@ -75,16 +98,24 @@ OPERATOR_COLUMNS = (
         ("total_delta_pct", "float", "%", "that as a share of the baseline; missing if the baseline is 0"),
     ),
 )
-TOTALS = ("verdict", "baseline_us", "other_us", "delta_us", "delta_pct")  # which OPERATOR_COLUMNS has as total_…
+TOTALS = ("verdict", "baseline_us", "other_us", "delta_us", "delta_pct")  # named total_… in OPERATOR_COLUMNS
+NO_PYTHON = "a trace has no Python functions: record with stacks (with_stack=True, or kinetod's sampler)"
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+_INSTALLED = re.compile(r"^.*/(?:site-packages|dist-packages|lib/python\d+\.\d+)/")
+STEP = "step"  # the row of the whole step, and the kind of time of the parts that sum up to it
+NO_OPERATOR = "(no operator)"
+BACKWARD = " (backward)"
+_INSIDE = " > "  # between the names of a call path
+_STEPS = STEP_PREFIX.rstrip("#")
 
 
 def compare(of: View, baseline: Context, other: Context, **options: Any) -> Result:
-    """Returns a view that compares traces for two of them. Raises ViewError for unknown options."""
+    """Compares two traces by a view. Raises ViewError for unknown options."""
     return compare_jobs(of, [of.partial(baseline, **options)], [of.partial(other, **options)], **options)
 
 
 def compare_jobs(of: View, baseline: Sequence[Any], other: Sequence[Any], **options: Any) -> Result:
-    """Returns such a view for what `of.partial` gave for each rank: steps are means over the ranks.
+    """Compares two jobs by what `of.partial` returned for each rank: steps are means over the ranks.
 
     Raises ViewError for several ranks of a view that does not compare steps.
     """
@@ -96,14 +127,14 @@ def compare_jobs(of: View, baseline: Sequence[Any], other: Sequence[Any], **opti
 
 
 def compare_ranks(baseline: Mapping[int, StepSamples], other: Mapping[int, StepSamples]) -> Result:
-    """Returns the step time of each rank of two jobs, of partials of diff_step_times by rank.
+    """Returns the step time of each rank of two jobs, from partials of diff_step_times by rank.
 
-    Ranks are matched by number. Missing ones are named in the notes. All ranks together keep the error rate.
+    Ranks are matched by number. Missing ones are named in the notes. The error rate holds for all ranks together.
     """
     shared = sorted(set(baseline) & set(other))
     tables = []
     for rank in shared:
-        answer = judged([(0, baseline[rank]), (1, other[rank])], ERROR_RATE / len(shared), only=STEP)
+        answer = judge_rows([(0, baseline[rank]), (1, other[rank])], ERROR_RATE / len(shared), only=STEP)
         row = {name: list(column) for name, column in answer.values.items()}
         row["name"] = [f"rank {rank}"] * len(row["name"])
         tables.append(row)
@@ -112,7 +143,7 @@ def compare_ranks(baseline: Mapping[int, StepSamples], other: Mapping[int, StepS
 
 
 def missing_ranks(baseline: Mapping[int, Any], other: Mapping[int, Any]) -> list[str]:
-    """Says which ranks only one of two jobs has."""
+    """Returns a note on ranks that only one of two jobs has."""
     notes = []
     for here, there, side in ((baseline, other, "other job"), (other, baseline, "baseline")):
         missing = sorted(set(here) - set(there))
@@ -137,9 +168,13 @@ def diff_steps(baseline: Context, other: Context) -> Result:
     return compare(diff_step_times, baseline, other)
 
 
-def judged(partials: Sequence[tuple[int, StepSamples]], error_rate: float = ERROR_RATE, *, only: str = "") -> Answer:
-    """Returns the rows of two traces with their verdicts, in the order of the first one. only: one row."""
-    first, second = aligned(two(partials))
+def judge_rows(
+    partials: Sequence[tuple[int, StepSamples]], error_rate: float = ERROR_RATE, *, only: str = ""
+) -> Answer:
+    """Returns the rows of two traces with their verdicts, in the order of the first one. only: returns this
+    row alone.
+    """
+    first, second = align_rows(both_sides(partials))
     steps = min(len(side.steps) for side in (first, second))
     per = PER_STEP if steps else PER_SECOND
     notes = _notes(first, second)
@@ -157,7 +192,7 @@ def judged(partials: Sequence[tuple[int, StepSamples]], error_rate: float = ERRO
     families = [alone, *(~alone & ~lacking & (times == time) for time in dict.fromkeys(times.tolist()))]
     found = _in_families(sides, families, error_rate)
     values = _values(names, sides, found)
-    step_us = typical(first.step_us) if steps else 1e6
+    step_us = typical_mean(first.step_us) if steps else 1e6
     values["step_delta_pct"] = 100 * values["delta_us"] / step_us if step_us else np.full(len(names), np.nan)
     values["per"] = [per] * len(names)
     return Answer(values, notes)
@@ -183,7 +218,7 @@ def _values(names: Sequence[tuple[str, str]], sides: Sequence[StepTimes], found:
     verdict[found.changed] = np.where(delta > 0, SLOWER, FASTER)[found.changed]
     verdict[found.changed & ~seen[0]] = NEW
     verdict[found.changed & ~seen[1]] = GONE
-    parts = np.array([time == STEP for _, time in names], np.bool_)  # of a step, which nobody calls
+    parts = np.array([time == STEP for _, time in names], np.bool_)  # of a step; they have no calls
     share = np.full(len(delta), np.nan)
     np.divide(100 * delta, found.baseline, out=share, where=found.baseline != 0)
     return {
@@ -203,7 +238,7 @@ def _values(names: Sequence[tuple[str, str]], sides: Sequence[StepTimes], found:
 
 
 def _lacking(first: StepSamples, second: StepSamples, names: Sequence[tuple[str, str]], notes: list[str]) -> Flags:
-    """Which rows are of a kind of time that one trace does not have at all."""
+    """Returns which rows are of a kind of time that one trace does not have at all."""
     found = np.zeros(len(names), np.bool_)
     for time in dict.fromkeys(time for _, time in names):
         of_time = np.array([each == time for _, each in first.names], np.bool_)
@@ -244,17 +279,17 @@ def _steps(side: StepSamples) -> str:
 
 
 def _in_order(partials: Sequence[tuple[int, StepSamples]]) -> Answer:
-    return judged(partials)
+    return judge_rows(partials)
 
 
 def _by_change(partials: Sequence[tuple[int, StepSamples]]) -> Answer:
-    return _changes_first(judged(partials))
+    return _changes_first(judge_rows(partials))
 
 
 def _with_totals(partials: Sequence[tuple[int, StepSamples]]) -> Answer:
-    """The operators by their own time, and those that have only others inside."""
-    own = judged(partials)
-    inside = judged([(rank, side.inside or side) for rank, side in partials]).values
+    """Returns the operators by their own time, and those that only have nested ones."""
+    own = judge_rows(partials)
+    inside = judge_rows([(rank, side.inside or side) for rank, side in partials]).values
     places = {key: at for at, key in enumerate(_row_keys(inside))}
     known = {key: at for at, key in enumerate(_row_keys(own.values))}
     rows = list(dict.fromkeys((*known, *places)))
@@ -272,7 +307,7 @@ def _row_keys(values: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _nothing(name: str, inside: Mapping[str, Any], place: int) -> Any:
-    """The value of a column in the row of an operator that has no time of its own in either trace."""
+    """Returns the value of a column for an operator without time of its own in either trace."""
     if name in ("name", "time", "per"):
         return inside[name][place]
     if name == "verdict":
@@ -297,25 +332,25 @@ def diff_step_times(context: Context) -> StepSamples:
     """The time of a training step in two traces, and which parts of it changed.
 
     The first row is the whole step on the host. Below it are the roles of the view `step_breakdown`, which sum up to
-    it. Every view that compares traces takes the measured steps only (view overview). The verdict tells a difference
-    from the noise over the steps: at most 5 % of the rows that are called changed are so by chance, and the interval of
-    such a row excludes 0. Two recordings of the same program may still differ, because of clocks, placement or other
-    programs: the noise is that within each recording.
+    it. Every view that compares traces uses the measured steps only (view overview). The verdict tells a real
+    difference from noise over the steps: at most 5 % of the rows that are called changed are so by chance, and the
+    interval of such a row excludes 0. Two recordings of the same program may still differ because of clocks, placement
+    or other programs, since the noise is measured within each recording.
     """
     return role_samples(context)
 
 
 @view("diff_operators", OPERATOR_COLUMNS, reduce=_with_totals)
 def diff_operators(context: Context, *, total: bool = False) -> StepSamples:
-    """Operators of two traces by name: the time of their own in each step, and what changed.
+    """Operators of two traces by name: their self time in each step, and what changed.
 
-    Host time is that of the operator without the operators inside it; GPU time is what it launched itself. The columns
-    `total_…` count the operators inside as well; inside one of the same name an operator adds nothing. GPU work
+    Host time is that of the operator without nested operators; GPU time is that of the work it launched itself. The
+    columns `total_…` include nested operators; an operator nested in one of the same name adds nothing. GPU work
     outside operators counts for the annotation around its launch. The rules are those of diff_step_times. Changed rows
-    come first, those with the largest difference before others.
+    come first, largest difference first.
 
     Options:
-    - total: count the operators inside in all columns.
+    - total: include nested operators in all columns.
     """
     inside = operator_samples(context, total=True)
     return replace(inside if total else operator_samples(context, total=False), inside=inside)
@@ -326,7 +361,7 @@ def diff_kernel_names(context: Context, *, short_names: bool = False) -> StepSam
     """Kernels, copies and fills of two traces by name: the GPU time of each step, and what changed.
 
     A kernel belongs to the step in which it was launched. The rules are those of diff_step_times. Changed rows come
-    first, those with the largest difference before others.
+    first, largest difference first.
 
     Options:
     - short_names: drop template arguments, parameters and return types, so that variants of a kernel share a row.
@@ -336,28 +371,27 @@ def diff_kernel_names(context: Context, *, short_names: bool = False) -> StepSam
 
 @view("diff_modules", COLUMNS, reduce=_by_change)
 def diff_modules(context: Context, *, total: bool = False) -> StepSamples:
-    """Modules of two traces by their path in the model: the time of their own in each step, and what changed.
+    """Modules of two traces by their path in the model: their self time in each step, and what changed.
 
-    Times of a module are those without the modules inside it. The backward pass has a row of its own, which ends in
-    " (backward)": the backward operators of the module's operators. The rules are those of diff_step_times. Changed
-    rows come first, those with the largest difference before others.
+    Times of a module exclude nested modules. The backward pass has a row of its own, which ends in " (backward)": the
+    backward operators of the module's operators. The rules are those of diff_step_times. Changed rows come first,
+    largest difference first.
 
     Options:
-    - total: count the modules inside as well.
+    - total: include nested modules.
     """
     return module_samples(context, total=total)
 
 
 @view("diff_call_paths", COLUMNS, reduce=_by_change)
 def diff_call_paths(context: Context, *, total: bool = False) -> StepSamples:
-    """Call paths of two traces: operators and annotations by all that is around them, per step, and what changed.
+    """Call paths of two traces: operators and annotations by everything around them, per step, and what changed.
 
-    Names of a path are separated by " > "; paths are those of the view `call_tree`. Times are those without what is
-    inside. The rules are those of diff_step_times. Changed rows come first, those with the largest difference before
-    others.
+    Names of a path are separated by " > "; paths are those of the view `call_tree`. Times are self times. The rules are
+    those of diff_step_times. Changed rows come first, largest difference first.
 
     Options:
-    - total: count what is inside as well.
+    - total: include nested calls.
     """
     return path_samples(context, total=total)
 
@@ -368,6 +402,178 @@ def diff_python_functions(context: Context) -> StepSamples:
 
     The C code that a function calls counts for it. Functions are matched by file and name, whatever the line and the
     folder. Sampled time is the number of samples times their interval, waiting included. The rules are those of
-    diff_step_times. Changed rows come first, those with the largest difference before others.
+    diff_step_times. Changed rows come first, largest difference first.
     """
     return function_samples(context)
+
+
+# Python functions as rows of a diff: the time in which each was the innermost one, from samples or recorded calls.
+# Line numbers and folders change with the version of a program, so a function is matched by its file and name alone:
+# the path below site-packages or the standard library, else the name of the file (with the folder of a package's
+# __init__.py).
+def function_samples(context: Context) -> StepSamples:
+    """Returns samples of the innermost Python function, including the C code that it calls."""
+    table = context.trace.table("python_function")
+    sampled = np.flatnonzero(table["self_samples"] > 0)
+    period = sample_period_ns(context.trace)
+    exact = np.flatnonzero(table["samples"] == 0)
+    nested = nest_tables([table.take(exact)], context.trace.window_end_ns)
+    calls = exact[nested.order]
+    rows = np.concatenate([sampled, calls])
+    took = np.concatenate([table["self_samples"][sampled].astype(np.int64) * period, nested.tree.self_time])
+    names = [function_name(text) for text in context.trace.strings]
+    number = {name: place for place, name in enumerate(dict.fromkeys(names))}
+    key = np.array([number[name] for name in names] or [0], np.int64)[table["name"][rows]]
+    part = TimedEvents(HOST, key, table["start"][rows], took)
+    return samples(context, [part], list(number), [] if len(rows) else [NO_PYTHON])
+
+
+def function_name(text: str) -> str:
+    """Returns a function's name without what differs between versions of a program."""
+    place = code_place(text)
+    if not place.file:
+        return _ADDRESS.sub("", text)
+    path = place.path
+    installed = _INSTALLED.sub("", path)
+    parts = path.split("/")
+    own = "/".join(parts[-2:] if parts[-1] == "__init__.py" else parts[-1:])
+    return f"{own if installed == path else installed}: {place.function}"
+
+
+def role_samples(context: Context) -> StepSamples:
+    """Returns samples of the whole step, and of the roles of step_breakdown.py that sum up to it."""
+    found = compared_steps(context)
+    trace, length = context.trace, found.end - found.start
+    start, end = (np.append(*pair) for pair in ((found.start, trace.window_start_ns), (found.end, trace.window_end_ns)))
+    shares = partition(context.get(roles), start, np.maximum(end, start)) / NS_PER_US
+    us, total = np.vstack([length / NS_PER_US, shares[:, :-1]]), np.append(0, shares[:, -1])
+    bare = samples(context, (), ())
+    return replace(
+        bare,
+        names=tuple((name, STEP) for name in (STEP, *ROLES, OTHER)),
+        us=us,
+        calls=(us > 0).astype(np.float64),
+        total_us=total,
+        total_calls=(total > 0).astype(np.float64),
+    )
+
+
+def operator_samples(context: Context, *, total: bool) -> StepSamples:
+    """Returns samples of operators by name.
+
+    total: with nested operators; an operator nested in one of its name adds nothing.
+    """
+    table, times, activity = context.trace.table("cpu_op"), context.get(op_times), context.get(gpu)
+    name = table["name"].astype(np.int64)
+    outer = ~inside_equals(context, name)
+    host = TimedEvents(HOST, name, table["start"], times.host_total * outer if total else times.host_exclusive)
+    outside = len(context.trace.strings)
+    owner = context.get(owners)
+    is_step = np.append(context.get(step_names), False)
+    owner = np.where((owner == NOTHING) | is_step[owner], outside, owner)
+    took, moment = activity.end - activity.start, context.get(gpu_moments).at
+    own = TimedEvents(GPU, owner, moment, took)
+    if total:
+        of, node = _around(activity.op, _op_parents(context))
+        of, node = of[outer[node]], node[outer[node]]
+        of, key = np.append(of, np.flatnonzero(activity.op < 0)), np.append(name[node], owner[activity.op < 0])
+        own = TimedEvents(GPU, key, moment[of], took[of])
+    return samples(context, (host, own), (*context.trace.strings, NO_OPERATOR))
+
+
+def kernel_samples(context: Context, *, short_names: bool) -> StepSamples:
+    """Returns samples of kernels, copies and fills by name."""
+    activity, strings = context.get(gpu), context.trace.strings
+    key, names = activity.name.astype(np.int64), strings
+    if short_names:
+        used, place = np.unique(key, return_inverse=True)
+        shorter = [short_name(strings[number]) for number in used.tolist()]
+        names = list(dict.fromkeys(shorter))
+        at = {text: number for number, text in enumerate(names)}
+        key = np.array([at[text] for text in shorter], np.int64)[place]
+    return samples(context, [TimedEvents(GPU, key, context.get(gpu_moments).at, activity.end - activity.start)], names)
+
+
+def module_samples(context: Context, *, total: bool) -> StepSamples:
+    """Returns samples of modules by their path, and of their backward passes."""
+    found, activity, times = context.get(module_calls), context.get(gpu), context.get(op_times)
+    table, length = context.trace.table("cpu_op"), found.end - found.start
+    inside = np.flatnonzero(found.parent >= 0)
+    host = length if total else length - sums(found.parent[inside], length[inside], len(found))
+    names = _chains(found.path, found.parent, [_module(text) for text in context.trace.strings], found.name, "/")
+    took, moment = activity.end - activity.start, context.get(gpu_moments).at
+    of, node = _around(found.activity, found.parent if total else np.full(len(found), NOTHING))
+    module = np.append(found.path, NOTHING)[_backward_modules(context, found.op)]  # per row of cpu_op
+    back = np.flatnonzero(module >= 0)
+    back_of, root = _around(activity.op, _op_parents(context))
+    back_of, root = back_of[module[root] >= 0], root[module[root] >= 0]
+    parts = [
+        TimedEvents(HOST, found.path, found.start, host),
+        TimedEvents(GPU, found.path[node], moment[of], took[of]),
+        TimedEvents(HOST, len(names) + module[back], table["start"][back], times.host_total[back]),
+        TimedEvents(GPU, len(names) + module[root], moment[back_of], took[back_of]),
+    ]
+    notes = [] if len(found) else ["a trace has no calls of modules: record with with_modules=True or with_stack=True"]
+    return samples(context, parts, [*names, *(name + BACKWARD for name in names)], notes)
+
+
+def _backward_modules(context: Context, call_of_op: Ints) -> Ints:
+    """Returns for each row of cpu_op the module call whose backward pass it runs, or NOTHING."""
+    found = np.full(len(context.trace.table("cpu_op")), NOTHING, np.int64)
+    root, forward = backward_roots(context)
+    found[root] = call_of_op[forward]
+    return found
+
+
+def _op_parents(context: Context) -> Ints:
+    """Returns for each row of cpu_op the row of the operator around it, or NOTHING."""
+    tree = context.get(ops)
+    above = tree.nested.tree.parent[tree.place].astype(np.int64)
+    return np.where(above >= 0, tree.row[above], NOTHING) if len(above) else above
+
+
+def _around(node: Ints, parent: AnyArray) -> tuple[Ints, Ints]:
+    """Returns all pairs of an item and a node around it. node: the innermost node of each item, or NOTHING."""
+    items, nodes = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    item = np.flatnonzero(node >= 0)
+    level = node[item].astype(np.int64)
+    while len(item):
+        items.append(item)
+        nodes.append(level)
+        level = parent[level].astype(np.int64)
+        item, level = item[level >= 0], level[level >= 0]
+    return np.concatenate(items), np.concatenate(nodes)
+
+
+def path_samples(context: Context, *, total: bool) -> StepSamples:
+    """Returns samples of operators and annotations by their chain of names."""
+    trace, activity, called = context.trace, context.get(gpu), context.get(calls)
+    tree = build({kind: trace.tables[kind] for kind in KINDS[1:] if kind in trace.tables}, trace.window_end_ns)
+    name = np.zeros(len(tree), np.int64)
+    for number, kind in enumerate(KINDS):
+        own = tree.kind == number
+        name[own] = trace.table(kind)["name"][tree.row[own]]
+    steps = context.get(step_names)
+    name = np.where(steps[name], np.argmax(steps), name) if steps.any() else name
+    path = paths(tree.parent, tree.depth, name)
+    texts = [_STEPS if is_step else text for text, is_step in zip(trace.strings, steps.tolist(), strict=True)]
+    names = _chains(path, tree.parent, texts, name, _INSIDE)
+    node = np.append(tree.innermost(called.thread, called.start).astype(np.int64), NOTHING)[activity.call]
+    took, moment = activity.end - activity.start, context.get(gpu_moments).at
+    of, around = _around(node, tree.parent if total else np.full(len(tree), NOTHING))
+    host = TimedEvents(HOST, path, tree.start, tree.end - tree.start if total else tree.self_ns)
+    return samples(context, [host, TimedEvents(GPU, path[around], moment[of], took[of])], names)
+
+
+def _chains(path: Ints, parent: AnyArray, texts: Sequence[str], name: AnyArray, between: str) -> list[str]:
+    """Returns the text of each path; outer paths have lower numbers."""
+    count = int(path.max(initial=-1)) + 1
+    first = np.full(count, len(path), np.int64)
+    np.minimum.at(first, path, np.arange(len(path)))
+    outer = parent[first]
+    above = np.where(outer < 0, NOTHING, path[outer]) if count else first
+    return [between.join(chain) for chain in name_chains(above, [texts[number] for number in name[first].tolist()])]
+
+
+def _module(text: str) -> str:
+    return text.removeprefix(TORCH_PREFIX).removeprefix(LIGHTNING_MODULE)

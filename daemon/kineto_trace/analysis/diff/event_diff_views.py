@@ -1,27 +1,47 @@
-"""Two traces beside each other: all their events by name, as HTA's TraceDiff does."""
+"""Events of two traces by name."""
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from kineto_trace.analysis.diff.name_totals import CALLS, NAME, Side, by_name, measured
 from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.row_groups import group
+from kineto_trace.base.array_types import Floats, Ints, Ints32, Objects
 from kineto_trace.errors import ViewError
 from kineto_trace.kernel_traits.kernel_types import short_name
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import OP_TABLES
 from kineto_trace.structure.activity_links import calls, gpu, steps
-from kineto_trace.view_api.result import Result, columns
+from kineto_trace.view_api.result import Result, ResultColumn, columns
 from kineto_trace.view_api.view import Answer, view
 
 NS_PER_US = 1000
 EventsOn = Literal["all", "cpu", "gpu"]
 MEASURES = {"total": "sum of the durations"}
+ADDED, DELETED, INCREASED, DECREASED, UNCHANGED = "added", "deleted", "increased", "decreased", "unchanged"
+NAME: tuple[tuple[str, Any, str, str], ...] = (
+    ("name", "text", "", "name"),
+    ("change", "text", "", "change in the number of calls: added, deleted, increased, decreased or unchanged"),
+)
+CALLS: tuple[tuple[str, Any, str, str], ...] = (
+    ("calls_baseline", "int", "", "number of calls, baseline"),
+    ("calls_other", "int", "", "number of calls, other trace"),
+    ("calls_delta", "int", "", "other minus baseline"),
+)
+OPERATORS: Mapping[str, str] = {
+    "device_total": "GPU time launched by it and by the operators inside it",
+    "device_self": "GPU time launched by its own calls",
+    "host_total": "time on the host",
+    "host_self": "host time minus that of the operators inside it and of its own calls",
+}
 
-Ints = npt.NDArray[np.int64]
+
+class Side(NamedTuple):
+    """What one trace contributes: names, and one value per name for each measure."""
+
+    names: list[str]
+    measures: Mapping[str, Floats]
 
 
 def diff_events(baseline: Context, other: Context, *, other_step: int | None = None, **options: Any) -> Result:
@@ -38,31 +58,7 @@ def _events(partials: Sequence[tuple[int, Side]]) -> Answer:
     return Answer(by_name(partials, MEASURES, ("total",)))
 
 
-@view(
-    "diff_event_names",
-    columns(*NAME, *CALLS, *measured("total", "us", "sum of the durations")),
-    reduce=_events,
-)
-def diff_event_names(
-    context: Context,
-    *,
-    device: EventsOn = "all",
-    step: int | None = None,
-    short_names: bool = False,
-) -> Side:
-    """All events of two traces by name: their number, their total time, and what changed.
-
-    Options:
-    - device: "cpu" for operators, annotations and calls; "gpu" for kernels, copies and fills; "all" for both.
-    - step: only events that began in this training step (N of ProfilerStep#N); GPU work counts by its launching call.
-      Without it, all events count.
-    - short_names: drop template arguments, parameters and return types of kernels, so that their variants share a row
-      (HTA's use_short_name).
-    """
-    return side_of(context, *_all(context, device, step), short_names)
-
-
-def side_of(context: Context, name: npt.NDArray[np.int32], duration: Ints, short_names: bool) -> Side:
+def side_of(context: Context, name: Ints32, duration: Ints, short_names: bool) -> Side:
     """What these events of one trace contribute. name: numbers of their names; duration: ns."""
     strings = context.trace.strings
     if short_names:
@@ -76,7 +72,7 @@ def side_of(context: Context, name: npt.NDArray[np.int32], duration: Ints, short
     return Side(names, {"calls": groups.sizes().astype(np.float64), "total": total})
 
 
-def _all(context: Context, device: EventsOn, step: int | None) -> tuple[npt.NDArray[np.int32], Ints]:
+def _all(context: Context, device: EventsOn, step: int | None) -> tuple[Ints32, Ints]:
     activity, called = context.get(gpu), context.get(calls)
     names, durations, times = [np.empty(0, np.int32)], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     if device != "gpu":
@@ -103,3 +99,111 @@ def _all(context: Context, device: EventsOn, step: int | None) -> tuple[npt.NDAr
     for row in rows.tolist():
         inside |= (time >= found.start[row]) & (time < found.end[row])
     return name[inside], duration[inside]
+
+
+def _suffix(unit: str) -> str:
+    return f"_{unit}" if unit else ""
+
+
+def measure_columns(name: str, unit: str, meaning: str) -> tuple[tuple[str, Any, str, str], ...]:
+    """Returns the four columns of one measure."""
+    return (
+        (f"{name}_baseline{_suffix(unit)}", "float", unit, f"{meaning}, baseline (0 if it is missing)"),
+        (f"{name}_other{_suffix(unit)}", "float", unit, f"{meaning}, other trace (0 if it is missing)"),
+        (f"{name}_delta{_suffix(unit)}", "float", unit, "other less baseline"),
+        (f"{name}_delta_pct", "float", "%", "delta as a share of the baseline; missing if the baseline is 0"),
+    )
+
+
+@view(
+    "diff_event_names",
+    columns(*NAME, *CALLS, *measure_columns("total", "us", "sum of the durations")),
+    reduce=_events,
+)
+def diff_event_names(
+    context: Context,
+    *,
+    device: EventsOn = "all",
+    step: int | None = None,
+    short_names: bool = False,
+) -> Side:
+    """All events of two traces by name: their number, their total time, and what changed.
+
+    Options:
+    - device: "cpu" for operators, annotations and calls; "gpu" for kernels, copies and fills; "all" for both.
+    - step: only events that began in this training step (N of ProfilerStep#N); GPU work counts by its launching call.
+      Without it, all events count.
+    - short_names: drop template arguments, parameters and return types of kernels, so that their variants share a row
+      (HTA's use_short_name).
+    """
+    return side_of(context, *_all(context, device, step), short_names)
+
+
+def both_sides(partials: Sequence[tuple[int, Any]]) -> tuple[Any, Any]:
+    """Returns the contributions of the two traces. Raises ViewError if there are more or fewer."""
+    if len(partials) != 2:
+        raise ViewError(f"a diff needs exactly two traces, not {len(partials)}: name the baseline and the other trace")
+    return partials[0][1], partials[1][1]
+
+
+def by_name(
+    partials: Sequence[tuple[int, Side]], measures: Mapping[str, str], order: Sequence[str]
+) -> Mapping[str, Any]:
+    """Returns all names of both sides, sorted by change: by the first measure in `order` that changed."""
+    first, second = both_sides(partials)
+    names = list(dict.fromkeys([*first.names, *second.names]))
+    place = {name: number for number, name in enumerate(names)}
+    full = []
+    for side in (first, second):
+        at = [place[name] for name in side.names]
+        full.append({key: _spread(side.measures[key], at, len(names)) for key in ("calls", *measures)})
+    values: dict[str, Any] = {}
+    for key in measures:
+        values |= delta_columns(key, "us", full[0][key], full[1][key])
+    calls = [side["calls"].astype(np.int64) for side in full]
+    values |= {"calls_baseline": calls[0], "calls_other": calls[1], "calls_delta": calls[1] - calls[0]}
+    values["change"] = call_count_change(calls[0], calls[1])
+    values["name"] = np.array(names, object)
+    keys = [np.array(names), *(-np.abs(values[f"{key}_delta_us"]) for key in reversed(order))]
+    sorted_rows = np.lexsort(keys) if names else np.empty(0, np.int64)
+    return {key: column[sorted_rows] for key, column in values.items()}
+
+
+def _spread(values: Floats, at: Sequence[int], count: int) -> Floats:
+    full = np.zeros(count)
+    full[list(at)] = values
+    return full
+
+
+def delta_columns(name: str, unit: str, baseline: Floats, other: Floats) -> dict[str, Floats]:
+    """Returns the values of the four columns of one measure."""
+    delta = other - baseline
+    share = np.full(len(delta), np.nan)
+    np.divide(100 * delta, baseline, out=share, where=baseline != 0)
+    suffix = _suffix(unit)
+    return {
+        f"{name}_baseline{suffix}": baseline,
+        f"{name}_other{suffix}": other,
+        f"{name}_delta{suffix}": delta,
+        f"{name}_delta_pct": share,
+    }
+
+
+def call_count_change(baseline: Ints, other: Ints) -> Objects:
+    """Returns how the number of calls changed, by HTA's rule (TraceDiff.ops_diff)."""
+    found = np.full(len(baseline), UNCHANGED, object)
+    found[other > baseline] = INCREASED
+    found[other < baseline] = DECREASED
+    found[(baseline == 0) & (other > 0)] = ADDED
+    found[(other == 0) & (baseline > 0)] = DELETED
+    return found
+
+
+def _schema(measures: Mapping[str, str]) -> tuple[ResultColumn, ...]:
+    rows: list[tuple[str, Any, str, str]] = [*NAME, *CALLS]
+    for name, meaning in measures.items():
+        rows += measure_columns(name, "us", meaning)
+    return columns(*rows)
+
+
+OPERATOR_TOTALS = _schema(OPERATORS)

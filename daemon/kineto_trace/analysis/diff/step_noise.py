@@ -1,7 +1,7 @@
-"""Tells differences of time per step from noise. Pure: arrays in, arrays out.
+"""Separates real differences of time per step from noise. Pure: arrays in, arrays out.
 
 Theory of operation
-    Each row (an operator, a kernel, …) has one value per step in two traces. How much such values differ from step to
+    Each row (an operator, a kernel, …) has one value per step in two traces. The variation of these values from step to
     step is the noise by which the difference of their means is judged.
 
     - A row that every step of both traces has is judged by Welch's test. From ten steps on, Yuen's variant of it is
@@ -18,32 +18,57 @@ Theory of operation
       and Hochberg); the intervals are widened accordingly (Benjamini and Yekutieli), so that they exclude 0 for those
       rows. One row alone has the usual 95 % interval.
 
-    With fewer than two steps on a side nothing is known about the noise, and so nothing is judged.
+    With fewer than two steps on a side the noise is unknown, so nothing is judged.
+
+Two traces are compared by per-step samples of a trace, or of the ranks of a job.
+    A row is a name with a kind of time (on the host, on the GPU). Host events belong to the step in which they begin,
+    GPU work to the step in which it was launched. `compared_steps` alone decides which steps count. The sums over the
+    whole recording are kept beside the steps, for traces that have none.
+
+    The ranks of a job become one set of samples: the n-th step is the mean over the ranks of their n-th steps. Ranks
+    that wait for each other are not independent, so that their steps must not be counted as separate samples.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from itertools import combinations
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+
+from kineto_trace.arrays.row_groups import group
+from kineto_trace.base.array_types import Flags, Floats, Ints
+from kineto_trace.model.context import Context
+from kineto_trace.model.trace import API_TABLES, GPU_TABLES, OP_TABLES
+from kineto_trace.structure.activity_links import Steps, calls, gpu, steps
+from kineto_trace.structure.nesting import unrecorded
+from kineto_trace.structure.step_pace import step_pace
 
 ERROR_RATE = 0.05
-MANY_STEPS = 10  # from here on, steps can be trimmed and their correlation be estimated
+MANY_STEPS = 10  # from here on, steps can be trimmed and their correlation estimated
 TRIMMED = 0.1  # of the steps, at each end
 SIMILAR_ROWS = 15  # by their time: short rows vary more than long ones
 PRIOR_STEPS = 1.0  # weight of the variance of similar rows, in degrees of freedom
 MAX_CORRELATION = 0.8
-_EXACT_ORDERS = 4096  # ways to divide steps, up to which ranks are judged exactly
+_EXACT_ORDERS = 4096  # up to this many ways to divide the steps, the rank test is exact
 _SMALLEST = 1e-300
-
-Floats = npt.NDArray[np.float64]
-Flags = npt.NDArray[np.bool_]
+HOST, GPU = "host", "gpu"
+NS_PER_US = 1000
+HOST_KINDS = (*OP_TABLES, *API_TABLES)
+NEGLIGIBLE = 0.01  # share of a step; less unrecorded time is ignored
+MAX_CELLS = 8_000_000  # of a matrix [row, step]: 64 MB
+RAN_AHEAD = "the host ran ahead so far that GPU work of its steps is missing: it counts for the step in which it ran"
 
 
 @dataclass(frozen=True, slots=True)
 class Differences:
-    """One value per row. low, high: interval of other less baseline; p: of no difference. NaN: not known."""
+    """One value per row.
+
+    low, high: interval of other minus baseline.
+    p: probability of no difference.
+    NaN: unknown.
+    """
 
     baseline: Floats
     other: Floats
@@ -55,7 +80,11 @@ class Differences:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """One trace. us, calls: [row, step]. resolution_us: to which times were rounded, 0 for none."""
+    """One trace.
+
+    us, calls: [row, step].
+    resolution_us: rounding of the times; 0 for none.
+    """
 
     us: Floats
     calls: Floats
@@ -69,6 +98,64 @@ class _Side:
     mean: Floats
     variance: Floats
     freedom: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class TimedEvents:
+    """Events of one kind of time.
+
+    key: number of the row's name.
+    at: when each counts (Unix ns).
+    took: ns.
+    """
+
+    time: str
+    key: Ints
+    at: Ints
+    took: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class StepSamples:
+    """Rows (name, kind of time) of one trace.
+
+    us, calls: [row, step].
+    total_us, total_calls: of the whole window.
+    steps: numbers of the whole steps.
+    step_us: their durations.
+    resolution_us: rounding of the times.
+    left_out: number of incomplete steps.
+    pace_note: why others do not count, if there are any.
+    inside: the same and further rows with nested work included; None if not requested.
+    """
+
+    names: tuple[tuple[str, str], ...]
+    us: Floats
+    calls: Floats
+    total_us: Floats
+    total_calls: Floats
+    steps: tuple[int, ...]
+    step_us: Floats
+    window_s: float
+    resolution_us: float = 0.0
+    left_out: int = 0
+    pace_note: str = ""
+    notes: tuple[str, ...] = ()
+    inside: "StepSamples | None" = None
+
+    def per_second(self) -> "StepSamples":
+        """Returns the samples with one column: the sums per second of the window."""
+        seconds = self.window_s or float("nan")
+        us, counted = ((values / seconds)[:, np.newaxis] for values in (self.total_us, self.total_calls))
+        return replace(self, us=us, calls=counted, steps=(), step_us=np.empty(0))
+
+
+@dataclass(frozen=True, slots=True)
+class GpuMoments:
+    """For each GPU activity the moment that decides its step (Unix ns). launched: whether it is its launch."""
+
+    at: Ints
+    launched: bool
 
 
 def differences(baseline: StepTimes, other: StepTimes, error_rate: float = ERROR_RATE) -> Differences:
@@ -98,8 +185,8 @@ def differences(baseline: StepTimes, other: StepTimes, error_rate: float = ERROR
     return Differences(first.mean, second.mean, low, high, chance, changed)
 
 
-def typical(values: Floats) -> float:
-    """Returns the mean of one value per step, as rows have it that every step has."""
+def typical_mean(values: Floats) -> float:
+    """Returns the mean of one value per step, trimmed as for rows that every step has."""
     return float(_spread(values[np.newaxis], np.ones(1, np.bool_))[0][0]) if len(values) > 1 else float(values.mean())
 
 
@@ -120,7 +207,7 @@ def _mean(values: Floats) -> Floats:
 
 
 def _side(times: StepTimes, whole: Flags) -> _Side:
-    """Means and their variances, which are at least those of similar rows. whole: rows that every step has."""
+    """Returns means and their variances, which are at least those of similar rows. whole: rows that every step has."""
     steps = times.us.shape[1]
     mean, variance, kept = _spread(times.us, whole)
     freedom = np.maximum(kept - 1.0, 1.0)
@@ -134,7 +221,7 @@ def _side(times: StepTimes, whole: Flags) -> _Side:
 
 
 def _typical_variance(mean: Floats, variance: Floats, whole: Flags) -> Floats:
-    """For each row the variance that rows of a similar size have: by the median of their relative ones."""
+    """Returns for each row the typical variance of rows of a similar size, by the median of their relative ones."""
     found = np.zeros(len(mean))
     rows = np.flatnonzero(whole)
     if not len(rows):
@@ -149,7 +236,7 @@ def _typical_variance(mean: Floats, variance: Floats, whole: Flags) -> Floats:
 
 
 def _spread(values: Floats, trim: Flags) -> tuple[Floats, Floats, Floats]:
-    """Trimmed mean, winsorized variance and number of the steps kept; rows that are not to be trimmed: plain."""
+    """Returns trimmed mean, winsorized variance and number of the steps kept; plain ones for rows not to be trimmed."""
     steps = values.shape[1]
     cut = int(steps * TRIMMED) if steps >= MANY_STEPS else 0
     ordered = np.sort(values, axis=1)
@@ -160,7 +247,7 @@ def _spread(values: Floats, trim: Flags) -> tuple[Floats, Floats, Floats]:
 
 
 def _repetition(values: Floats) -> Floats:
-    """How many steps say as much as one that is independent: 1 or more."""
+    """Returns how many steps are worth one independent step: 1 or more."""
     steps = values.shape[1]
     if steps < MANY_STEPS:
         return np.ones(len(values))
@@ -174,7 +261,7 @@ def _repetition(values: Floats) -> Floats:
 
 
 def _welch(first: _Side, second: _Side) -> tuple[Floats, Floats]:
-    """Standard error of the difference and its degrees of freedom."""
+    """Returns the standard error of the difference and its degrees of freedom."""
     together = first.variance + second.variance
     parts = first.variance**2 / first.freedom + second.variance**2 / second.freedom
     freedom = np.divide(together**2, parts, out=np.ones(len(together)), where=parts > 0)
@@ -182,7 +269,7 @@ def _welch(first: _Side, second: _Side) -> tuple[Floats, Floats]:
 
 
 def rank_test(baseline: Floats, other: Floats) -> Floats:
-    """Two-sided probability of the rank sums of each row of [row, step], with ties; exact for few steps."""
+    """Returns the two-sided p-value of the rank sums of each row of [row, step], with ties; exact for few steps."""
     first, steps = baseline.shape[1], baseline.shape[1] + other.shape[1]
     found = np.ones(len(baseline))
     chosen = None
@@ -204,14 +291,15 @@ def rank_test(baseline: Floats, other: Floats) -> Floats:
 
 
 def two_sided(t: Floats, freedom: Floats) -> Floats:
-    """Probability that |Student's t| is at least this large."""
+    """Returns the probability that |Student's t| is at least this large."""
     finite = np.where(np.isfinite(t), t, 1e150)
     return _beta(freedom / (freedom + finite**2), freedom / 2)
 
 
 def quantile(probability: float, freedom: Floats) -> Floats:
-    """The t that |Student's t| exceeds with this probability; its relative error is below 1 %."""
-    inverse = np.linspace(1.0, 1e-6, 128)  # 1 / degrees of freedom, between which t is nearly linear in its logarithm
+    """Returns the t that |Student's t| exceeds with this probability; its relative error is below 1 %."""
+    # 1 / degrees of freedom; between these points t is nearly linear in its logarithm
+    inverse = np.linspace(1.0, 1e-6, 128)
     low, high = np.zeros(len(inverse)), np.full(len(inverse), 350.0)
     for _ in range(45):
         middle = (low + high) / 2
@@ -250,3 +338,159 @@ def _beta(x: Floats, a: Floats) -> Floats:
 
 def _away(values: Floats) -> Floats:
     return np.where(np.abs(values) < 1e-30, 1e-30, values)
+
+
+def compared_steps(context: Context) -> Steps:
+    """Returns the steps that show the pace of the program. Every diff chooses its steps here.
+
+    These are the measured steps of all views (structure/step_pace.py), without those that a source did not cover.
+    If the host ran ahead in all of them, there are none.
+    """
+    found = context.get(steps)
+    missing = sum(_uncovered(context, found, kinds) for kinds in (GPU_TABLES, HOST_KINDS))
+    keep = found.complete.copy()
+    keep[keep] = ~context.get(step_pace).untypical
+    keep &= missing <= NEGLIGIBLE * (found.end - found.start)
+    threads, counts = np.unique(found.thread[keep], return_counts=True)
+    if len(threads) > 1:  # another loop on another thread would count the same time twice
+        keep &= found.thread == threads[np.argmax(counts)]
+    return Steps(**{field.name: getattr(found, field.name)[keep] for field in fields(Steps)})
+
+
+def _uncovered(context: Context, found: Steps, kinds: Sequence[str]) -> Ints:
+    """Returns for each step the time (ns) that the sources of these tables did not record."""
+    return unrecorded(context.trace, kinds).within(found.start, found.end)
+
+
+def gpu_moments(context: Context) -> GpuMoments:
+    """Returns when GPU work was launched, or when it ran if work that was launched in the compared steps is missing.
+
+    The GPU lags behind a host that runs ahead: the recording ends before the work of the last steps has run. What ran
+        in the first steps was launched before them; if the host is ahead by more than the recorded steps, so was
+        everything.
+    """
+    activity, called, chosen = context.get(gpu), context.get(calls), context.get(compared_steps)
+    own = np.append(context.trace.table("cpu_op")["start"], 0)
+    start = np.where(activity.op >= 0, own[activity.op], activity.start)
+    launch = np.where(activity.call >= 0, np.append(called.start, 0)[activity.call], start)
+    took = activity.end - activity.start
+    covered = [int(took[_step(chosen, at) >= 0].sum()) for at in (launch, activity.start)]
+    pace = context.get(step_pace)
+    lost = bool((~pace.recorded[np.isin(pace.number, chosen.number)])[-1:].any())
+    ahead = lost or 2 * covered[0] < covered[1]
+    return GpuMoments(activity.start if ahead else launch, not ahead)
+
+
+def _step(chosen: Steps, at: Ints) -> Ints:
+    """Returns for each moment the place of the step around it, or -1."""
+    found = np.searchsorted(chosen.start, at, "right") - 1
+    inside = found >= 0
+    inside[inside] = at[inside] < chosen.end[found[inside]]
+    return np.where(inside, found, -1)
+
+
+def samples(
+    context: Context, parts: Sequence[TimedEvents], names: Sequence[str], notes: Sequence[str] = ()
+) -> StepSamples:
+    """Sums the events of each part by name and step. names: by the numbers in `key`."""
+    chosen = context.get(compared_steps)
+    count = len(chosen)
+    made: list[tuple[list[tuple[str, str]], Floats, Floats, Floats, Floats]] = []
+    for part in parts:
+        groups = group([part.key]) if len(part.key) else None
+        if groups is None:
+            continue
+        rows = len(groups)
+        keep = np.arange(rows)
+        total = np.bincount(groups.number, part.took, rows) / NS_PER_US
+        if rows * max(count, 1) > MAX_CELLS:
+            keep = np.sort(np.argsort(-total, kind="stable")[: MAX_CELLS // count])
+        place = np.full(rows, -1)
+        place[keep] = np.arange(len(keep))
+        at = _step(chosen, part.at)
+        inside = (at >= 0) & (place[groups.number] >= 0)
+        cell = place[groups.number[inside]] * count + at[inside]
+        shape = len(keep), count
+        made.append(
+            (
+                [(names[number], part.time) for number in part.key[groups.first[keep]].tolist()],
+                (np.bincount(cell, part.took[inside], shape[0] * count) / NS_PER_US).reshape(shape),
+                np.bincount(cell, minlength=shape[0] * count).astype(np.float64).reshape(shape),
+                total[keep],
+                groups.sizes()[keep].astype(np.float64),
+            )
+        )
+    told = list(notes)
+    if any(part.time == GPU for part in parts) and not context.get(gpu_moments).launched:
+        told.append(RAN_AHEAD)
+    empty = np.empty((0, count))
+    return StepSamples(
+        names=tuple(name for part in made for name in part[0]),
+        us=np.concatenate([empty, *(part[1] for part in made)]),
+        calls=np.concatenate([empty, *(part[2] for part in made)]),
+        total_us=np.concatenate([np.empty(0), *(part[3] for part in made)]),
+        total_calls=np.concatenate([np.empty(0), *(part[4] for part in made)]),
+        steps=tuple(chosen.number.tolist()),
+        step_us=(chosen.end - chosen.start) / NS_PER_US,
+        window_s=window_s(context),
+        resolution_us=resolution_us(parts),
+        left_out=_not_whole(context),
+        pace_note=context.get(step_pace).note() or "",
+        notes=tuple(told),
+    )
+
+
+def _not_whole(context: Context) -> int:
+    """Returns how many steps are not compared because they were not recorded completely."""
+    every, chosen = len(context.get(steps)), len(context.get(compared_steps))
+    return every - chosen - int(np.count_nonzero(context.get(step_pace).untypical))
+
+
+def resolution_us(parts: Sequence[TimedEvents]) -> float:
+    """Returns 1 if all durations are whole microseconds, as older versions of Kineto wrote them, else 0.001."""
+    return 0.001 if any(np.any(part.took % NS_PER_US) for part in parts) else 1.0
+
+
+def window_s(context: Context) -> float:
+    """Returns the length of the recording in seconds."""
+    return max(context.trace.window_end_ns - context.trace.window_start_ns, 0) / 1e9
+
+
+def align_rows(sides: Sequence[StepSamples]) -> list[StepSamples]:
+    """Returns the sides with the same rows in the same order; rows that a side lacks are 0."""
+    names = tuple(dict.fromkeys(name for side in sides for name in side.names))
+    place = {name: row for row, name in enumerate(names)}
+    found = []
+    for side in sides:
+        at = np.array([place[name] for name in side.names], np.int64)
+        full: dict[str, Any] = {}
+        for key in ("us", "calls", "total_us", "total_calls"):
+            values = getattr(side, key)
+            full[key] = np.zeros((len(names), *values.shape[1:]))
+            full[key][at] = values
+        found.append(replace(side, names=names, **full))
+    return found
+
+
+def mean_of_ranks(ranks: Sequence[StepSamples]) -> StepSamples:
+    """Returns the samples of a job: the n-th step is the mean over its ranks of their n-th steps."""
+    if len(ranks) == 1:
+        return ranks[0]
+    sides = align_rows(ranks)
+    count = min(len(side.steps) for side in sides)
+    first = sides[0]
+    return StepSamples(
+        names=first.names,
+        us=np.mean([side.us[:, :count] for side in sides], axis=0),
+        calls=np.mean([side.calls[:, :count] for side in sides], axis=0),
+        total_us=np.mean([side.total_us for side in sides], axis=0),
+        total_calls=np.mean([side.total_calls for side in sides], axis=0),
+        steps=first.steps[:count],
+        step_us=np.mean([side.step_us[:count] for side in sides], axis=0),
+        window_s=float(np.mean([side.window_s for side in sides])),
+        resolution_us=first.resolution_us,
+        left_out=max(side.left_out for side in sides),
+        pace_note=next((side.pace_note for side in sides if side.pace_note), ""),
+        notes=tuple(dict.fromkeys(note for side in sides for note in side.notes)),
+        inside=mean_of_ranks(inside) if (inside := [side.inside for side in sides if side.inside]) else None,
+    )

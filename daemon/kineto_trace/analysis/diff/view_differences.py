@@ -1,45 +1,60 @@
-"""The rows of a view in two traces beside each other: value, baseline and difference.
+"""Differences between the rows of any view in two traces, and which of them fail a check.
 
 Theory of operation
     Rows that have the same keys are compared (COMPARED says which columns are keys). Sums over the recording are made
-    comparable first: per step if both traces have whole steps, else per second. What is no sum, such as a mean or a
-    share, is compared as it is.
+    comparable first: per step if both traces have whole steps, else per second. Other figures, such as means and
+    shares, are compared as they are.
 
-    A view with a row for each step says how much its figures vary from step to step. Those are means over the whole
-    steps, and each difference is judged by the noise, as in diff_views. The other views have one figure for the whole
-    recording, of which nobody can tell whether its difference is more than noise: they have no verdict, and say so.
+    A view with a row for each step shows how much its figures vary from step to step. They are compared as means over
+    the whole steps, and each difference is judged by the noise, as in diff_views. The other views have one figure for
+    the whole recording, so a difference cannot be told from noise: they have no verdict, and say so.
+
+Also decides whether a diff is acceptable, that is, whether rows became slower beyond the noise and by more than a
+limit:
+
+regressions(diff_steps(before, after), 5)
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from kineto_trace.analysis.diff.diff_views import NOISE, PER_SECOND, PER_STEP, UNKNOWN
-from kineto_trace.analysis.diff.step_noise import ERROR_RATE, StepTimes, differences
-from kineto_trace.analysis.diff.step_samples import compared_steps, window_s
+from kineto_trace.analysis.diff.diff_views import NEW, NOISE, PER_SECOND, PER_STEP, SLOWER, UNKNOWN
+from kineto_trace.analysis.diff.step_noise import ERROR_RATE, StepTimes, compared_steps, differences, window_s
+from kineto_trace.base.array_types import Floats
+from kineto_trace.base.quantities import format_duration
 from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
 from kineto_trace.view_api.plot_shapes import Pairs
-from kineto_trace.view_api.result import Result, ResultColumn, make_result
+from kineto_trace.view_api.result import Result, ResultColumn, columns, make_result
 from kineto_trace.view_api.result_data import ResultData
 
 LONGER, SHORTER = "longer", "shorter"
 STEP = "step"
-DIFFERENCE = "_difference"  # ends the names of these results
-RESOLUTION_US = 1.0  # the coarsest to which traces round times
+DIFFERENCE = "_difference"  # suffix of the names of these results
+RESOLUTION_US = 1.0  # the coarsest rounding of times in a trace
 _SUFFIXES = {"us": "_us", "bytes": "_bytes", "%": "_pct"}
-_UNIT = "unit"  # column of views whose rows have different ones
-
-Floats = npt.NDArray[np.float64]
+_UNIT = "unit"  # column of the views whose rows have different units
 Key = tuple[Any, ...]
+RELEVANT_PCT = 0.1  # of the step: smaller increases are not regressions
+CHECKS = columns(
+    ("compared", "text", "", "what was compared: steps, ops, kernels and so on"),
+    ("row", "text", "", "row of it that has the limit; the name of the view: all rows"),
+    ("outcome", "text", "", "passed, failed, or unknown: cannot be judged"),
+    ("message", "text", "", "the figures in words"),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedRows:
-    """How the rows of a view are compared. sums: figures of the whole recording; plain: other figures."""
+    """How the rows of a view are compared.
+
+    sums: figures that are sums over the recording.
+    plain: other figures.
+    """
 
     keys: tuple[str, ...]
     sums: tuple[str, ...] = ()
@@ -54,16 +69,7 @@ class ComparedSteps:
     figures: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
-    """How much of a rank was recorded. step_s: mean length of its whole steps, NaN: it has none; steps: their names."""
-
-    window_s: float
-    step_s: float
-    steps: frozenset[str]
-
-
-# Views whose rows are steps, parts of a program, or ranks. Those of moments and single events have no counterparts.
+# Views whose rows are steps, parts of a program, or ranks. Moments and single events have no counterparts.
 COMPARED: Mapping[str, ComparedRows | ComparedSteps] = {
     "step_phases": ComparedSteps(
         ("rank",), ("total_us", "loading_us", "forward_us", "backward_us", "optimizer_us", "other_us")
@@ -131,6 +137,36 @@ COMPARED: Mapping[str, ComparedRows | ComparedSteps] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How much of a rank was recorded.
+
+    step_s: mean length of its whole steps in seconds; NaN if it has none.
+    steps: their names.
+    """
+
+    window_s: float
+    step_s: float
+    steps: frozenset[str]
+
+
+class CheckOutcome(StrEnum):
+    """What a check found. unknown: it cannot be judged, which does not pass."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One comparison with a limit. row: what was compared. message: the figures, for people."""
+
+    row: str
+    outcome: CheckOutcome
+    message: str
+
+
 def extent(context: Context) -> Extent:
     """Returns how much of a rank was recorded."""
     chosen = context.get(compared_steps)
@@ -141,7 +177,7 @@ def extent(context: Context) -> Extent:
 def view_differences(
     baseline: Result, other: Result, extents: tuple[Mapping[int, Extent], Mapping[int, Extent]]
 ) -> Result:
-    """Returns the rows of one view in two traces. extents: of the ranks of the baseline and of the other trace.
+    """Compares the rows of one view in two traces. extents: of the ranks of the baseline and of the other trace.
 
     Raises ViewError for a view whose rows have no counterparts in another trace.
     """
@@ -156,10 +192,9 @@ def view_differences(
 
 
 def compared_pairs(result: ResultData) -> list[Pairs]:
-    """Returns what is drawn of a result of view_differences(): its first figures, those of one kind and unit.
+    """Returns the figures to draw from a result of view_differences(): its first figures of one kind and unit.
 
-    The rows are in the order of the first of them. Other results have none, nor those whose rows have units of their
-    own.
+    Rows are in the order of the first figure. Other results have none, nor do those whose rows have units of their own.
     """
     how = COMPARED.get(result.view.removesuffix(DIFFERENCE))
     if how is None or not result.view.endswith(DIFFERENCE) or _UNIT in how.keys:
@@ -175,9 +210,6 @@ def compared_pairs(result: ResultData) -> list[Pairs]:
     return [each for each in found if known[each.other].unit == known[found[0].other].unit]
 
 
-# ------------------------------------------------------------ one figure for the whole recording
-
-
 def _by_rows(
     baseline: Result, other: Result, how: ComparedRows, extents: tuple[Mapping[int, Extent], Mapping[int, Extent]]
 ) -> Result:
@@ -187,7 +219,7 @@ def _by_rows(
     keys = list(dict.fromkeys((*sides[1], *sides[0])))
     found: dict[str, tuple[list[float | None], list[float | None]]] = {}
     for at, name in enumerate(figures):
-        nothing = 0.0 if name in how.sums else None  # what is not there took no time; its mean is unknown
+        nothing = 0.0 if name in how.sums else None  # a missing sum is 0; a missing mean is unknown
         first, second = ([side[key][at] if key in side else nothing for key in keys] for side in sides)
         found[name] = first, second
     order = _largest_first(*found[figures[0]])
@@ -204,7 +236,7 @@ def _has_steps(side: Mapping[int, Extent]) -> bool:
 
 
 def _factor(side: Mapping[int, Extent], per: str) -> float:
-    """By what a sum over the recording is multiplied."""
+    """Returns the factor for a sum over the recording."""
     seconds = float(np.mean([each.window_s for each in side.values()])) if side else 0.0
     if seconds <= 0:
         return float("nan")
@@ -212,7 +244,7 @@ def _factor(side: Mapping[int, Extent], per: str) -> float:
 
 
 def _keyed(result: Result, how: ComparedRows, factor: float) -> dict[Key, list[float | None]]:
-    """The figures of each key: sums of all its rows, and what is no sum if the key has one row only."""
+    """Returns the figures of each key: sums of all its rows, and other figures if the key has one row only."""
     found: dict[Key, list[float | None]] = {}
     columns = [result.values(name) for name in (*how.sums, *how.plain)]
     for key, *values in zip(_keys(result, how.keys), *columns, strict=True):
@@ -239,9 +271,6 @@ def _keys(result: Result, names: Sequence[str]) -> list[Key]:
     return list(zip(*columns, strict=True)) if columns else [()] * len(result)
 
 
-# ------------------------------------------------------------ a figure for each step
-
-
 def _by_steps(
     baseline: Result, other: Result, how: ComparedSteps, extents: tuple[Mapping[int, Extent], Mapping[int, Extent]]
 ) -> Result:
@@ -265,7 +294,7 @@ def _by_steps(
 
 
 def _samples(result: Result, how: ComparedSteps, side: Mapping[int, Extent]) -> dict[Key, list[Floats]]:
-    """The values of each key and figure over the whole steps; NaN: missing."""
+    """Returns the values of each key and figure over the whole steps; NaN if missing."""
     found: dict[Key, list[list[float]]] = {}
     ranks = result.values("rank") if "rank" in how.keys else [None] * len(result)
     everywhere = frozenset.intersection(*(each.steps for each in side.values())) if side else frozenset()
@@ -286,7 +315,9 @@ def _mean(values: Floats) -> float | None:
 
 
 def _verdicts(first: Sequence[Floats], second: Sequence[Floats], error_rate: float) -> list[str]:
-    """A verdict for each row. Rows with as many steps are judged together; all rows together keep the error rate."""
+    """Returns a verdict for each row. Rows with equally many steps are judged together; the error rate holds for all
+    rows.
+    """
     found = [UNKNOWN] * len(first)
     sizes: dict[tuple[int, int], list[int]] = {}
     for at, (one, two) in enumerate(zip(first, second, strict=True)):
@@ -306,11 +337,8 @@ def _times(rows: Sequence[Floats]) -> StepTimes:
     return StepTimes(us, (us > 0).astype(np.float64), RESOLUTION_US)
 
 
-# ------------------------------------------------------------ the result
-
-
 def _largest_first(first: Sequence[float | None], second: Sequence[float | None]) -> list[int]:
-    """The places of the rows: those with the largest difference first, those that lack a value last."""
+    """Returns the places of the rows, largest difference first; rows that lack a value come last."""
     apart = [_delta(*pair) for pair in zip(first, second, strict=True)]
     return sorted(range(len(apart)), key=lambda at: (apart[at] is None, -abs(apart[at] or 0.0)))
 
@@ -353,3 +381,90 @@ def _result(
 
 def _named(column: ResultColumn, word: str, suffix: str) -> str:
     return f"{column.name.removesuffix(_SUFFIXES.get(column.unit, ''))}_{word}{suffix}"
+
+
+def regressions(result: Result, limit_pct: float, *, only: str = "") -> list[Check]:
+    """Returns a check for each row that is slower by more than the limit, one for what cannot be judged, or one passed.
+
+    Rows fail whose difference is beyond the noise, at least limit_pct of the baseline, and at least RELEVANT_PCT of the
+    step. only: check the row of this name alone, whatever its share.
+
+    A row checked alone cannot be judged if its difference is within the noise but its interval reaches the limit: a
+    regression of that size would go unnoticed. With several rows, the message counts those with such an interval.
+    """
+    rows = [row for row in result.rows() if not only or row["name"] == only]
+    unknown = [row for row in rows if row["verdict"] == UNKNOWN]
+    found = [
+        Check(_name(row), CheckOutcome.FAILED, change_text(row)) for row in rows if _slower(row, limit_pct, bool(only))
+    ]
+    if unknown or not rows:
+        why = "; ".join(result.notes) or "nothing was recorded that could be compared"
+        return [*found, Check(only or result.view, CheckOutcome.UNKNOWN, f"{len(unknown)} of {len(rows)} rows: {why}")]
+    if found:
+        return found
+    if only:
+        return [_judged(row, limit_pct) for row in rows]
+    told = f"none of {len(rows)} rows is slower by {limit_pct:g} % or more beyond the noise"
+    hidden = sum(_relevant(row, limit_pct) and _hides(row, limit_pct) for row in rows)
+    if hidden:
+        told += f"; in {hidden} of them the noise would hide that: record more steps"
+    return [Check(result.view, CheckOutcome.PASSED, told)]
+
+
+def _judged(row: Mapping[str, Any], limit_pct: float) -> Check:
+    """Returns the outcome for a row that is not slower beyond the noise by the limit."""
+    if _hides(row, limit_pct):
+        told = f"{change_text(row)}; cannot be judged: the noise would hide a regression of {limit_pct:g} %"
+        return Check(_name(row), CheckOutcome.UNKNOWN, f"{told}: record more steps")
+    return Check(_name(row), CheckOutcome.PASSED, change_text(row))
+
+
+def checks_result(checks: Mapping[str, Sequence[Check]]) -> Result:
+    """Returns the checks of each comparison as rows."""
+    every = [(name, check) for name, found in checks.items() for check in found]
+    values = {
+        "compared": [name for name, _ in every],
+        "row": [check.row for _, check in every],
+        "outcome": [str(check.outcome) for _, check in every],
+        "message": [check.message for _, check in every],
+    }
+    return make_result("diff_checks", CHECKS, values)
+
+
+def change_text(row: Mapping[str, Any]) -> str:
+    """Returns a line of text on how a row changed, with its interval."""
+    text = f"{format_duration(1000 * row['baseline_us'])} → {format_duration(1000 * row['other_us'])} per {row['per']}"
+    if row["delta_pct"] is not None:
+        text += f", {row['delta_pct']:+.1f} %"
+        if row["delta_low_us"] is not None:
+            low, high = (100 * row[f"delta_{end}_us"] / row["baseline_us"] for end in ("low", "high"))
+            text += f" (interval {low:+.1f} % to {high:+.1f} %)"
+    return f"{text}: {row['verdict']}"
+
+
+def _slower(row: Mapping[str, Any], limit_pct: float, planned: bool) -> bool:
+    if row["verdict"] not in (SLOWER, NEW):
+        return False
+    grown = row["delta_pct"] is None or row["delta_pct"] >= limit_pct
+    return grown and (planned or (row["step_delta_pct"] or 0) >= RELEVANT_PCT)
+
+
+def _hides(row: Mapping[str, Any], limit_pct: float) -> bool:
+    """Returns whether the noise may hide a regression of this size."""
+    high, base = row["delta_high_us"], row["baseline_us"]
+    if row["verdict"] != NOISE or high is None or not base:
+        return False
+    reach = high - row["delta_us"]  # half of the interval
+    return bool(100 * min(high, reach) / base >= limit_pct)
+
+
+def _relevant(row: Mapping[str, Any], limit_pct: float) -> bool:
+    """Returns whether a regression of this size would matter to the step."""
+    if not row["step_delta_pct"] or not row["delta_us"]:
+        return False
+    step_us = 100 * row["delta_us"] / row["step_delta_pct"]
+    return bool(limit_pct * row["baseline_us"] / step_us >= RELEVANT_PCT)
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    return str(row["name"]) if row["time"] == "step" else f"{row['name']} ({row['time']} time)"

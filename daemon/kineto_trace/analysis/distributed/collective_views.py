@@ -1,35 +1,34 @@
-"""NCCL's collectives: sizes, bandwidths, who came last, and what ran meanwhile."""
+"""NCCL's collectives: sizes, bandwidths, latest ranks, and what ran at the same time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from kineto_trace.arrays.id_sets import unique_values
+from kineto_trace.base.array_types import AnyArray, Flags, Floats, Ints
 from kineto_trace.collectives.nccl import NO_SEQUENCE, CollectiveDescription, bus_factor
 from kineto_trace.collectives.rank_clocks import UNKNOWN, RankCollectives
 from kineto_trace.collectives.rank_matching import (
+    NO_COLLECTIVES,
     AlignBy,
     Instances,
-    Matched,
+    MatchedCollectives,
     instances,
+    last_ranks,
     match,
     rank_collectives,
     skew_uncertainty,
 )
-from kineto_trace.collectives.rank_waits import NO_COLLECTIVES, lasts
 from kineto_trace.model.context import Context
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view
 
-Ints = npt.NDArray[np.int64]
 Sizes = Literal["exact", "log2", "all"]
 Groups = Literal["alike", "each"]
-MAX_NAMES = 4  # of process groups in a row
-SIGMAS = 3.0  # so much more often than by chance must a rank come last to be named
-Floats = npt.NDArray[np.float64]
+MAX_NAMES = 4  # of process groups that a row lists
+SIGMAS = 3.0  # a rank is named only if it comes last this much more often than by chance
 _WHAT = columns(
     ("collective", "text", "", "all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send, …"),
     ("process_group", "text", "", "name of the process group"),
@@ -53,7 +52,7 @@ def _described(descriptions: Sequence[CollectiveDescription], number: Ints) -> d
 
 
 def _bandwidths(descriptions: Sequence[CollectiveDescription], number: Ints, ns: Ints) -> tuple[Floats, Floats]:
-    """Algorithm and bus bandwidth, GB/s."""
+    """Returns algorithm and bus bandwidth in GB/s."""
     size = np.array([np.nan if d.bytes is None else d.bytes for d in descriptions], np.float64)
     factor = np.array([np.nan if d.size is None else bus_factor(d.collective, d.size) for d in descriptions])
     if not len(number):
@@ -63,13 +62,13 @@ def _bandwidths(descriptions: Sequence[CollectiveDescription], number: Ints, ns:
     return algorithm, algorithm * factor[number]
 
 
-def _seen(matched: Matched, found: Instances) -> Ints:
-    """Which instances several ranks have: the others have no skew."""
+def _seen(matched: MatchedCollectives, found: Instances) -> Ints:
+    """Returns which instances several ranks have: the others have no skew."""
     several: Ints = np.flatnonzero(found.seen > 1)
     return several
 
 
-def _notes(matched: Matched, found: Instances) -> list[str]:
+def _notes(matched: MatchedCollectives, found: Instances) -> list[str]:
     notes = [*matched.notes, *matched.clock_notes]
     if len(found.seen) and not (found.seen > 1).any():
         notes.append(
@@ -79,12 +78,12 @@ def _notes(matched: Matched, found: Instances) -> list[str]:
     return notes
 
 
-def _only(values: Ints, several: npt.NDArray[np.bool_]) -> Floats:
+def _only(values: Ints, several: Flags) -> Floats:
     return np.where(several, values / 1000.0, np.nan)
 
 
-def _compute_pct(matched: Matched, count: int) -> Floats:
-    """Over all ranks: how much of a collective's time other kernels ran in as well."""
+def _compute_pct(matched: MatchedCollectives, count: int) -> Floats:
+    """Returns over all ranks the share of a collective's time in which other kernels ran as well, in %."""
     return _compute_of_groups(matched, np.arange(count), count)
 
 
@@ -99,7 +98,7 @@ def _list(partials: Sequence[tuple[int, RankCollectives]], *, align: AlignBy = "
     algorithm, bus = _bandwidths(matched.descriptions, description, found.transfer)
     ranks = np.array(matched.ranks, np.int64)
     last = ranks[matched.rank[found.row]] if len(found.row) else found.row
-    certain = lasts(matched, instances(matched)).certain[order]
+    certain = last_ranks(matched, instances(matched)).certain[order]
     values = {
         **_described(matched.descriptions, description),
         "sequence": [None if number == NO_SEQUENCE else number for number in sequence.tolist()],
@@ -160,8 +159,10 @@ def collective_instances(context: Context) -> RankCollectives:
     return context.get(rank_collectives)
 
 
-def _largest(matched: Matched, found: Instances) -> Ints:
-    """The description of each instance: that of the rank whose buffer is the largest, of equal ones that began last."""
+def _largest(matched: MatchedCollectives, found: Instances) -> Ints:
+    """Returns the description of each instance: that of the rank with the largest buffer; on a tie, of the last to
+    begin.
+    """
     size = np.array([-1 if d.bytes is None else d.bytes for d in matched.descriptions], np.int64)
     description = matched.description[found.row]
     if not len(matched):
@@ -176,7 +177,11 @@ def _largest(matched: Matched, found: Instances) -> Ints:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Which collectives are one row. of: for each collective the row's number; names: of each row's process groups."""
+    """How collectives are grouped into rows.
+
+    of: the row number of each collective.
+    names: the process groups of each row.
+    """
 
     of: Ints
     descriptions: list[CollectiveDescription]
@@ -201,7 +206,7 @@ def _rows_of(descriptions: Sequence[CollectiveDescription], description: Ints, s
 
 
 def _size_text(size: int | None, sizes: str) -> str | None:
-    """What sizes are one row: this one, those of a power of two, or all."""
+    """Returns the text for the sizes of a row: this size, its range up to the next power of two, or all."""
     if size is None or sizes == "all":
         return None
     return str(size) if sizes == "exact" else str(size.bit_length())
@@ -221,19 +226,19 @@ def _grouped(
     rows = _rows_of(matched.descriptions, description, sizes, groups)
     several = found.seen > 1
     lone = ~several if several.any() else np.zeros(len(several), np.bool_)
-    inverse = np.where(lone, len(rows.descriptions), rows.of)  # a last row has what is left out
+    inverse = np.where(lone, len(rows.descriptions), rows.of)  # the last row is for those left out
     count = len(rows.descriptions) + 1
     calls = np.bincount(inverse, minlength=count)
 
-    def total(values: npt.NDArray[Any]) -> Floats:
+    def total(values: AnyArray) -> Floats:
         return np.bincount(inverse, values.astype(np.float64), count).astype(np.float64)
 
-    def largest(values: npt.NDArray[Any]) -> Floats:
+    def largest(values: AnyArray) -> Floats:
         most = np.full(count, -np.inf)
         np.maximum.at(most, inverse, np.nan_to_num(values.astype(np.float64), nan=-np.inf))
         return np.where(np.isfinite(most), most, np.nan)
 
-    def mean(values: npt.NDArray[Any], weights: npt.NDArray[Any]) -> Floats:
+    def mean(values: AnyArray, weights: AnyArray) -> Floats:
         with np.errstate(divide="ignore", invalid="ignore"):
             return total(np.where(weights > 0, values, 0) * weights) / total(weights)
 
@@ -274,13 +279,13 @@ def _grouped(
 
 
 def _whole(values: Floats) -> Ints:
-    """Rounded; below 0: unknown."""
+    """Rounds the values; below 0 means unknown."""
     rounded: Ints = np.rint(np.nan_to_num(values, nan=-1)).astype(np.int64)
     return rounded
 
 
-def _worst(values: Floats, group: Ints, several: npt.NDArray[np.bool_], count: int) -> Floats:
-    """The largest of each group; unknown if one is, or if no collective of it is on several ranks."""
+def _worst(values: Floats, group: Ints, several: Flags, count: int) -> Floats:
+    """Returns the largest of each group; unknown if one is, or if no collective of it is on several ranks."""
     most = np.full(count, -np.inf)
     np.fmax.at(most, group[several], values[several])
     most[group[several & np.isnan(values)]] = np.nan
@@ -291,13 +296,13 @@ def _picked(column: Any, order: Ints) -> Any:
     return [column[at] for at in order.tolist()] if isinstance(column, list) else column[order]
 
 
-def _waits(matched: Matched, found: Instances) -> Ints:
-    """How long each rank was in a collective beyond the transfer."""
+def _waits(matched: MatchedCollectives, found: Instances) -> Ints:
+    """Returns how long (ns) each rank was in a collective beyond the transfer."""
     waited: Ints = matched.end - matched.start - found.transfer[matched.instance]
     return waited
 
 
-def _compute_of_groups(matched: Matched, group: Ints, count: int) -> Floats:
+def _compute_of_groups(matched: MatchedCollectives, group: Ints, count: int) -> Floats:
     own = np.bincount(group[matched.instance], matched.end - matched.start, count) if len(matched) else np.zeros(count)
     known = np.where(matched.compute_ns == UNKNOWN, np.nan, matched.compute_ns)
     computing = np.bincount(group[matched.instance], known, count) if len(matched) else own
@@ -306,16 +311,19 @@ def _compute_of_groups(matched: Matched, group: Ints, count: int) -> Floats:
     return found
 
 
-def _most_often_last(matched: Matched, found: Instances, group: Ints, count: int) -> tuple[list[int | None], Floats]:
-    """The rank that came last most often in each group, and in how many per cent of the collectives.
+def _most_often_last(
+    matched: MatchedCollectives, found: Instances, group: Ints, count: int
+) -> tuple[list[int | None], Floats]:
+    """Returns the rank that came last most often in each group, and in how many per cent of the collectives.
 
-    None if that is no more often than by chance.
+    None if it is no more often than by chance.
     """
-    several, certain = found.seen > 1, lasts(matched, found).certain
+    several, certain = found.seen > 1, last_ranks(matched, found).certain
     table = np.zeros((count, max(len(matched.ranks), 1)), np.int64)
     np.add.at(table, (group[certain], matched.rank[found.row[certain]]), 1)
     total = np.bincount(group[several], minlength=count)
-    chance = np.bincount(group[several], 1 / found.seen[several], count)  # how often, if all ranks came last as often
+    # expected count if each rank were last equally often
+    chance = np.bincount(group[several], 1 / found.seen[several], count)
     spread = np.sqrt(np.bincount(group[several], (1 - 1 / found.seen[several]) / found.seen[several], count))
     most, times = table.argmax(1), table.max(1)
     clear = (total > 0) & (times >= chance + SIGMAS * spread)

@@ -1,18 +1,18 @@
-"""Whether the host of one rank is slower than those of the others: the same operators take longer on it.
+"""Detects ranks with a slower host: the same operators take longer there than on the other ranks.
 
 Theory of operation
     Operators that launch work cost the host about the same time whatever the size of the tensors, so the same program
-    has the same medians on equal cores. Time of its own counts: that of an operator without the operators and calls to
-    CUDA in it, and that of calls that launch kernels or fills. What waits for a GPU, another rank or data is left out,
+    has the same medians on equal cores. Self time counts: that of an operator without nested operators and calls to
+    CUDA, and that of calls that launch kernels or fills. Calls that wait for a GPU, another rank or data are left out,
     and so are names with few calls, or with medians that the clock of the trace does not resolve.
 
     A rank is compared with the median of the others, name by name, in the thread that trains and in those that run
-    backward: these may be on different cores, so that one of them is slow and the other one is not. Its pace is the
-    median of the ratios. It is only told if most names agree (a single slow operator has a reason of its own), if it
-    explains a good part of what the rank is late by (else the rank sleeps, or waits for something, and its operators
-    are slow since caches and clocks are cold), and more of it than operators that the rank calls more often than the
-    others do. A rank whose threads wait for a CPU is told by the kernel's counters instead. Recorded calls of Python
-    make operators slower, so ranks are only compared if all or none of them have such.
+    backward: these may be on different cores, so that only one of them is slow. The pace of a rank is the median of the
+    ratios. It is reported only if most names agree (a single slow operator has a reason of its own), if it explains a
+    good part of the rank's delay (else the rank sleeps or waits for something, and its operators are slow because
+    caches and clocks are cold), and more of it than operators that the rank calls more often than the others do. The
+    kernel's counters show ranks whose threads wait for a CPU. Recorded calls of Python make operators slower, so ranks
+    are only compared if all or none of them have them.
 """
 
 import re
@@ -22,28 +22,25 @@ from statistics import median
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from kineto_trace.analysis.host_time.thread_views import share_without_cpu
-from kineto_trace.analysis.idle.idle_gaps import blocking_calls, copies_waited_for
+from kineto_trace.analysis.idle_gaps import blocking_calls, blocking_copies
 from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.row_groups import group
+from kineto_trace.base.array_types import NOTHING, Flags, Floats, Ints, UInts32
 from kineto_trace.kernel_traits.kernel_types import matches
 from kineto_trace.model.context import Context
-from kineto_trace.structure.activity_links import MEMCPY, NOTHING, calls, gpu, ops
-from kineto_trace.structure.fwd_bwd import EVALUATE_FUNCTION
-from kineto_trace.structure.steps.step_pace import paced_steps
-from kineto_trace.structure.training_thread import training_thread
+from kineto_trace.structure.activity_links import MEMCPY, calls, gpu, ops
+from kineto_trace.structure.fwd_bwd import EVALUATE_FUNCTION, training_thread
+from kineto_trace.structure.step_pace import paced_steps
 
-Ints = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
 LEAST_CALLS = 50  # of a name on each rank
 LEAST_NAMES = 8
-AGREE = 0.75  # of the names take longer
+AGREE = 0.75  # share of the names that must take longer
 SLOWER = 1.1  # times as long
-EXPLAINED = 0.25  # of what the rank is late by: Python between operators is as slow, and has no times of its own
-_LEAST_NS = 300  # shorter medians are those of the recording itself
-_TICKS = 10  # of the clock that a median must have at least
+EXPLAINED = 0.25  # share of the rank's delay: Python between operators is as slow, but has no times of its own
+_LEAST_NS = 300  # shorter medians are overhead of the recording itself
+_TICKS = 10  # of the clock, minimum for a median
 _MICROSECOND_NS = 1_000
 _SIGNIFICANT_BITS = 40  # of a time in ns: 18 minutes
 TRAINING, BACKWARD = "training", "backward"
@@ -56,7 +53,11 @@ REMEDY = "pin each rank to cores of its GPU's NUMA node, look for other programs
 
 
 class OpPace(NamedTuple):
-    """The calls of one name. in_step: in a mean step; ns: the median of their own time, in ns."""
+    """The calls of one name.
+
+    in_step: calls in a mean step.
+    ns: the median of their self time, in ns.
+    """
 
     calls: int
     in_step: float
@@ -67,8 +68,9 @@ class OpPace(NamedTuple):
 class RankPace:
     """How long the operators of one rank take on its host, by thread (`TRAINING`, `BACKWARD`) and name.
 
-    steps: over which they were counted. python: whether calls of Python were recorded. without_cpu: whether the
-    threads that launch work waited for a CPU for long.
+    steps: number of steps counted.
+    python: whether calls of Python were recorded.
+    without_cpu: whether the threads that launch work waited long for a CPU.
     """
 
     of: Mapping[tuple[str, str], OpPace]
@@ -80,10 +82,11 @@ class RankPace:
 
 @dataclass(frozen=True, slots=True)
 class SlowerHost:
-    """The same operators take `ratio` times as long, by the median over so many names.
+    """A rank whose operators take `ratio` times as long as those of the others, by the median over the names.
 
-    thread: the only one in which they do; "": all. host: its name, if the ranks have several. more_ns: what they take
-    more in a mean step, in ns.
+    thread: the only slow thread; "" for all.
+    host: its name, if the ranks have several.
+    more_ns: extra time of the operators in a mean step, in ns.
     """
 
     ratio: float
@@ -94,14 +97,14 @@ class SlowerHost:
 
     @property
     def cause(self) -> str:
-        """Returns the fact in few words."""
+        """Returns the cause in a few words."""
         where = f"in its {self.thread} thread" if self.thread else "on its host"
         host = f" ({self.host})" if self.host else ""
         return f"the same operators take {self.ratio:.2f} times as long {where}{host}"
 
     @property
     def about(self) -> str:
-        """Returns the fact, how it was measured, and what to do about it."""
+        """Returns the cause, how it was measured, and what to do about it."""
         others = f"as on the other ranks (median over {self.names} operators)"
         return f"{self.cause} {others}: probably a slower or shared core; {REMEDY}"
 
@@ -130,7 +133,7 @@ def rank_pace(context: Context) -> RankPace:
 
 
 def _own_times(context: Context) -> tuple[Ints, Ints, Ints, Ints]:
-    """Name (number of a string), thread (number into `_THREADS`, NOTHING: other), start and own time of what counts."""
+    """Returns name (string number), thread (number into `_THREADS`, or NOTHING), start and self time of each call."""
     trace, tree, called, activity = context.trace, context.get(ops), context.get(calls), context.get(gpu)
     table = trace.table("cpu_op")
     in_calls = np.bincount(called.op[called.op >= 0], (called.end - called.start)[called.op >= 0], len(table))
@@ -149,17 +152,17 @@ def _own_times(context: Context) -> tuple[Ints, Ints, Ints, Ints]:
 
 
 def _waiting_names(context: Context) -> Flags:
-    """Tells for each string whether something of that name waits, by its name or since it did in this trace."""
+    """Returns for each string whether calls of that name wait, by the name or because one waited in this trace."""
     called, names = context.get(calls), context.trace.table("cpu_op")["name"]
     found = matches(context.trace.strings, _WAITS)
-    waited = np.concatenate([np.flatnonzero(context.get(blocking_calls)), context.get(copies_waited_for)])
+    waited = np.concatenate([np.flatnonzero(context.get(blocking_calls)), context.get(blocking_copies)])
     inside = called.op[waited]
     found[called.name[waited]] = True
     found[names[inside[inside >= 0]]] = True
     return found
 
 
-def _thread_numbers(context: Context, threads: npt.NDArray[np.uint32]) -> Ints:
+def _thread_numbers(context: Context, threads: UInts32) -> Ints:
     table, strings = context.trace.table("cpu_op"), context.trace.strings
     evaluates = np.fromiter((text.startswith(EVALUATE_FUNCTION) for text in strings), np.bool_, len(strings))
     backward = unique_values(table["thread"][evaluates[table["name"]]])
@@ -167,8 +170,8 @@ def _thread_numbers(context: Context, threads: npt.NDArray[np.uint32]) -> Ints:
     return np.where(threads == context.get(training_thread), _THREADS.index(TRAINING), found)
 
 
-def _medians(number: Ints, own: Ints) -> npt.NDArray[np.float64]:
-    """The median of each group in ns; NaN where the clock of the trace does not resolve it."""
+def _medians(number: Ints, own: Ints) -> Floats:
+    """Returns the median of each group in ns; NaN where the clock of the trace does not resolve it."""
     if not len(number):
         return np.empty(0)
     times = np.sort(number << _SIGNIFICANT_BITS | np.minimum(own, (1 << _SIGNIFICANT_BITS) - 1))
@@ -179,9 +182,10 @@ def _medians(number: Ints, own: Ints) -> npt.NDArray[np.float64]:
 
 
 def slower_host(own: RankPace, others: Sequence[RankPace], late_ns: float) -> SlowerHost | None:
-    """Returns by how much the host of a rank is slower than those of the others; None if that does not make it late.
+    """Returns by how much the host of a rank is slower than those of the others; None if that does not explain its
+    delay.
 
-    late_ns: what the rank works more than the others in a mean step, or what these wait for it, in ns.
+    late_ns: extra work of the rank in a mean step, or how long the others wait for it, in ns.
     """
     if own.without_cpu or not others or any(other.python != own.python or not other.of for other in others):
         return None
@@ -196,7 +200,7 @@ def slower_host(own: RankPace, others: Sequence[RankPace], late_ns: float) -> Sl
 
 
 class _Compared(NamedTuple):
-    """The names of one thread: how many times as long each takes as on the others, and all of them more, in ns."""
+    """The names of one thread: each one's ratio to the others, and the extra time of all of them in ns."""
 
     ratios: list[float]
     more_ns: float
@@ -212,7 +216,7 @@ class _Compared(NamedTuple):
 
 
 def _slow_threads(own: RankPace, others: Sequence[RankPace]) -> dict[str, _Compared]:
-    """The threads that are slower; "": all together, where one of them has too few names to be judged alone."""
+    """Returns the slower threads; "" for all together, where a thread has too few names to be judged alone."""
     threads = {thread: _compared(own, others, (thread,)) for thread in _THREADS}
     if not all(each.enough for each in threads.values()):
         threads = {"": _compared(own, others, _THREADS)}
@@ -233,7 +237,7 @@ def _compared(own: RankPace, others: Sequence[RankPace], threads: Sequence[str])
 
 
 def _more_calls(own: RankPace, others: Sequence[RankPace]) -> float:
-    """What operators take in a mean step (ns) that the rank calls more often than the others."""
+    """Returns the time in a mean step (ns) of operator calls that the rank makes in excess of the others."""
     none = OpPace(0, 0.0, 0.0)
     more = 0.0
     for key, mine in own.of.items():

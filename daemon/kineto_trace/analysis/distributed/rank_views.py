@@ -1,39 +1,44 @@
-"""All ranks of a job beside each other: who is slow, who waits for whom, and how long their steps take."""
+"""Views of the ranks of a job and of their steps."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from kineto_trace.analysis.distributed.distributed_views import rank_overlap
 from kineto_trace.analysis.distributed.rank_pace import RankPace, rank_pace, slower_host
 from kineto_trace.analysis.overview.step_breakdown import host_ranges
 from kineto_trace.arrays.id_sets import unique_values
+from kineto_trace.base.array_types import NOTHING, Flags, Floats, Ints
 from kineto_trace.collectives.rank_clocks import MAX_LISTED, RankCollectives
-from kineto_trace.collectives.rank_matching import Matched, match, rank_collectives
-from kineto_trace.collectives.rank_waits import Waits, missing_waits, waits
+from kineto_trace.collectives.rank_matching import (
+    MatchedCollectives,
+    Waits,
+    match,
+    missing_waits,
+    rank_collectives,
+    waits,
+)
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import GPU_TABLES
-from kineto_trace.structure.activity_links import NOTHING, steps
-from kineto_trace.structure.steps.step_pace import paced_steps
+from kineto_trace.structure.activity_links import steps
+from kineto_trace.structure.step_pace import paced_steps
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view
 
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-Flags = npt.NDArray[np.bool_]
-# What a rank is told to be: shares of a mean step.
-WAITED_FOR = 0.02  # the others wait for it as long as that
-ABOVE_OWN = 2.0  # times as long as it waits for them: else it is not late by itself
-SLOWER = 0.03  # its computation takes longer than the median rank's by that
-WAITS = 0.1  # it waits as long as that
+# Thresholds of the verdict on a rank: shares of a mean step.
+WAITED_FOR = 0.02  # the others wait for it at least this long
+ABOVE_OWN = 2.0  # times as long as it waits for them: else its delay is not its own
+SLOWER = 0.03  # its computation takes longer than the median rank's by this much
+WAITS = 0.1  # it waits at least this long
+_LATE = "late: others wait for it, though it computes no longer"
+WITHOUT_STEPS = "all"  # the name of the only step of a trace without any
 
 
 @dataclass(frozen=True, slots=True)
 class HostSteps:
-    """The measured steps of one rank on the host, and how many others it has: cut off, or left out.
+    """The measured steps of one rank on the host, and the number of others: cut off, or left out.
 
     start: when they began, Unix ns with the measured offset.
     """
@@ -47,9 +52,11 @@ class HostSteps:
 
 @dataclass(frozen=True, slots=True)
 class RankFacts:
-    """One rank. work (us): per step on its GPU, see RankOverlap. computes: whether kernels ran on it.
+    """One rank.
 
-    in_steps: for each of `found` whether it belongs to a measured step; without any steps all do.
+    work: per step on its GPU, in us; see RankOverlap.
+    computes: whether kernels ran on it.
+    in_steps: for each of `found` whether it belongs to a measured step; without steps all do.
     """
 
     host: str
@@ -62,19 +69,28 @@ class RankFacts:
     pace: RankPace
 
 
+@dataclass(frozen=True, slots=True)
+class StepsOfRank:
+    """What one rank contributes. place: for each of `found` the place of its measured step in `steps`, or -1."""
+
+    steps: HostSteps
+    found: RankCollectives
+    place: Ints
+
+
 def rank_steps(context: Context) -> HostSteps:
     """Returns the measured steps of one rank."""
     every, offset = context.get(host_ranges), context.trace.target.clock_offset_ns or 0
     ranges = every.measured()
     length = (ranges.end - ranges.start) / 1000
-    return HostSteps(ranges.name, length, ranges.start + offset, len(every.cut), len(every.aside))
+    return HostSteps(ranges.name, length, ranges.start + offset, len(every.cut), len(every.untypical))
 
 
-def counted_alike(partials: Sequence[tuple[int, HostSteps]]) -> tuple[list[tuple[int, HostSteps]], list[str]]:
-    """Returns the steps of all ranks by the numbers of the first one, and what was changed.
+def with_common_numbers(partials: Sequence[tuple[int, HostSteps]]) -> tuple[list[tuple[int, HostSteps]], list[str]]:
+    """Returns the steps of all ranks by the numbers of the first one, and notes on the changes.
 
-    A process counts from when somebody began to. Ranks whose numbers have none in common with those of the first rank
-    get the number of the step that began nearest to theirs.
+    Processes may start counting steps at different times. Ranks that share no number with the first rank get the number
+    of the step that began nearest to theirs.
     """
     numbered = [(rank, part) for rank, part in partials if part.names and all(name.isdecimal() for name in part.names)]
     if not numbered:
@@ -100,8 +116,8 @@ def counted_alike(partials: Sequence[tuple[int, HostSteps]]) -> tuple[list[tuple
 def _rank_facts(context: Context) -> RankFacts:
     trace = context.trace
     used = {int(number) for kind in GPU_TABLES for number in unique_values(trace.table(kind)["device"])}
-    named = {int(device.get("id", place)): device.get("name") for place, device in enumerate(trace.devices)}
-    names = sorted({str(named[number]) for number in used if named.get(number)})
+    known = trace.devices_by_number
+    names = sorted({str(known[number]["name"]) for number in used & known.keys() if known[number].get("name")})
     return RankFacts(
         host=trace.target.host,
         gpu=", ".join(names),
@@ -115,10 +131,10 @@ def _rank_facts(context: Context) -> RankFacts:
 
 
 def _in_whole_steps(context: Context) -> Flags:
-    """Tells for each collective of a rank whether it was launched in a measured step.
+    """Returns for each collective of a rank whether it was launched in a measured step.
 
-    If the host is so far ahead that it launched all of them before the first step of the trace, it is when they begin
-    that counts.
+    If the host is so far ahead that it launched all of them before the first step of the trace, their start counts
+    instead.
     """
     found, every, whole = context.get(rank_collectives), context.get(steps), context.get(paced_steps)
     if not len(every):
@@ -126,9 +142,6 @@ def _in_whole_steps(context: Context) -> Flags:
     number = found.step if (found.step != NOTHING).any() else every.number_at(found.start)
     inside: Flags = np.isin(number, whole.number)
     return inside
-
-
-# ------------------------------------------------------------ ranks
 
 
 def _quantile(values: Floats, share: float) -> float:
@@ -140,7 +153,7 @@ def _mean(values: Floats) -> float:
 
 
 def _slowest(partials: Sequence[tuple[int, HostSteps]]) -> Ints:
-    """For each rank: in how many of the steps that several ranks have it took longest."""
+    """Returns for each rank the number of steps shared by several ranks in which it was the slowest."""
     times: dict[str, list[tuple[float, int]]] = {}
     for place, (_, part) in enumerate(partials):
         for name, us in zip(part.names, part.us.tolist(), strict=True):
@@ -149,8 +162,10 @@ def _slowest(partials: Sequence[tuple[int, HostSteps]]) -> Ints:
     return np.bincount(np.array(longest, np.int64), minlength=len(partials))
 
 
-def _counted(matched: Matched, found: Waits, inside: Flags) -> tuple[Waits, Waits]:
-    """Returns the waits in complete steps of the rank that waits, and those in the ones of the rank that came last."""
+def _counted(matched: MatchedCollectives, found: Waits, inside: Flags) -> tuple[Waits, Waits]:
+    """Returns the waits in complete steps of the waiting rank, and those in complete steps of the rank that
+    came last.
+    """
     last = np.zeros(int(matched.instance.max(initial=-1)) + 1, np.bool_)
     culprits = found.row[matched.rank[found.row] == found.culprit]
     last[matched.instance[culprits]] = inside[culprits]
@@ -161,10 +176,11 @@ def _only(found: Waits, rows: Flags) -> Waits:
     return Waits(found.row[rows], found.ns[rows], found.culprit[rows])
 
 
-def _waiting(matched: Matched, found: Waits, inside: Flags) -> tuple[Floats, Floats]:
-    """For each rank (us): how long it waited, and how long the others waited for it on average, in complete steps.
+def _waiting(matched: MatchedCollectives, found: Waits, inside: Flags) -> tuple[Floats, Floats]:
+    """Returns for each rank how long (us) it waited, and how long the others waited for it on average, in complete
+    steps.
 
-    NaN: it has no collective in them of which this is known.
+    NaN if it has no collective in them for which this is known.
     """
     count = len(matched.ranks)
     own, its = _counted(matched, found, inside)
@@ -175,17 +191,15 @@ def _waiting(matched: Matched, found: Waits, inside: Flags) -> tuple[Floats, Flo
     return np.where(known, waited, np.nan) / 1000.0, np.where(known, caused, np.nan) / 1000.0
 
 
-_LATE = "late: others wait for it, though it computes no longer"
-
-
 def _about(step: float, slower_pct: float, waiting: float, waited_for: float, most: int | None) -> str:
-    """What a rank is, in words."""
+    """Returns the verdict on a rank as text."""
     if not step > 0:
         return ""
     if waited_for >= WAITED_FOR * step:
         if slower_pct >= 100 * SLOWER:
             return f"slow: it computes {slower_pct:.0f} % longer than the median rank, and others wait for it"
-        late = ABOVE_OWN * waiting < waited_for  # else it is late since it waited for others, or they are by turns
+        # else it is late because it waited for others, or ranks take turns being late
+        late = ABOVE_OWN * waiting < waited_for
         if late and not np.isfinite(slower_pct):
             return "late: others wait for it; what it computes is not known"
         if late:
@@ -197,7 +211,9 @@ def _about(step: float, slower_pct: float, waiting: float, waited_for: float, mo
 
 
 def _late_host(about: str, place: int, paces: Sequence[RankPace], waited_for_us: float) -> str:
-    """Says what a late rank is late by, if its host is slower. waited_for_us: what each other rank waited for it."""
+    """Returns the reason why a rank is late, if its host is slower. waited_for_us: how long each other rank waited for
+    it.
+    """
     if not about.startswith(_LATE):
         return about
     others = [pace for other, pace in enumerate(paces) if other != place]
@@ -211,7 +227,7 @@ def _rank_rows(partials: Sequence[tuple[int, RankFacts]]) -> Answer:
     inside = np.concatenate([np.empty(0, np.bool_), *(part.in_steps for _, part in partials)])
     waited, caused = _waiting(matched, found, inside)
     most = _most_waited_for(matched, _counted(matched, found, inside)[0])
-    alike, counted = counted_alike([(rank, part.steps) for rank, part in partials])
+    alike, counted = with_common_numbers([(rank, part.steps) for rank, part in partials])
     counts = np.array([len(part.steps.names) or np.nan for _, part in partials])
     computation = np.array(
         [_mean(part.work[:, 0] + part.work[:, 1]) if part.computes else float("nan") for _, part in partials]
@@ -270,7 +286,7 @@ def _without_steps(partials: Sequence[tuple[int, RankFacts]]) -> list[str]:
 
 
 def _left_out(partials: Sequence[tuple[int, RankFacts]]) -> list[str]:
-    """Says on which ranks first steps are left out."""
+    """Returns notes on the ranks whose first steps are left out."""
     listed = [f"{rank} ({part.steps.left_out})" for rank, part in partials if part.steps.left_out]
     if not listed:
         return []
@@ -279,7 +295,7 @@ def _left_out(partials: Sequence[tuple[int, RankFacts]]) -> list[str]:
 
 
 def _outside_of_steps(ranks: Sequence[int], waited: Floats, counts: Floats, found: Waits) -> list[str]:
-    """Says of which ranks the waiting is unknown although they have complete steps, and ranks of the job waited."""
+    """Returns notes on ranks with complete steps whose waiting is unknown although ranks of the job waited."""
     if not len(found.row):
         return []
     return [
@@ -289,8 +305,8 @@ def _outside_of_steps(ranks: Sequence[int], waited: Floats, counts: Floats, foun
     ]
 
 
-def _most_waited_for(matched: Matched, found: Waits) -> list[int | None]:
-    """For each rank the one that it waited for longest."""
+def _most_waited_for(matched: MatchedCollectives, found: Waits) -> list[int | None]:
+    """Returns for each rank the one that it waited for longest."""
     count = len(matched.ranks)
     table = np.zeros((count, count))
     np.add.at(table, (matched.rank[found.row], found.culprit), found.ns)
@@ -323,21 +339,17 @@ def rank_table(context: Context) -> RankFacts:
 
     The ranks that the others wait for longest come first. Collectives make the steps of all ranks equally long, so
     computation_us and waited_for_us show which rank is slow. A rank that the others wait for, but that computes no
-    longer than they do, is late on its host: if the same operators take longer there than on the other ranks, which
-    explains a quarter of the waiting, by how much.
+    longer than they do, is late on its host. If the same operators take longer there than on the other ranks, and this
+    explains a quarter of the waiting, the row says by how much.
 
     Steps that the recording cut off do not count, nor do first steps that do not show the pace (view overview), nor the
-    collectives that were launched in them. Waiting is
-    derived from durations alone (view rank_waits), so clocks do not matter; other kernels may have run meanwhile. A
-    rank is called slow or late if the others wait for it for at least 2 % of a step: slow if its computation takes at
-    least 3 % longer than the median rank's, otherwise late, unless it waits for more than half as long itself: then
-    that made it late, or the ranks are late by turns. In these words, waiting counts only while the rank that waits
-    computes nothing.
+    collectives that were launched in them. Waiting is derived from durations alone (view rank_waits), so clocks do not
+    matter; other kernels may have run at the same time. A rank is called slow or late if the others wait for it for at
+    least 2 % of a step: slow if its computation takes at least 3 % longer than the median rank's, otherwise late,
+    unless it waits for more than half as long itself: then that made it late, or the ranks take turns being late. For
+    these words, waiting counts only while the waiting rank computes nothing.
     """
     return context.get(_rank_facts)
-
-
-# ------------------------------------------------------------ waits
 
 
 def _wait_rows(partials: Sequence[tuple[int, RankCollectives]]) -> Answer:
@@ -367,8 +379,8 @@ def _wait_rows(partials: Sequence[tuple[int, RankCollectives]]) -> Answer:
     return Answer(values, [*matched.notes, *notes])
 
 
-def _where(matched: Matched, row: Ints, ns: Ints, pair: Ints, count: int) -> list[str]:
-    """In what collectives each pair waited longest."""
+def _where(matched: MatchedCollectives, row: Ints, ns: Ints, pair: Ints, count: int) -> list[str]:
+    """Returns the collectives in which each pair waited longest."""
     texts: dict[str, int] = {}
     names = [
         texts.setdefault(" ".join(filter(None, (d.collective, d.group_description or d.group))), len(texts))
@@ -398,17 +410,14 @@ def rank_waits(context: Context) -> RankCollectives:
     """Which rank waited for which, the longest waits first.
 
     No rank can leave an all_reduce, all_gather, reduce_scatter, all_to_all or barrier before all others have entered
-    it. The rank with the shortest duration therefore came last, and the rest of another rank's duration is time that it
-    waited for that rank. Clocks do not matter. Collectives are matched by process group and sequence number.
+    it. The rank with the shortest duration therefore came last, and other ranks waited for it for the rest of their
+    durations. Clocks do not matter. Collectives are matched by process group and sequence number.
     """
     return context.get(rank_collectives)
 
 
-# ------------------------------------------------------------ steps
-
-
 def _spread_rows(partials: Sequence[tuple[int, HostSteps]]) -> Answer:
-    alike, notes = counted_alike(partials)
+    alike, notes = with_common_numbers(partials)
     times: dict[str, list[tuple[float, int]]] = {}
     for rank, part in alike:
         for name, us in zip(part.names, part.us.tolist(), strict=True):
@@ -447,9 +456,81 @@ def _spread_rows(partials: Sequence[tuple[int, HostSteps]]) -> Answer:
     reduce=_spread_rows,
 )
 def step_spread(context: Context) -> HostSteps:
-    """How long each step took on the host over all ranks, in the order of the step numbers.
+    """How long each step took on the host over all ranks, ordered by step number.
 
     Ranks that count their steps differently are mapped to the numbers of the first rank by the times at which steps
     began.
     """
     return context.get(rank_steps)
+
+
+def _steps_of_rank(context: Context) -> StepsOfRank:
+    found, own, whole = context.get(rank_collectives), context.get(rank_steps), context.get(paced_steps)
+    if own.names == (WITHOUT_STEPS,):
+        return StepsOfRank(own, found, np.zeros(len(found), np.int64))
+    number = found.step if (found.step != NOTHING).any() else whole.number_at(found.start)
+    at = {name: place for place, name in enumerate(own.names)}
+    places = [at.get(str(each), NOTHING) for each in number.tolist()]
+    return StepsOfRank(own, found, np.array(places, np.int64))
+
+
+def _rows(partials: Sequence[tuple[int, StepsOfRank]]) -> Answer:
+    matched = match([(rank, part.found) for rank, part in partials], "clock")
+    found = waits(matched)
+    alike, notes = with_common_numbers([(rank, part.steps) for rank, part in partials])
+    place = np.concatenate([np.empty(0, np.int64), *(part.place for _, part in partials)])
+    rank, step = matched.rank[found.row], place[found.row]
+    values: dict[str, list[Any]] = {column.name: [] for column in rank_step_table.columns}
+    for number, (name, own) in enumerate(alike):
+        waited = _waited(step[rank == number], found.ns[rank == number], len(own.names))
+        order = _in_order(own.names)
+        values["rank"] += [name] * len(order)
+        values["step"] += [own.names[at] for at in order]
+        values["start_ns"] += own.start[order].tolist()
+        values["step_us"] += own.us[order].tolist()
+        values["waiting_us"] += waited[order].tolist()
+    return Answer(values, [*matched.notes, *notes, *missing_waits(matched, found)])
+
+
+def _waited(step: Ints, ns: Ints, count: int) -> Floats:
+    """Returns how long one rank waited in each of its steps (us); NaN in those without a collective for which it is
+    known.
+    """
+    inside = step != NOTHING
+    total = np.bincount(step[inside], ns[inside], count) / 1000
+    known = np.bincount(step[inside], minlength=count) > 0
+    return np.where(known, total, np.nan)
+
+
+def _in_order(names: Sequence[str]) -> list[int]:
+    """Returns the places of the steps in the order of their numbers."""
+    keys = [(not name.isdecimal(), int(name) if name.isdecimal() else 0) for name in names]
+    return sorted(range(len(names)), key=keys.__getitem__)
+
+
+@view(
+    "rank_steps",
+    columns(
+        ("rank", "int", "", "rank of the process in its job"),
+        ("step", "text", "", 'number of the step; "all": the trace has no steps'),
+        ("start_ns", "int", "ns", "Unix time at which it began, on the clock of the job as far as it was measured"),
+        ("step_us", "float", "us", "length of the step on the host"),
+        (
+            "waiting_us",
+            "float",
+            "us",
+            "time in collectives of the step beyond that of the rank that came last; missing: not known",
+        ),
+    ),
+    reduce=_rows,
+    nothing="the traces have no complete steps",
+)
+def rank_step_table(context: Context) -> StepsOfRank:
+    """Every measured step of every rank: how long it took on the host, and how long the rank waited in it.
+
+    Waiting is that of the view ranks, step by step: it is derived from durations alone, so clocks do not matter, and
+    collectives count for the step in which they were launched. Ranks that count their steps differently are mapped
+    to the numbers of the first rank by the times at which steps began. Steps that the recording cut off have no
+    rows, nor do first steps that do not show the pace (view ranks). Rows are ordered by rank and step.
+    """
+    return _steps_of_rank(context)

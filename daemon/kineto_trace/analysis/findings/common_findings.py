@@ -1,43 +1,58 @@
-"""The findings of a job of many ranks: each kind once, and with what the job would gain, not one rank.
+"""Findings that several ranks of a job share, and those about collectives.
 
 Theory of operation
-    What a rank loses is not what the job loses. Time in which a rank waits in collectives is lost by the rank that the
-    others wait for; and what makes one rank slower than the others costs the job no more than that this rank is slower.
-    The view rank_what_if has both, from a critical path over all ranks:
+    A loss of one rank is not the loss of the job. Waiting in collectives is caused by the rank that the others wait
+    for, and whatever makes one rank slower costs the job no more than that rank's delay. The view rank_what_if has
+    both, from a critical path over all ranks:
 
-    * what a kind of finding takes more on a rank than on the middle one of the others counts up to what the job would
-      gain if that rank were as fast as the others. But it is no more than what the rank works more than the others: the
-      rest they have too, though it hides behind their waiting. What all ranks have counts as it is;
+    * the excess of a kind of finding on a rank over the median of the others counts up to the job's gain if that rank
+      were as fast as the others, and up to the rank's excess work: the others have the rest too, hidden behind their
+      waiting. Findings that all ranks have count as they are;
     * waiting in collectives is no finding of its own: the ranks that are waited for are;
     * transfers that nothing hides count up to what the job would gain if they took no time.
 
     A rank that costs the job more than its findings explain is a finding itself, unless another one costs about as
-    much: ranks that are late by turns are no slow ranks. Where the same operators take longer on its host, the findings
-    about the host's work say so, for that is what the rank has more of than the others. Without a critical path (no row
-    of a rank in rank_what_if), the findings stay as they are. So they do if several captures of a rank are among the
-    traces: captures do not wait for each other, and what one process has in several of them are not several ranks.
+    much: ranks that take turns being late are not slow. Where the same operators take longer on its host, the findings
+    about the host's work say so, since the rank has more of it than the others. Without a critical path (no row of a
+    rank in rank_what_if), the findings stay as they are. The same holds if there are several captures of a rank:
+    captures do not wait for each other, and several captures of one process are not several ranks.
+
+Also finds many small collectives where a few large ones would do.
+    A collective costs the host about the same whatever its size: the operator, the events between streams and the
+    launch. If a step has many small ones while the GPU waits for the host, fewer and larger ones would save most of
+    that time: as many as their bytes need at BUCKET_BYTES each, which is what DistributedDataParallel does by default.
 """
 
+import re
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from kineto_trace.analysis.distributed.rank_pace import REMEDY
-from kineto_trace.analysis.findings.collective_findings import SMALL_COLLECTIVES
+from kineto_trace.analysis.finding import Finding
+from kineto_trace.analysis.findings.measured_work import function_at, heaviest_op, location_suffix
 from kineto_trace.analysis.host_findings.user_code import IN_COLLECTIVES
+from kineto_trace.analysis.time_causes import time_causes
+from kineto_trace.arrays.intervals import containing, union
+from kineto_trace.base.quantities import format_duration
+from kineto_trace.collectives.rank_matching import rank_collectives
+from kineto_trace.kernel_traits.kernel_types import matches
+from kineto_trace.model.context import Context
+from kineto_trace.structure.activity_links import calls, gpu
 from kineto_trace.view_api.result import Result
 
-LEAST_PCT = 2.0  # what the job gains if a rank is as fast as the others: less is no finding
-ABOVE_OTHERS = 2.0  # times what it gains by the middle one of the other ranks: less is chance
+LEAST_PCT = 2.0  # of the job's time, gained if a rank is as fast as the others: less is no finding
+ABOVE_OTHERS = 2.0  # times the median gain by the other ranks: less is chance
 EXPLAINED = 0.5  # of that
 WAITING = "waiting_in_collectives"
 TRANSFERS = frozenset({"exposed_communication"})
 TRANSFERS_ON_HOST = frozenset({"communication_on_the_host", IN_COLLECTIVES})
 SLOW_RANK = "slow_rank"
-HOST_WORK = frozenset({"host_bound", "host_python", "host_annotation", "small_operators", SMALL_COLLECTIVES})
 _FIGURES = ("saving_us", "saving_pct", "saving_per_step_us", "uncertainty_pct")
 _ADVICE = (
     "Give all ranks equal work and equal machines: compare this rank with another one (kinetoctl diff), its batches, "
@@ -45,16 +60,23 @@ _ADVICE = (
 )
 _ALONE = "The other ranks wait meanwhile: give all ranks equal shares of this work, or do it where no collective waits."
 Row = dict[str, Any]
+SMALL_COLLECTIVES = "small_collectives"
+HOST_WORK = frozenset({"host_bound", "host_python", "host_annotation", "small_operators", SMALL_COLLECTIVES})
+BUCKET_BYTES = 25 << 20  # bytes that DistributedDataParallel puts into one all_reduce by default
+SMALL_BYTES = 4 << 20
+MANY = 16  # small ones in a step
+_OPERATORS = re.compile(r"^(?:c10d|_c10d_functional)::|^record_param_comms$")
+_CAUSES = ("operators", "launch_latency", "host_communication")
 
 
 class _Middle:
-    """The middle one of the values of all ranks but one; the lower of two. 0: there is no other rank."""
+    """The median of the values of all ranks but one; the lower of two; 0 if there is no other rank."""
 
     def __init__(self, values: Iterable[float]) -> None:
         self._ascending = sorted(values)
 
     def without(self, own: float) -> float:
-        """Returns the middle one of all values but this one, which is among them."""
+        """Returns the median of all values but this one, which is among them."""
         place = (len(self._ascending) - 2) // 2
         if place < 0:
             return 0.0
@@ -63,40 +85,47 @@ class _Middle:
 
 @dataclass(frozen=True, slots=True)
 class _Gains:
-    """What the job would gain, in % of its time. ranks: if this one were as fast as the others; transfers: without."""
+    """What the job would gain, in % of its time.
+
+    ranks: if this rank were as fast as the others.
+    transfers: if they took no time.
+    """
 
     ranks: dict[int, Row]
     transfers: float
 
     @property
     def on_host(self) -> bool:
-        """Whether these are bounds for collectives of the host: what ranks work is unknown then."""
+        """Whether these are bounds for collectives of the host: the work of the ranks is unknown then."""
         return all(row["more_work_us"] is None for row in self.ranks.values())
 
     def slow(self) -> set[int]:
-        """The ranks that are slower than the others."""
+        """Returns the ranks that are slower than the others."""
         gains = {rank: self.of(rank) for rank in self.ranks}
         middle = _Middle(gains.values())
         return {rank for rank, own in gains.items() if own >= max(LEAST_PCT, ABOVE_OTHERS * middle.without(own))}
 
     def more_work(self, rank: int) -> float:
-        """What the rank works more than the others; without bounds if that is unknown."""
+        """Returns the rank's work in excess of the others; unbounded if that is unknown."""
         row = self.ranks.get(rank)
         if row is None or row["more_work_us"] is None or not row["saving_us"]:
             return 100.0
         return float(row["more_work_us"] * row["saving_pct"] / row["saving_us"])
 
     def of(self, rank: int) -> float:
-        """What the job would gain if this rank were as fast as the others; without bounds if that is unknown."""
+        """Returns what the job would gain if this rank were as fast as the others; unbounded if that is unknown."""
         row = self.ranks.get(rank)
         return max(row["saving_pct"], 0.0) if row else 100.0
 
 
 def common_findings(result: Result, ranks: int, what_if: Result | None = None, *, traces: int | None = None) -> Result:
-    """Of view findings over the ranks of a job: what several have once, as the rank has it where it costs most.
+    """Merges the view findings of the ranks of a job: a finding that several have appears once, as on the worst rank.
 
-    The largest saving comes first. ranks: how many the job has. what_if: the view rank_what_if of the same ranks; the
-    savings are then those of the job. traces: how many there are, if there are several captures of some ranks.
+    The largest saving comes first.
+
+    ranks: number of ranks of the job.
+    what_if: the view rank_what_if of the same ranks; the savings are then those of the job.
+    traces: number of traces, if there are several captures of some ranks.
     """
     rows = result.rows()
     traces = ranks if traces is None else traces
@@ -115,7 +144,7 @@ def common_findings(result: Result, ranks: int, what_if: Result | None = None, *
 
 
 def _where(rows: Sequence[Row], ranks: int, traces: int) -> str:
-    """On how many ranks, or in how many captures of them, a finding is. rows: one of each trace that has it."""
+    """Returns on how many ranks, or in how many captures, a finding is. rows: one of each trace that has it."""
     on_ranks = f"on {len({row['rank'] for row in rows})} of {ranks} ranks"
     if traces == ranks:
         return on_ranks
@@ -129,7 +158,7 @@ def _gains(what_if: Result | None) -> _Gains | None:
 
 
 def _of_the_job(rows: Sequence[Row], gains: _Gains, ranks: Sequence[int]) -> list[Row]:
-    """The findings with what the job would gain, and the ranks that it waits for."""
+    """Returns the findings with what the job would gain, and the ranks that it waits for."""
     took: dict[tuple[str, int], float] = {}
     for row in rows:
         key = row["finding"], row["rank"]
@@ -158,9 +187,9 @@ def _of_the_job(rows: Sequence[Row], gains: _Gains, ranks: Sequence[int]) -> lis
 
 
 def _waited_for(row: Row, gain: Row, *, alone: bool) -> Row:
-    """The finding of a rank that the other ones wait for because of it. gain: its row of rank_what_if.
+    """Returns the finding of a rank that the others wait for because of it. gain: its row of rank_what_if.
 
-    alone: most of it is what the other ranks do not have.
+    alone: the other ranks do not have most of it.
     """
     title = f"{row['title']}: the others wait for rank {row['rank']}"
     if gain.get("host_pace") and row["finding"] in HOST_WORK:
@@ -170,7 +199,7 @@ def _waited_for(row: Row, gain: Row, *, alone: bool) -> Row:
 
 
 def _slow_host(gain: Row) -> str:
-    """What to do about a rank on whose host the same operators take longer."""
+    """Returns the advice for a rank on whose host the same operators take longer."""
     return f"Rank {gain['rank']} probably has a slower core, or shares it ({gain['cause']}): {REMEDY}."
 
 
@@ -179,7 +208,10 @@ def _scaled(row: Row, share: float) -> Row:
 
 
 def _slow_rank(gain: Row, explained: float) -> Row:
-    """A rank that the others wait for, by its row of rank_what_if. explained: % of the time, in other findings."""
+    """Returns a finding on a rank that the others wait for, by its row of rank_what_if.
+
+    explained: its share in other findings, in %.
+    """
     left = {**gain, "uncertainty_pct": None}
     return {
         **_scaled(left, 1 - explained / gain["saving_pct"]),
@@ -189,3 +221,51 @@ def _slow_rank(gain: Row, explained: float) -> Row:
         "advice": _slow_host(gain) if gain.get("host_pace") else _ADVICE,
         "evidence": f"{gain['change']}, the job would gain {gain['saving_pct']:.1f} %: {gain['about']}",
     }
+
+
+def small_collectives(context: Context) -> Iterator[Finding]:
+    """Yields a finding if the GPU waits while the host calls many small collectives."""
+    times, found = context.get(time_causes), context.get(rank_collectives)
+    steps, idle = times.steps, times.total(*_CAUSES)
+    if not steps.steps or not idle or not len(found):
+        return
+    measured = union(steps.start[~steps.left_out], steps.end[~steps.left_out])
+    size = np.array([description.bytes or 0 for description in found.descriptions])[found.description]
+    rows = np.flatnonzero((containing(*measured, found.launch) >= 0) & (size > 0) & (size < SMALL_BYTES))
+    each = len(rows) / steps.steps
+    if each < MANY:
+        return
+    table = context.trace.table("cpu_op")
+    ops = np.flatnonzero(matches(context.trace.strings, _OPERATORS)[table["name"]])
+    ops = ops[containing(*measured, table["start"][ops].astype(np.int64)) >= 0]
+    inside = np.sort(found.launch[rows])
+    start, end = table["start"][ops].astype(np.int64), table.end()[ops].astype(np.int64)
+    own = np.searchsorted(inside, end) > np.searchsorted(inside, start)  # calls a small one
+    took = union(start[own], end[own]).length()
+    needed = np.ceil(size[rows].sum() / steps.steps / BUCKET_BYTES)
+    saving = min(int(took * (1 - needed / each)), idle)
+    kind = Counter(found.descriptions[number].collective for number in found.description[rows].tolist()).most_common(1)
+    frame = _caller(context, inside)
+    yield Finding(
+        name=SMALL_COLLECTIVES,
+        title=f"The host calls many small collectives, most of them {kind[0][0]}, and the GPU waits for it"
+        f"{location_suffix(context, frame)}",
+        saving_ns=saving,
+        advice="Put small tensors together: larger buckets (DistributedDataParallel(bucket_cap_mb=…)), gradients that "
+        "are reduced in buckets during the backward, one collective of a flattened tensor or of several at once "
+        "(torch.distributed._coalescing_manager), metrics that are reduced together every so many steps.",
+        evidence=f"{each:.0f} collectives of less than {SMALL_BYTES >> 20} MiB in each step, of "
+        f"{size[rows].mean() / 1024:.4g} KiB on average; the host was in their operators for {format_duration(took)}, "
+        f"of which {needed:.0f} in each step would be left",
+        causes=_CAUSES,
+        op=heaviest_op(context, ops[own], end[own] - start[own]),
+        frame=frame,
+    )
+
+
+def _caller(context: Context, launch: np.ndarray) -> int:
+    """Returns a row of python_function: the user's function that calls most of the collectives; -1 if unknown."""
+    activity, called = context.get(gpu), context.get(calls)
+    call = activity.call[activity.communication & (activity.call >= 0)]
+    call = call[np.isin(called.start[call], launch)]
+    return function_at(context, called.thread[call], called.start[call], np.ones(len(call)))

@@ -1,9 +1,90 @@
-"""The view of what to change first."""
+"""Findings: their rules, what they leave out, and the view of them.
 
-from kineto_trace.analysis.findings.finding_rules import LEAST, findings, stack_of, uncertainty
-from kineto_trace.analysis.gpu_time.gpu_events import NO_GPU
-from kineto_trace.analysis.idle.idle_gaps import idle_gaps
+Lists what to change first: each finding with the time it would save, and the evidence.
+
+Theory of operation
+    A finding is a cause of lost time that a person can do something about. Its saving is time (ns, over the measured
+    steps) that view time_causes assigns to the causes that it would reduce, and never more than that. For kernels it is
+    a part of their time, stated with the finding, since the time of a better kernel is not in the trace. Savings of
+    different causes add up; those of kernels may overlap with each other.
+
+    If something can be left out of the steps (a wait, a function, an allocation), the steps are replayed without it
+    (analysis/step_replay.py), which gives its saving. Savings are shares of the time that the steps take without being
+    recorded.
+
+    Each finder yields findings, or none. Findings that save less than LEAST of the steps' time are left out, and so is
+    everything in warm-up steps. A process with several GPUs is judged by their mean. Time that can perhaps not be saved
+    at all comes last.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from kineto_trace.analysis.distributed.what_if_views import communication_split
+from kineto_trace.analysis.finding import Finding
+from kineto_trace.analysis.findings.common_findings import SMALL_COLLECTIVES, small_collectives
+from kineto_trace.analysis.findings.gpu_work_findings import (
+    COMPUTING,
+    double_precision,
+    exposed_pinned_copies,
+    layout_changes,
+    optimizer_kernels,
+    small_kernels_of_functions,
+    unbenchmarked_convolutions,
+)
+from kineto_trace.analysis.findings.idle_findings import (
+    allocation,
+    annotations,
+    data_loading,
+    host_bound,
+    host_functions,
+    host_without_cores,
+    kernel_gaps,
+    queued,
+    synchronisation,
+    unknown,
+    waiting_for_ranks,
+    workers_without_cores,
+)
+from kineto_trace.analysis.findings.kernel_findings import (
+    compute_bound,
+    elementwise,
+    latency_bound,
+    memory_bound,
+    no_tensor_cores,
+    small_grids,
+    throttled_clock,
+)
+from kineto_trace.analysis.findings.measured_work import (
+    longest_names,
+    measured_times,
+    operators_and_launches,
+    recording_note,
+    with_replay,
+    without_recording,
+)
+from kineto_trace.analysis.findings.non_training_functions import is_part_of_one, non_training_findings
+from kineto_trace.analysis.gpu_time_views import NO_GPU
+from kineto_trace.analysis.host_findings.host_finding_rules import USES_OF_TORCH, host_findings
+from kineto_trace.analysis.host_findings.threads import total_ns
+from kineto_trace.analysis.host_findings.torch_use import compiled_pieces
+from kineto_trace.analysis.idle_gaps import QUEUED, idle_gaps
+from kineto_trace.analysis.idle_pieces import IDLE_CAUSES, PAGEABLE, gil_wait_time, idle_pieces
+from kineto_trace.analysis.step_replay import ReplayChange, step_replay
+from kineto_trace.analysis.time_causes import CAUSES, GPU_CAUSES, gpu_causes, time_causes
+from kineto_trace.arrays.id_sets import unique_values
+from kineto_trace.arrays.intervals import union
+from kineto_trace.arrays.row_groups import group
+from kineto_trace.base.array_types import AnyArray, Ints
+from kineto_trace.base.quantities import format_duration, share, times
+from kineto_trace.kernel_traits.kernel_types import matches
 from kineto_trace.model.context import Context
+from kineto_trace.structure.activity_links import KERNEL, MEMCPY, gpu, vendor_words
+from kineto_trace.structure.call_stacks import SEPARATOR, call_stacks
+from kineto_trace.structure.library_calls import code_place
+from kineto_trace.structure.python_frames import python_frames
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view
 
@@ -11,6 +92,34 @@ _EVIDENCE = {
     "cpu_op": "the trace has no operators",
     "python_function": "the trace has no Python functions",
 }  # by activity type
+HOST_BOUND, GRAPH_BREAKS, GIL = "host_bound", "graph_breaks", "gil"
+PARTS_OF_LAUNCHES = (SMALL_COLLECTIVES, GRAPH_BREAKS, GIL, "host_without_cores")
+COMPILING = ("recompilation", "compiled_in_the_loop")
+BY_SAMPLES = 1.5  # times the time of compiling by few samples: compiling may take this long
+LEAST = 0.005  # of the time of the measured steps
+MIN_STEPS = 3  # for an uncertainty
+NORMAL_95 = 1.96  # standard deviations
+LEAST_NS = 500_000  # drivers' slices take 1 to 6 ms
+LEAST_SLICES, LEAST_NAMES = 10, 3
+ALIKE = 0.15  # of the length: slices differ by less
+MOSTLY = 0.6  # of the candidates must have about the same length
+
+
+@dataclass(frozen=True, slots=True)
+class TraceFindings:
+    """The findings of a trace, the largest saving first.
+
+    window_ns: the time of the measured steps.
+    steps: their number; 0 if the trace has none.
+    left_out: a note on steps that were left out.
+    recording: a note on the cost of recording.
+    """
+
+    findings: tuple[Finding, ...]
+    window_ns: int
+    steps: int
+    left_out: str | None
+    recording: str | None
 
 
 @view(
@@ -47,14 +156,13 @@ def findings_view(context: Context, *, top: int = 10) -> Answer:
     matrix products without tensor cores, double precision, elementwise kernels that could be fused, many small kernels
     of one function or of the optimizer, and kernels that leave part of the GPU without work; with hardware counters
     (kinetoctl trace --counters), which take precedence over estimates, also kernels that are bound by memory, by tensor
-    cores or by latency, and clocks that are held down. What functions, waits,
-    allocations and small kernels would save is found by running the host and the GPU of the steps again without them;
-    other savings are no larger than the time that view time_causes gives to their cause. All are shares of the time
-    that the steps take without being recorded, if that is known. The advice is what the GPUs of the trace can follow.
-    First steps that do not show the pace of the program, and findings that would save less than half a per cent, are
-    left out; time of which it is not known how much can be saved comes last. Without a GPU, the view looks for what the
-    host loses time on: the program's own functions, loading, the optimizer, threads that share the GIL or the
-    processors.
+    cores or by latency, and clocks that are held down. The savings of functions, waits, allocations and small kernels
+    are found by replaying the host and the GPU of the steps without them; other savings never exceed the time that view
+    time_causes assigns to their cause. All are shares of the time that the steps take without being recorded, if that
+    is known. The advice suits the GPUs of the trace. First steps that do not show the pace of the program, and findings
+    that would save less than half a per cent, are left out; findings whose possible saving is unknown come last.
+    Without a GPU, the view looks for time that the host loses: in the program's own functions, loading, the optimizer,
+    and threads that share the GIL or the processors.
 
     Options:
     - top: the maximum number of findings.
@@ -96,3 +204,299 @@ def findings_view(context: Context, *, top: int = 10) -> Answer:
         },
         notes,
     )
+
+
+# Detects another program that takes turns on a GPU, by the slices of time that this program misses.
+# Programs that share a GPU without MPS or MIG run by turns, each for a slice of time that the driver has set (some 2
+# ms). A missed slice appears as a kernel that takes a slice longer than others of its name and grid, or as launched
+# work that waits for a slice while the device does nothing. Both have nearly the same length, whatever the kernel,
+# which distinguishes them from kernels with more to do and from waits for events. Matrix products prove nothing, since
+# some have the same grid whatever their size; they are assumed to lose as large a part of their time as the other
+# kernels.
+def time_slices(context: Context) -> Iterator[Finding]:
+    """Yields a finding on time slices in which another program had the GPU."""
+    activity, took = context.get(gpu), context.get(measured_times)
+    products = context.get(gpu_causes) == GPU_CAUSES.index("matrix_products")
+    rows = np.flatnonzero((activity.kind == KERNEL) & ~activity.communication & ~products & (took > 0))
+    kernels = context.trace.table("kernel")
+    grid = [kernels[name][activity.row[rows]] for name in ("grid_x", "grid_y", "grid_z")]
+    excess = _excess([activity.name[rows], *grid], (activity.end - activity.start)[rows])
+    late, excess = rows[excess >= LEAST_NS], excess[excess >= LEAST_NS]
+    gaps = context.get(idle_gaps)
+    waits = np.flatnonzero((gaps.cause == QUEUED) & (gaps.length >= LEAST_NS))
+    lost = np.concatenate([excess, gaps.length[waits]])
+    if len(lost) < LEAST_SLICES or len(late) + len(waits) < LEAST_SLICES:
+        return
+    slice_ns = float(np.median(lost))
+    alike = np.abs(lost - slice_ns) <= ALIKE * slice_ns
+    names = unique_values(activity.name[np.concatenate([late, gaps.after[waits]])[alike]])
+    if np.count_nonzero(alike) < max(LEAST_SLICES, MOSTLY * len(lost)) or len(names) < LEAST_NAMES:
+        return
+    chosen = np.zeros(len(activity), np.bool_)
+    chosen[late] = True
+    devices = max(len(context.get(time_causes).devices), 1)
+    # matrix products, whose durations prove nothing, lose as much of their time as other kernels
+    works, others = int(took[activity.kind == KERNEL].sum()), int(took[rows].sum())
+    of_kernels = np.arange(len(lost)) < len(late)
+    saving = int(lost[alike & of_kernels].sum() * (works / max(others, 1)) + lost[alike & ~of_kernels].sum()) // devices
+    words = vendor_words(context)
+    yield Finding(
+        name="gpu_shared",
+        title="Another program takes turns with this one on the GPU",
+        saving_ns=saving,
+        advice=f"Find the other process (kinetoctl top and {words.status} list those of each GPU), and run it on "
+        f"another GPU or at another time. Where programs must share a GPU, {words.sharing}.",
+        evidence=f"{times(int(alike.sum()), 'slice')} of {format_duration(slice_ns)} are missing: in "
+        f"{times(len(late), 'kernel')} "
+        f"that took so much longer than others alike, and {times(len(waits), 'wait')} of launched work; with as large "
+        f"a part of the matrix products, that is {format_duration(saving)}",
+        causes=(*COMPUTING, "queued", "kernel_gaps", "launch_latency"),
+        kernels=longest_names(context, chosen),
+    )
+
+
+def _excess(keys: list[AnyArray], length: Ints) -> Ints:
+    """Returns how much longer each kernel took than the median one with these keys."""
+    found = group(keys)
+    order = np.lexsort((length, found.number))
+    sizes = found.sizes()
+    first = np.cumsum(sizes) - sizes
+    median = length[order][first + sizes // 2]
+    longer: Ints = length - median[found.number]
+    return longer
+
+
+def findings(context: Context) -> TraceFindings:
+    """Returns all findings of one trace."""
+    found = context.get(time_causes)
+    window = found.steps.measured_ns
+    every = [_capped(context, finding) for finder in FINDERS for finding in finder(context)]
+    every = _without_parts(finding for finding in every if not is_part_of_one(context, finding))
+    every = [without_recording(context, finding) for finding in _without_compiling(context, every)]
+    every = [finding for finding in every if finding.saving_ns > LEAST * window]
+    every.sort(key=lambda finding: (finding.guess, -finding.saving_ns))
+    return TraceFindings(tuple(every), window, found.steps.steps, found.steps.note(), recording_note(context))
+
+
+def uncertainty(context: Context, finding: Finding) -> float | None:
+    """Returns the 95 % interval of a finding's share of the time (plus or minus, in %), by its spread over the steps.
+
+    At most 100, since no share can be further off. None with fewer than three steps, or if the finding names no causes.
+    """
+    found = context.get(time_causes)
+    causes = finding.causes
+    total = found.total(*causes)
+    if found.steps.steps < MIN_STEPS or not total:
+        return None
+    numbers = [CAUSES.index(cause) for cause in causes]
+    of_step = found.time_ns[:, numbers][:, :, ~found.steps.left_out].sum(axis=(0, 1)) / len(found.devices)
+    error = NORMAL_95 * float(of_step.std(ddof=1)) * float(np.sqrt(found.steps.steps))
+    return min(100 * error * finding.saving_ns / total / found.steps.measured_ns, 100.0)
+
+
+def _without_parts(findings: Iterable[Finding]) -> list[Finding]:
+    """Returns the findings, where time in launches excludes what another finding names the cause of."""
+    every = list(findings)
+    part = sum(finding.saving_ns for finding in every if finding.name in PARTS_OF_LAUNCHES)
+    found = []
+    for finding in every:
+        less = min(part, finding.saving_ns) if finding.name == HOST_BOUND else 0
+        part -= less
+        evidence = f"{finding.evidence}; {format_duration(less)} of it is in another finding" if less else ""
+        found.append(replace(finding, saving_ns=finding.saving_ns - less, evidence=evidence) if less else finding)
+    return found
+
+
+def _without_compiling(context: Context, every: Sequence[Finding]) -> list[Finding]:
+    """Returns the findings without idle time in functions that, by another finding, compile in that time.
+
+    Samples show the time of compiling, so the GPU's idle time in that function replaces it, if it is about as long.
+    """
+    names, strings = context.trace.table("python_function")["name"], context.trace.strings
+    compiling = {finding.where: finding.saving_ns for finding in every if finding.name in COMPILING and finding.where}
+    kept, idle = [], dict[str, int]()
+    for finding in every:
+        where = str(code_place(strings[int(names[finding.frame])])) if finding.frame >= 0 and compiling else ""
+        if finding.saving_ns > BY_SAMPLES * compiling.get(where, 0):
+            kept.append(finding)
+        else:
+            idle[where] = max(idle.get(where, 0), finding.saving_ns)
+    return [
+        replace(finding, saving_ns=max(finding.saving_ns, idle.get(finding.where, 0)))
+        if finding.name in COMPILING
+        else finding
+        for finding in kept
+    ]
+
+
+def _capped(context: Context, finding: Finding) -> Finding:
+    """Returns the finding with a saving of at most the time of its causes."""
+    causes = finding.causes
+    if not causes:
+        return finding
+    most = context.get(time_causes).total(*causes)
+    return finding if finding.saving_ns <= most else replace(finding, saving_ns=most)
+
+
+def exposed_communication(context: Context) -> Iterator[Finding]:
+    """Yields collectives on the GPU that no computation hides: transfers (at most) and waiting for other ranks
+    apart.
+    """
+    activity = context.get(gpu)
+    if not activity.communication.any():
+        return
+    steps = context.get(time_causes).steps
+    split = communication_split(context, union(steps.start[~steps.left_out], steps.end[~steps.left_out]))
+    seen = (
+        f"{format_duration(split.total)} of collectives, {share(split.exposed, split.total)} of it while the GPU "
+        "computes nothing"
+    )
+    kernels = longest_names(context, activity.communication)
+    moving = split.transfer + split.unknown
+    unknown = f", {format_duration(split.unknown)} of it without others alike to compare with" if split.unknown else ""
+    yield Finding(
+        name="exposed_communication",
+        title="Transfers between ranks are not hidden behind computation",
+        saving_ns=split.transfer_gain,
+        advice="Overlap them: larger or better ordered gradient buckets, gradient accumulation with no_sync(), "
+        "prefetching of sharded parameters, reduced precision for gradients. One rank's trace bounds a transfer only "
+        "by the shortest collective of its kind and size: the view rank_what_if over the traces of all ranks says what "
+        "the job would gain.",
+        evidence=f"{seen}; of that at most {format_duration(moving)} is "
+        f"transfer{unknown}{_limit(split.transfer_gain, moving)}",
+        causes=("communication",),
+        kernels=kernels,
+    )
+    yield Finding(
+        name="waiting_in_collectives",
+        title="The GPU waits in collectives for another rank",
+        saving_ns=split.waiting_gain,
+        advice="Larger buckets do not help: another rank comes late, or the ranks have unequal work. The view "
+        "rank_what_if over the traces of all ranks names it, and says what the job would gain if it were as fast as "
+        "the others.",
+        evidence=f"{seen}; of that at least {format_duration(split.waiting)} is beyond the shortest collective of the "
+        f"same kind and size, the longest wait "
+        f"{format_duration(split.longest)}{_limit(split.waiting_gain, split.waiting)}",
+        causes=("communication",),
+        kernels=kernels,
+    )
+
+
+def _limit(gain: int, time: int) -> str:
+    """Returns a text that less can be gained than this time, if so."""
+    if gain >= 0.9 * time:
+        return ""
+    return (
+        f"; no more than {format_duration(gain)} can be gained: the rest did not hold the rank up, or its host is "
+        "no faster"
+    )
+
+
+def exposed_pageable_copies(context: Context) -> Iterator[Finding]:
+    """Yields unhidden copies from or to memory that is not pinned, and the host's time in their calls."""
+    activity, found = context.get(gpu), context.get(time_causes)
+    pageable = (activity.kind == MEMCPY) & matches(context.trace.strings, PAGEABLE)[activity.name]
+    pageable &= context.get(measured_times) > 0
+    saving, staging = found.total("pageable_copies", "staging"), found.total("staging")
+    if not saving:
+        return
+    took = int(context.get(measured_times)[pageable].sum()) // len(found.devices)
+    number = CAUSES.index("staging")
+    released = sum(part.time_ns for part in found.details if part.cause == number and part.frame >= 0)
+    released //= len(found.devices)
+    idle = "more the GPU is idle while the host"
+    calls = f"; {format_duration(staging - released)} {idle} is in their calls" if staging > released else ""
+    if released:
+        calls += (
+            f"; {format_duration(released)} {idle} releases the memory of a batch that it has copied, which the "
+            "DataLoader's own thread does with pin_memory=True"
+        )
+    yield Finding(
+        name="pageable_copies",
+        title="Copies from or to pageable memory keep the GPU waiting",
+        saving_ns=saving,
+        advice="Pin host memory (DataLoader(pin_memory=True), tensor.pin_memory()) and copy with non_blocking=True.",
+        evidence=f"{times(int(np.count_nonzero(pageable)), 'copy', 'copies')}, {format_duration(took)}, of that "
+        f"{format_duration(saving - staging)} while no kernel runs{calls}",
+        causes=("pageable_copies", "staging"),
+        kernels=longest_names(context, pageable),
+    )
+
+
+def host_side_findings(context: Context) -> Iterator[Finding]:
+    """Yields what the host loses time on. With a GPU only the use of torch: view time_causes explains the idle time."""
+    scale = context.get(time_causes).steps.measured_ns / total_ns(context)
+    causes = IDLE_CAUSES if len(context.get(gpu)) else ()
+    for found in context.get(host_findings):
+        if causes and found.name == GRAPH_BREAKS:
+            scaled = replace(found, saving_ns=int(found.saving_ns * scale), causes=causes)
+            yield _launches_between_pieces(context, scaled)
+        elif causes and found.name == GIL and context.get(step_replay) is not None:
+            yield _without_gil_waits(context, found)
+        elif not causes or found.name in USES_OF_TORCH:
+            yield replace(found, saving_ns=int(found.saving_ns * scale), causes=causes)
+
+
+def _without_gil_waits(context: Context, found: Finding) -> Finding:
+    """Returns waits for the GIL with the saving by a replay in which the host does not wait while the GPU is idle.
+
+    The replay also leaves out the waits of autograd's thread, which are known one by one, whatever the GPU does.
+    """
+    pieces, elsewhere = context.get(idle_pieces), context.get(gil_wait_time)
+    idle = pieces.cause == IDLE_CAUSES.index("gil")
+    waits = union(
+        np.concatenate([pieces.start[idle], elsewhere.start]), np.concatenate([pieces.end[idle], elsewhere.end])
+    )
+    return with_replay(context, found, ReplayChange(faster=waits))
+
+
+def _launches_between_pieces(context: Context, found: Finding) -> Finding:
+    """Returns graph breaks with the time in which the GPU waits for the host to launch: one piece would launch
+    ahead.
+    """
+    whole = with_replay(context, found, ReplayChange(faster=context.get(operators_and_launches)))
+    saving = int(whole.saving_ns * (1 - 1 / compiled_pieces(context))) if whole.replayed else 0
+    return found if saving <= found.saving_ns else replace(whole, saving_ns=saving)
+
+
+def stack_of(context: Context, finding: Finding) -> str | None:
+    """Returns the Python frames around what shows a finding best, innermost first; None if there are none."""
+    if finding.frame >= 0:
+        return SEPARATOR.join(context.trace.strings[name] for name in context.get(python_frames).stack(finding.frame))
+    stacks = context.get(call_stacks)
+    return stacks.text(context.trace, int(stacks.of_op[finding.op])) if finding.op >= 0 else None
+
+
+FINDERS: tuple[Callable[[Context], Iterator[Finding]], ...] = (
+    non_training_findings,
+    host_functions,
+    annotations,
+    host_bound,
+    synchronisation,
+    data_loading,
+    workers_without_cores,
+    host_without_cores,
+    time_slices,
+    waiting_for_ranks,
+    allocation,
+    exposed_communication,
+    small_collectives,
+    exposed_pageable_copies,
+    exposed_pinned_copies,
+    layout_changes,
+    no_tensor_cores,
+    double_precision,
+    elementwise,
+    small_kernels_of_functions,
+    optimizer_kernels,
+    small_grids,
+    memory_bound,
+    compute_bound,
+    latency_bound,
+    throttled_clock,
+    kernel_gaps,
+    queued,
+    unbenchmarked_convolutions,
+    unknown,
+    host_side_findings,
+)

@@ -1,11 +1,11 @@
-"""What the GPUs of a trace can do, so that nothing is advised that they cannot follow.
+"""What the GPUs of a trace can do, so that advice suits them.
 
 Theory of operation
-    NVIDIA's compute capability tells: tensor cores multiply float16 from 7.0 on, bfloat16 and TF32 from 8.0 on, float8
-    from 8.9 on; Triton, and so torch.compile, needs 7.0. AMD's numbers count otherwise (gfx90a is 9.0), and only what
-    all Instinct GPUs can do is advised. structure/gpu_devices.py says whose the GPUs are; others than NVIDIA's and
-    AMD's have no graphs to advise. Of several GPUs in a process the least able one counts. torch.compile also needs
-    PyTorch 2; kinetod's own captures tell the version.
+    For NVIDIA, the compute capability decides: tensor cores multiply float16 from 7.0 on, bfloat16 and TF32 from 8.0
+    on, float8 from 8.9 on; Triton, and so torch.compile, needs 7.0. AMD's numbers mean something else (gfx90a is 9.0),
+    so advice is limited to what all Instinct GPUs can do. structure/activity_links.py finds the vendor; for others than
+    NVIDIA and AMD, graphs are not advised. If a process has several GPUs, the least capable one counts. torch.compile
+    also needs PyTorch 2; kinetod's own captures contain the version.
 """
 
 import re
@@ -16,20 +16,21 @@ from typing import Any
 from kineto_trace.analysis.overview.gpu_figures import global_memory, is_count, peak_memory
 from kineto_trace.kernel_traits.gpu_vendors import WORDS, GpuVendor, VendorWords
 from kineto_trace.model.context import Context
-from kineto_trace.structure.gpu_devices import device_properties, gpu_vendor
+from kineto_trace.structure.activity_links import device_properties, gpu_vendor
 
 TENSOR_CORES, BFLOAT16, FLOAT8, COMPILES = (7, 0), (8, 0), (8, 9), (7, 0)
-FAST_DOUBLE = ((6, 0), (7, 0), (8, 0), (9, 0), (10, 0))  # NVIDIA's that compute float64 at half the speed of float32
-HALF_SPEED, SLOW_DOUBLE = 2.0, 32.0  # times as long as float32; some of NVIDIA's other GPUs take 64 times
+FAST_DOUBLE = ((6, 0), (7, 0), (8, 0), (9, 0), (10, 0))  # NVIDIA GPUs that compute float64 at half the speed of float32
+HALF_SPEED, SLOW_DOUBLE = 2.0, 32.0  # times as long as float32; some other NVIDIA GPUs take 64 times
 COMPILING_TORCH = (2, 0)
-FULL = 0.8  # of the memory: no larger batch is advised above
-_TORCH = re.compile(r"torch\D*(\d+)\.(\d+)")
+FULL = 0.8  # of the memory: above this no larger batch is advised
+_TORCH = re.compile(r"torch\D{0,20}(\d{1,9})\.(\d{1,9})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuAbilities:
-    """capability: of NVIDIA's GPUs; None: unknown. full: share of memory in use, if known.
+    """capability: of NVIDIA's GPUs; None if unknown.
 
+    full: share of memory in use, if known.
     torch: major and minor version of PyTorch, if known.
     """
 
@@ -40,17 +41,17 @@ class GpuAbilities:
 
     @property
     def words(self) -> VendorWords:
-        """Returns what their vendor calls things."""
+        """Returns the vendor's terms."""
         return WORDS[self.vendor]
 
     @property
     def tensor_cores(self) -> bool:
-        """Tells whether it has tensor cores (or AMD's matrix cores), and names of kernels tell their use."""
+        """Returns whether it has tensor cores (or AMD's matrix cores), and names of kernels show their use."""
         return self.vendor is GpuVendor.AMD or (self.capability is not None and self.capability >= TENSOR_CORES)
 
     @property
     def double_ratio(self) -> float:
-        """Returns how many times as long as float32 it takes to compute float64, at least; 2 if that is unknown."""
+        """Returns the ratio of float64 to float32 time, at least; 2 if unknown."""
         slow = (
             self.capability is not None and self.capability >= min(FAST_DOUBLE) and self.capability not in FAST_DOUBLE
         )
@@ -86,13 +87,13 @@ class GpuAbilities:
         return ""
 
     def fusing(self) -> str:
-        """Returns how kernels become fewer."""
+        """Returns the advice for fewer kernels."""
         others = "fused operators (fused optimizers, F.scaled_dot_product_attention, fused norms and activations)"
         reason = self.no_compiler()
         return f"Use {others}: {reason}." if reason else f"torch.compile fuses them; else use {others}."
 
     def fewer_launches(self) -> str:
-        """Returns how the host launches less."""
+        """Returns the advice for fewer launches."""
         tools = [
             *([] if self.no_compiler() else ["torch.compile"]),
             *([self.words.graphs] if self.words.graphs else []),
@@ -106,13 +107,13 @@ class GpuAbilities:
         return f"Give the GPU more work per launch: {', '.join(ways)}."
 
     def shorter_pauses(self) -> str:
-        """Returns how kernels that were launched ahead follow each other sooner."""
+        """Returns the advice for shorter pauses between kernels that were launched ahead."""
         graphs = f", or {self.words.graphs}, whose kernels follow each other faster" if self.words.graphs else ""
         return f"Run fewer and longer kernels: fused operators, larger tensors{graphs}."
 
 
 def gpu_abilities(context: Context) -> GpuAbilities:
-    """Returns what the GPUs of the trace that did work can do."""
+    """Returns the abilities of the GPUs that worked in the trace."""
     properties, peaks = context.get(device_properties), context.get(peak_memory)
     used = set(context.trace.table("kernel")["device"].tolist()) or set(properties)
     known = [properties[number] for number in sorted(used) if number in properties]

@@ -1,59 +1,105 @@
-"""Findings of work that GPUs do and need not: copies, changes of layout, models that are run without a backward."""
+"""Findings of unnecessary GPU work: copies, changes of layout, models that run without a backward.
+
+Origins of GPU activities: the user's function that asked for them, also for those of the backward pass.
+
+Theory of operation
+    An activity was asked for when its operator began; for a backward operator, when the forward operator that made its
+    node of the graph began. Its origin is the innermost function of the user's at that moment, on the thread of that
+    operator. Work launched in the optimizer's step belongs to the optimizer, whoever calls it.
+
+Findings of many small kernels where few would do: in one function of the program, or in the optimizer.
+    Small kernels cost the host a launch each, and the GPU a pause each. So their cost is found by replaying the steps
+    without them and their launches (analysis/step_replay.py), in the forward and the backward. One kernel in their
+    place takes a small part of that.
+"""
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from kineto_trace.analysis.causes.time_causes import GPU_CAUSES, gpu_causes, time_causes
-from kineto_trace.analysis.finding import Finding
+from kineto_trace.analysis.finding import EVALUATION_ADVICE, Finding
 from kineto_trace.analysis.findings.gpu_abilities import gpu_abilities
-from kineto_trace.analysis.findings.launch_origins import launch_origins
-from kineto_trace.analysis.findings.measured_work import heaviest_op, longest, measured_times
-from kineto_trace.analysis.host_findings import remedies
-from kineto_trace.analysis.host_findings.framework_parts import DOMINATES, EVALUATION, purpose_said
-from kineto_trace.analysis.host_findings.framework_settings import settings_of
-from kineto_trace.analysis.host_findings.host_figures import LEAST_MOMENTS
-from kineto_trace.analysis.host_findings.subtrees import dominating
-from kineto_trace.analysis.host_time.call_tree import below, heaviest_below, inclusive
-from kineto_trace.analysis.host_time.framework_calls import framework_calls
-from kineto_trace.analysis.host_time.host_moments import NOTHING, moments, thread_slices
-from kineto_trace.analysis.host_time.moment_classes import Class, moment_classes
-from kineto_trace.analysis.host_time.optimizer_steps import optimizer_steps
+from kineto_trace.analysis.findings.measured_work import heaviest_op, longest_names, measured_times, with_replay
+from kineto_trace.analysis.host_findings.framework_parts import (
+    DOMINATES,
+    EVALUATION,
+    dominating,
+    purpose_by_name,
+    settings_of,
+)
+from kineto_trace.analysis.host_findings.threads import LEAST_MOMENTS
+from kineto_trace.analysis.host_time.host_moments import moments, thread_slices
+from kineto_trace.analysis.host_time.moment_classes import (
+    MomentClass,
+    framework_calls,
+    moment_classes,
+    optimizer_name,
+    optimizer_steps,
+)
+from kineto_trace.analysis.host_time.user_calls import below, heaviest_below, inclusive_sums
+from kineto_trace.analysis.step_replay import ReplayChange, function_slots
+from kineto_trace.analysis.time_causes import CAUSES, GPU_CAUSES, gpu_causes, time_causes
 from kineto_trace.arrays.intervals import Union, containing
-from kineto_trace.base.quantities import ms, share, times
+from kineto_trace.arrays.row_groups import sums
+from kineto_trace.base.array_types import NOTHING, Flags, Floats, Ints
+from kineto_trace.base.quantities import format_duration, share, times
 from kineto_trace.kernel_traits.gpu_vendors import WORDS, GpuVendor
 from kineto_trace.kernel_traits.kernel_types import matches
 from kineto_trace.model.context import Context
-from kineto_trace.structure.activity_links import KERNEL, calls, gpu, ops
-from kineto_trace.structure.fwd_bwd import op_roles
-from kineto_trace.structure.gpu_devices import gpu_vendor
-from kineto_trace.structure.python.code_places import code_place
-from kineto_trace.structure.python.library_calls import framework_of
-from kineto_trace.structure.training_thread import training_thread
+from kineto_trace.structure.activity_links import KERNEL, calls, gpu, gpu_vendor, ops
+from kineto_trace.structure.fwd_bwd import forward_backward, op_roles, training_thread
+from kineto_trace.structure.library_calls import code_place, framework_of
+from kineto_trace.structure.python_frames import python_frames
 
 COMPUTING = ("matrix_products", "elementwise", "other_kernels")
 LAYOUT = re.compile(r"nchwToNhwc|nhwcToNchw|NCHW_?to_?NHWC|NHWC_?to_?NCHW|batched_transpose_\d", re.IGNORECASE)
 DOUBLE = re.compile(r"[<(]double[,>)*#]|dgemm|d884gemm|f64f64")
-_SCALAR_ONLY = re.compile(r"multi_tensor_apply.*Functor<(?:float|c10)")  # float64 is in their signatures
+_SCALAR_ONLY = re.compile(r"multi_tensor_apply.*Functor<(?:float|c10)")  # float64 appears in their signatures
 _TAKEN_BY = {GpuVendor.AMD: "; MIOpen takes it with the environment variable PYTORCH_MIOPEN_SUGGEST_NHWC=1"}
 _CONVOLUTION = re.compile(r"^aten::(?:cudnn_convolution|convolution_backward)")
 MEASURED_GAIN = 0.1
 HALF_THE_BYTES = 0.5
-TRAINS = 0.05  # of the GPU's work has a backward: then the program trains
-WITHOUT = 0.25  # of work with a backward beside that without: fewer are errors of samples
-MODEL = 0.3  # of the work in matrix products, convolutions and attention: then it is a model
-NEAR_NS = 200_000  # from a sample to the operator that begins next
+TRAINS = 0.05  # share of the GPU's work with a backward from which on the program trains
+WITHOUT = 0.25  # ratio of work with a backward to work without: a smaller one is due to errors of samples
+MODEL = 0.3  # share of the work in matrix products, convolutions and attention that makes a model
+NEAR_NS = 200_000  # from a sample to the next operator
+MOST = 0.5  # share of the weight that one place needs to be named
+SMALL_NS = 8_000.0  # mean of kernels whose launches and pauses take as long as they do
+MANY = 50  # kernels of one function in each step
+PART = 0.5  # of the GPU's work at most: a function with more of it is the model
+LEFT = 0.1  # of the time of small kernels that remains after fusing
+OPTIMIZER_PASSES = 0.25  # a fused step reads and writes each number 7 times, separate operators some 30 times
+FUSED_STEP = re.compile(r"multi_tensor|[Ff]used")
 
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-Flags = npt.NDArray[np.bool_]
+
+class ModelWithoutBackward(NamedTuple):
+    """function: the one that runs it, a number into Trace.strings."""
+
+    finding: Finding
+    function: int
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchOrigins:
+    """One value per GPU activity. function: number into Trace.strings of the user's function, or NOTHING if unknown."""
+
+    function: Ints
+    optimizer: Flags
+
+
+@dataclass(frozen=True, slots=True)
+class SmallKernels:
+    """The small kernels of one function. function: number into Trace.strings; work: flags of parts.Gpu."""
+
+    function: int
+    work: Flags
 
 
 def exposed_pinned_copies(context: Context) -> Iterator[Finding]:
-    """Copies from or to pinned memory that no computation hides."""
+    """Yields copies from or to pinned memory that no computation hides."""
     found, activity, took = context.get(time_causes), context.get(gpu), context.get(measured_times)
     saving = found.total("pinned_copies")
     chosen = (context.get(gpu_causes) == GPU_CAUSES.index("pinned_copies")) & (took > 0)
@@ -66,16 +112,17 @@ def exposed_pinned_copies(context: Context) -> Iterator[Finding]:
         saving_ns=saving,
         advice="Keep on the GPU what does not change from step to step, and copy smaller types (uint8 images, 16 "
         "bits). What must be copied can be copied ahead, on a stream of its own while the GPU computes (a prefetcher).",
-        evidence=f"{times(count, 'copy', 'copies')}, {ms(int(took[chosen].sum()) // len(found.devices))}, of that "
-        f"{ms(saving)} while no kernel runs",
+        evidence=f"{times(count, 'copy', 'copies')}, "
+        f"{format_duration(int(took[chosen].sum()) // len(found.devices))}, of that "
+        f"{format_duration(saving)} while no kernel runs",
         causes=("pinned_copies",),
         op=heaviest_op(context, activity.op[chosen], took[chosen]),
-        kernels=longest(context, chosen),
+        kernels=longest_names(context, chosen),
     )
 
 
 def layout_changes(context: Context) -> Iterator[Finding]:
-    """Kernels by which cuDNN and MIOpen bring images into the layout that convolutions on tensor cores want."""
+    """Yields kernels by which cuDNN and MIOpen convert images to the layout for convolutions on tensor cores."""
     activity, took, found = context.get(gpu), context.get(measured_times), context.get(time_causes)
     chosen = (activity.kind == KERNEL) & matches(context.trace.strings, LAYOUT)[activity.name] & (took > 0)
     if not chosen.any():
@@ -88,19 +135,18 @@ def layout_changes(context: Context) -> Iterator[Finding]:
         advice=f"Keep images in the layout that the {WORDS[vendor].tensor_cores} want: "
         f"model.to(memory_format=torch.channels_last), and the same for its inputs{_TAKEN_BY.get(vendor, '')}. In JAX "
         "and TensorFlow: NHWC.",
-        evidence=f"{times(int(np.count_nonzero(chosen)), 'kernel')}, {ms(time)}; normalisation and pooling may gain "
-        "by it, too",
+        evidence=f"{times(int(np.count_nonzero(chosen)), 'kernel')}, {format_duration(time)}; normalisation and "
+        "pooling may gain by it, too",
         causes=COMPUTING,
         op=heaviest_op(context, activity.op[chosen], took[chosen]),
-        kernels=longest(context, chosen),
+        kernels=longest_names(context, chosen),
     )
 
 
 def double_precision(context: Context) -> Iterator[Finding]:
-    """Kernels that compute in float64.
+    """Yields kernels that compute in float64.
 
-    Products take as much longer than in float32 as the GPU computes float64 more slowly; other kernels move twice the
-    bytes.
+    Products take longer than in float32 by the ratio of the GPU's speeds; other kernels move twice the bytes.
     """
     activity, took = context.get(gpu), context.get(measured_times)
     chosen = context.get(double_kernels) & (took > 0)
@@ -118,11 +164,11 @@ def double_precision(context: Context) -> Iterator[Finding]:
         saving_ns=int((time - products) * HALF_THE_BYTES + products * (1 - 1 / ratio)),
         advice="Use float32 (.float(), dtype=torch.float32): what comes from NumPy is float64 unless it is cast. Sums "
         "that need more can be float64 alone.",
-        evidence=f"{times(int(np.count_nonzero(chosen)), 'kernel')}, {ms(time)}; the saving assumes that half of it "
-        f"goes with half of the bytes, and most GPUs also compute float64 more slowly{of_products}",
+        evidence=f"{times(int(np.count_nonzero(chosen)), 'kernel')}, {format_duration(time)}; the saving assumes that "
+        f"half of it goes with half of the bytes, and most GPUs also compute float64 more slowly{of_products}",
         causes=COMPUTING,
         op=op,
-        kernels=longest(context, chosen),
+        kernels=longest_names(context, chosen),
     )
 
 
@@ -134,8 +180,8 @@ def double_kernels(context: Context) -> Flags:
     return found
 
 
-def unmeasured_convolutions(context: Context) -> Iterator[Finding]:
-    """Convolutions whose algorithms cuDNN chooses by a rule; what measuring them would gain is unknown."""
+def unbenchmarked_convolutions(context: Context) -> Iterator[Finding]:
+    """Yields convolutions whose algorithms cuDNN chooses by a rule; the gain of benchmarking them is unknown."""
     if context.trace.target.settings.get("torch.cudnn_benchmark") is not False:
         return
     activity, took, found = context.get(gpu), context.get(measured_times), context.get(time_causes)
@@ -150,27 +196,20 @@ def unmeasured_convolutions(context: Context) -> Iterator[Finding]:
         saving_ns=int(time * MEASURED_GAIN),
         advice="Where the shapes of inputs stay the same, try torch.backends.cudnn.benchmark = True: the first call of "
         "each shape then measures all algorithms, and the fastest one is used.",
-        evidence=f"torch.backends.cudnn.benchmark is off, and convolutions take {ms(time)}; {100 * MEASURED_GAIN:.0f} "
-        "% of it is assumed to go, which may be none or more",
+        evidence=f"torch.backends.cudnn.benchmark is off, and convolutions take {format_duration(time)}; "
+        f"{100 * MEASURED_GAIN:.0f} % of it is assumed to go, which may be none or more",
         causes=COMPUTING,
         op=heaviest_op(context, activity.op[chosen], took[chosen]),
-        kernels=longest(context, chosen),
+        kernels=longest_names(context, chosen),
     )
 
 
-class ModelWithoutBackward(NamedTuple):
-    """function: the one that runs it, a number into Trace.strings."""
-
-    finding: Finding
-    function: int
-
-
 def models_without_backward(context: Context) -> tuple[ModelWithoutBackward, ...]:
-    """Functions of a training program that run a model on the GPU and no backward for it: an evaluation, a teacher.
+    """Functions of a training program that run a model on the GPU without a backward: an evaluation, a teacher.
 
-    Which functions these are is told by the operators at the moments of the samples, when the stack is certain; how
-    much they take, by the kernels of operators without a backward in their slices. Forward operators after the last
-    backward of the trace do not count: theirs is not recorded.
+    The operators at the moments of the samples, when the stack is certain, show which functions these are; the kernels
+    of operators without a backward in their slices show how long they take. Forward operators after the last backward
+    of the trace do not count: their backward is not recorded.
     """
     return tuple(_models(context))
 
@@ -183,10 +222,10 @@ def _models(context: Context) -> Iterator[ModelWithoutBackward]:
         return
     count = len(tree)
     trained, untrained = _sampled(context)
-    without = inclusive(tree, np.bincount(node[~linked], weight[~linked], count))
+    without = inclusive_sums(tree, np.bincount(node[~linked], weight[~linked], count))
     heaviest = heaviest_below(tree, without)
     products = (context.get(gpu_causes)[rows] == GPU_CAUSES.index("matrix_products")) & ~linked
-    of_model = inclusive(tree, np.bincount(node[products], weight[products], count))
+    of_model = inclusive_sums(tree, np.bincount(node[products], weight[products], count))
     aside = (untrained >= LEAST_MOMENTS) & (trained < WITHOUT * untrained)
     trains = frozenset(tree.name[~aside & (trained > 0)].tolist())
     inside = np.zeros(count, np.bool_)
@@ -201,7 +240,7 @@ def _models(context: Context) -> Iterator[ModelWithoutBackward]:
 
 
 def work_without_backward(context: Context, time: Union) -> str:
-    """Tells what operators without a backward that begin in this time launch."""
+    """Returns a text on what operators without a backward launch, if they begin in this time."""
     rows, _node, linked = context.get(_launched)
     start = context.trace.table("cpu_op")["start"][context.get(gpu).op[rows]]
     return _work(context, rows[~linked & (time.within(start, start + 1) > 0)])
@@ -211,13 +250,14 @@ def _work(context: Context, rows: Ints) -> str:
     took, devices = context.get(measured_times), max(len(context.get(time_causes).devices), 1)
     spent = int(took[rows].sum())
     return (
-        f"{times(len(rows), 'kernel')}, {ms(spent // devices)}, {share(spent, int(took.sum()))} of the GPU's work, in "
-        "operators without a backward"
+        f"{times(len(rows), 'kernel')}, {format_duration(spent // devices)}, {share(spent, int(took.sum()))} of the "
+        "GPU's work, in operators without a backward"
     )
 
 
 def _launched(context: Context) -> tuple[Ints, Ints, Flags]:
-    """Activities that the training thread launched in operators: their places, nodes of the calls, and if they train.
+    """Returns the activities that the training thread launched in operators: places, call nodes, and whether they
+    train.
 
     Those of the optimizer do.
     """
@@ -238,7 +278,7 @@ def _launched(context: Context) -> tuple[Ints, Ints, Flags]:
 
 
 def _sampled(context: Context) -> tuple[Floats, Floats]:
-    """For each node of the calls: samples below it in operators that train, or just before one, and in others.
+    """Returns for each node of the calls the samples below it in (or just before) operators that train, and in others.
 
     A sample in a backward or an optimizer trains, whatever operator comes next: it may be the first one after it.
     """
@@ -249,28 +289,28 @@ def _sampled(context: Context) -> tuple[Floats, Floats]:
     rows = rows[np.argsort(table["start"][rows], kind="stable")]
     time, place = found.time[found.sure], found.place[found.sure]
     at = np.searchsorted(table["start"][rows], time, side="right") - 1
-    at = np.where((at >= 0) & (table.end()[rows][at] > time), at, at + 1)  # it runs, or it is the next one
+    at = np.where((at >= 0) & (table.end()[rows][at] > time), at, at + 1)  # it runs, or is the next to run
     known = at < len(rows)
     time, place, op = time[known], place[known], rows[at[known]]
-    told = np.isin(context.get(moment_classes).kind[found.sure][known], (Class.BACKWARD, Class.OPTIMIZER))
+    told = np.isin(context.get(moment_classes).kind[found.sure][known], (MomentClass.BACKWARD, MomentClass.OPTIMIZER))
     near = told | (table["start"][op] - time <= NEAR_NS)
     trains = told | roles.linked[op] | roles.backward[op]
     trains |= containing(*context.get(optimizer_steps), table["start"][op]) >= 0
     node = tree.node[place]
     with_backward, without = (
-        inclusive(tree, np.bincount(node[near & chosen], minlength=len(tree))) for chosen in (trains, ~trains)
+        inclusive_sums(tree, np.bincount(node[near & chosen], minlength=len(tree))) for chosen in (trains, ~trains)
     )
     return with_backward, without
 
 
 def _saying(context: Context, weight: Floats, start: int, heaviest: Ints) -> int:
-    """Returns the outermost function of a framework with nearly all of the time that says that it evaluates.
+    """Returns the outermost function of a framework with nearly all of the time whose name says that it evaluates.
 
-    That is `start` if it is the user's, or if none says so.
+    That is `start` if it is the user's, or if no name says so.
     """
     tree, at = context.get(framework_calls), start
     while at != NOTHING and not tree.user[at] and weight[at] >= DOMINATES * weight[start]:
-        if purpose_said(code_place(context.trace.strings[int(tree.name[at])])) == EVALUATION:
+        if purpose_by_name(code_place(context.trace.strings[int(tree.name[at])])) == EVALUATION:
             return at
         at = int(heaviest[at])
     return start
@@ -293,11 +333,152 @@ def _without_backward(context: Context, named: int, rows: Ints) -> ModelWithoutB
         name="evaluation_in_the_step",
         title=f"{shown} runs a model without a backward",
         saving_ns=time // devices,
-        advice=f"{remedies.EVALUATION} {settings_of(package, 'evaluation_in_the_step')}".rstrip(),
+        advice=f"{EVALUATION_ADVICE} {settings_of(package, 'evaluation_in_the_step')}".rstrip(),
         evidence=_work(context, rows),
         causes=COMPUTING,
         op=heaviest_op(context, activity.op[rows], took[rows]),
-        kernels=longest(context, chosen),
+        kernels=longest_names(context, chosen),
         where=str(place),
     )
     return ModelWithoutBackward(finding, number)
+
+
+def launch_origins(context: Context) -> LaunchOrigins:
+    """Returns the origins of the activities."""
+    activity, called, table = context.get(gpu), context.get(calls), context.trace.table("cpu_op")
+    op = np.append(context.get(requesting_operators), NOTHING)[activity.op]
+    of_call = activity.call
+    start = np.where(op >= 0, np.append(table["start"], 0)[op], np.append(called.start, 0)[of_call])
+    thread = np.where(op >= 0, np.append(table["thread"], 0)[op], np.append(called.thread, 0)[of_call])
+    known = (op >= 0) | (of_call >= 0)
+    optimizer = known & (containing(*context.get(optimizer_steps), start) >= 0)
+    frames = context.get(python_frames)
+    place = frames.innermost(thread.astype(np.uint32), start)
+    function = np.full(len(activity), NOTHING)
+    if len(frames.row):
+        user = np.append(frames.user, NOTHING)[place]
+        function = np.where(known & (user >= 0), frames.name[user], NOTHING)
+    return LaunchOrigins(function, optimizer)
+
+
+def main_origin(context: Context, rows: Ints, weights: Ints) -> tuple[str, str]:
+    """Returns the origin of most of this weight of GPU activities, in short and with its file; "" if none has most of
+    it.
+    """
+    origins, total = context.get(launch_origins), int(weights.sum())
+    if not total:
+        return "", ""
+    optimizer = origins.optimizer[rows]
+    if int(weights[optimizer].sum()) > MOST * total:
+        shown = f"the optimizer ({optimizer_name(context)})"
+        return shown, shown
+    function = origins.function[rows]
+    rest = ~optimizer & (function >= 0)
+    of_function = sums(function[rest], weights[rest], len(context.trace.strings))
+    best = int(np.argmax(of_function)) if len(of_function) else 0
+    if not rest.any() or of_function[best] <= MOST * total:
+        return "", ""
+    place = code_place(context.trace.strings[best])
+    return place.short, str(place)
+
+
+def requesting_operators(context: Context) -> Ints:
+    """Returns for each row of cpu_op the row that asked for it: for the backward the forward operator, else itself.
+
+    NOTHING for operators of the backward whose forward is unknown.
+    """
+    tree, links = context.get(ops), forward_backward(context.trace.tables)
+    table = context.trace.table("cpu_op")
+    outermost = np.cumsum(tree.nested.tree.parent < 0)[tree.place] if len(table) else np.empty(0, np.int64)
+    count = int(outermost.max(initial=0)) + 1
+    of_group = np.full(count, NOTHING)
+    of_group[outermost[links.backward_rows]] = links.forward_rows
+    backward = np.zeros(count, np.bool_)
+    backward[outermost[table["forward_thread"] > 0]] = True
+    asked: Ints = np.where(backward[outermost], of_group[outermost], np.arange(len(table)))
+    return asked
+
+
+def small_kernels(context: Context) -> SmallKernels | None:
+    """Returns the small kernels of the function that has most of them; None if none has enough."""
+    activity, origins, took = context.get(gpu), context.get(launch_origins), context.get(measured_times)
+    steps = context.get(time_causes).steps.steps
+    rows = np.flatnonzero((activity.kind == KERNEL) & ~activity.communication & (took > 0) & ~origins.optimizer)
+    function = origins.function[rows]
+    rows, function = rows[function >= 0], function[function >= 0]
+    if not steps or not len(rows):
+        return None
+    count = np.bincount(function)
+    best = int(np.argmax(np.where(sums(function, took[rows], len(count)) < SMALL_NS * count, count, 0)))
+    work = np.zeros(len(activity), np.bool_)
+    work[_of_function(context, best)] = True
+    work &= (activity.kind == KERNEL) & ~activity.communication & ~origins.optimizer
+    mine, everything = work & (took > 0), int(took.sum())
+    number, time = int(np.count_nonzero(mine)), int(took[mine].sum())
+    if number < MANY * steps or time >= SMALL_NS * number or time > PART * everything:
+        return None
+    return SmallKernels(best, work)
+
+
+def _of_function(context: Context, function: int) -> Ints:
+    """Returns the activities that a function asked for, with the precision of the operators where these are known."""
+    slots, tree = context.get(function_slots), context.get(framework_calls)
+    time = slots.of(below(tree, tree.name == function))
+    if not len(time.start):
+        return np.flatnonzero(context.get(launch_origins).function == function)
+    op = np.append(context.get(requesting_operators), NOTHING)[context.get(gpu).op]
+    start = np.append(context.trace.table("cpu_op")["start"], 0)[op]
+    return np.flatnonzero((op >= 0) & (time.within(start, start + 1) > 0))
+
+
+def small_kernels_of_functions(context: Context) -> Iterator[Finding]:
+    """Yields a function of the program that launches many small kernels."""
+    found = context.get(small_kernels)
+    if found is None:
+        return
+    activity, took, steps = context.get(gpu), context.get(measured_times), context.get(time_causes).steps.steps
+    rows = np.flatnonzero(found.work & (took > 0))
+    place = code_place(context.trace.strings[found.function])
+    mean = int(took[rows].sum()) / len(rows)
+    finding = Finding(
+        name="small_kernels",
+        title=f"{place.short} launches {len(rows) / steps:,.0f} small kernels in each step",
+        saving_ns=int(took[rows].sum()),
+        advice="Compute the same with fewer and larger operators: vectorise loops over parts of tensors. "
+        + context.get(gpu_abilities).fusing(),
+        evidence=f"{len(rows):,} kernels of {format_duration(mean)} on average, backward included; the saving is what "
+        f"they, their launches and the pauses between them take, less {100 * LEFT:.0f} % for kernels in their place",
+        causes=CAUSES,
+        op=heaviest_op(context, activity.op[rows], took[rows]),
+        kernels=longest_names(context, found.work),
+        where=str(place),
+    )
+    without = with_replay(context, finding, ReplayChange(work=found.work))
+    if without.replayed:
+        yield replace(without, saving_ns=int((1 - LEFT) * without.saving_ns))
+
+
+def optimizer_kernels(context: Context) -> Iterator[Finding]:
+    """Yields an optimizer that launches kernels for each parameter and operation."""
+    activity, took, found = context.get(gpu), context.get(measured_times), context.get(time_causes)
+    work = context.get(launch_origins).optimizer & (activity.kind == KERNEL)
+    rows = np.flatnonzero(work & (took > 0))
+    single = ~matches(context.trace.strings, FUSED_STEP)[activity.name[rows]]
+    if not found.steps.steps or np.count_nonzero(single) < max(MANY * found.steps.steps, len(rows) / 2):
+        return
+    name = optimizer_name(context) or "optimizer"
+    finding = Finding(
+        name="unfused_optimizer",
+        title=f"The optimizer ({name}) updates the parameters one by one",
+        saving_ns=int(took[rows].sum()),
+        advice="Use the fused optimizer (fused=True), else foreach=True.",
+        evidence=f"{len(rows) / found.steps.steps:,.0f} kernels in each step, "
+        f"{format_duration(int(took[rows].sum()))} in all; the "
+        f"saving is what they and their launches take, less {100 * OPTIMIZER_PASSES:.0f} %: a fused step reads and "
+        "writes less",
+        causes=CAUSES,
+        op=heaviest_op(context, activity.op[rows], took[rows]),
+        kernels=longest_names(context, work),
+    )
+    without = with_replay(context, finding, ReplayChange(work=work))
+    yield replace(without, saving_ns=int((1 - OPTIMIZER_PASSES) * without.saving_ns))

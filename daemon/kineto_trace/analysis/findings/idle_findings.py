@@ -1,39 +1,48 @@
-"""Findings of why GPUs were idle. Each saves the time that view time_causes gives to its causes, not more.
+"""Findings of why GPUs were idle. A saving never exceeds the time that view time_causes assigns to its causes.
 
 Theory of operation
     Time in which the host ran, or was held up in, one Python function is a finding that names the function, its file
-    and line, with an advice for what it did there (sleep, lock, file, log, …). So is time in one annotation, and time
-    after one operator that waits for the GPU. What is left of a cause beside these few is one finding together.
+    and line, with advice that fits what it did there (sleep, lock, file, log, …). So is time in one annotation, and
+    time after one operator that waits for the GPU. The rest of a cause is one finding together.
+
+Functions of the user that native code calls back, and the time that its callers spend around them.
+    A compiled program calls the host back (jax.pure_callback): it copies values to the host, makes arrays of them,
+    calls the function, and copies its result. Samples show some of that in the function, and the rest in the line that
+    waits for the program, in native code. Both disappear without the callback, so they are one finding.
+
+    The caller's time counts for the function if
+
+    - frames of a library lie between both, called at the line of the caller that has its time;
+    - the caller's samples at that line are in one callee that is not a Python function;
+    - most of its time lies in gaps of the kinds of which the function has most; the kind of a gap is given by the GPU
+      activities before and after it. Only time in these gaps counts.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
-from kineto_trace.analysis.causes.cause_views import what
-from kineto_trace.analysis.causes.time_causes import CAUSES, GPU_CAUSES, Detail, time_causes
-from kineto_trace.analysis.finding import Finding
-from kineto_trace.analysis.findings.aside_functions import aside_time
+from kineto_trace.analysis.cause_views import detail_text
+from kineto_trace.analysis.finding import COLLECTIVES_OF_THE_HOST, Finding
 from kineto_trace.analysis.findings.gpu_abilities import gpu_abilities
-from kineto_trace.analysis.findings.launch_origins import main_origin
+from kineto_trace.analysis.findings.gpu_work_findings import main_origin, small_kernels
 from kineto_trace.analysis.findings.measured_work import (
-    Flags,
-    Ints,
-    called_in,
     function_at,
     heaviest_op,
-    longest,
+    location_suffix,
+    longest_names,
     measured_times,
     op_name,
+    operators_and_launches,
+    with_replay,
 )
-from kineto_trace.analysis.findings.replayed_savings import operators_and_launches, replayed
-from kineto_trace.analysis.findings.round_trips import CalledBack, round_trips
-from kineto_trace.analysis.findings.small_kernel_findings import small_kernels
-from kineto_trace.analysis.host_findings.remedies import COLLECTIVES_OF_THE_HOST
+from kineto_trace.analysis.findings.non_training_functions import non_training_time
 from kineto_trace.analysis.host_findings.threads import other_python
-from kineto_trace.analysis.idle.idle_gaps import BLOCKING, IdleGaps, idle_gaps
-from kineto_trace.analysis.idle.idle_pieces import (
+from kineto_trace.analysis.host_time.thread_views import CROWDED, counters_of, share_without_cpu
+from kineto_trace.analysis.idle_gaps import BLOCKING, IdleGaps, idle_gaps
+from kineto_trace.analysis.idle_pieces import (
     IDLE_CAUSES,
     NO_CALLS,
     NO_EVENT,
@@ -44,21 +53,23 @@ from kineto_trace.analysis.idle.idle_pieces import (
     REASONS,
     idle_pieces,
 )
-from kineto_trace.analysis.replay.step_replay import Change, allocating_calls, step_replay
+from kineto_trace.analysis.step_replay import ReplayChange, allocating_calls, step_replay
+from kineto_trace.analysis.time_causes import CAUSES, GPU_CAUSES, Detail, time_causes
 from kineto_trace.arrays.id_sets import unique_values
-from kineto_trace.base.quantities import ms, times
+from kineto_trace.arrays.row_groups import group
+from kineto_trace.base.array_types import NOTHING, Flags, Ints
+from kineto_trace.base.quantities import format_duration, times
 from kineto_trace.kernel_traits.kernel_types import data_loading_names
 from kineto_trace.model.context import Context
-from kineto_trace.structure.activity_links import KERNEL, calls, gpu
-from kineto_trace.structure.gpu_devices import vendor_words
-from kineto_trace.structure.python.python_frames import python_frames
-from kineto_trace.structure.training_thread import training_thread
+from kineto_trace.model.kernel_counters import KernelCounters
+from kineto_trace.structure.activity_links import KERNEL, calls, gpu, vendor_words
+from kineto_trace.structure.fwd_bwd import training_thread
+from kineto_trace.structure.python_frames import callee_samples, line_samples, python_frames
 
-LEAST_OF_WINDOW = 0.005  # below this, a function is part of what is left
-SAID = 0.8  # of idle time: where a change gains less than that, the evidence says so
-TOP = 3  # functions, operators and annotations of one cause that are findings of their own
-
-# What the host does in a function, and what to do about it.
+LEAST_OF_WINDOW = 0.005  # below this share, a function is part of the rest
+SAID = 0.8  # of idle time: if a change gains less, the evidence says so
+TOP = 3  # functions, operators and annotations of one cause that are separate findings
+# What the host does in a function, and the advice.
 _IN_FUNCTION = {
     "sleep": ("it sleeps", "Take the sleep out of the loop, or wait on a thread of its own."),
     "lock": (
@@ -96,29 +107,56 @@ _IN_FUNCTION = {
     ),
 }
 _NAMED = (*_IN_FUNCTION, "annotation")
+_NO_READ = (
+    "Do not read results of the GPU in the loop (.item(), .cpu(), print, a condition on a tensor, nonzero): collect "
+    "them on the GPU and read them every so many steps, or copy with non_blocking=True and wait later."
+)
+_NO_WAIT = (
+    "Take {synchronize}, and waits for streams and events, out of the loop: work on the GPU keeps its order without "
+    "them. To measure times use {event}, and read them every so many steps."
+)
+LEAST_GAPS = 3
+MOST = 0.5  # share of a kind's time in Python that is the function's, and of the caller's time in such kinds
+NATIVE = 0.9  # of the caller's samples at the line that are in one callee
+LEAST_SAMPLES = 3
+_MORE_CORES = (
+    "Give the job more cores: look for an affinity to few of them (taskset, cpuset, Slurm's --cpus-per-task, a "
+    "launcher that binds ranks to cores) and for a CPU quota of the container."
+)
+BUSY = 0.02  # of a core, or of the wait for one: a process with more counts as busy
+_HOST_WORKS = ("operators", "launch_latency", "python", "gil", "blocked", "unknown", "data_loading")
+
+
+class Callback(NamedTuple):
+    """function, caller: parts of the cause "python". share: of the caller's time that disappears with the function."""
+
+    function: Detail
+    caller: Detail
+    share: float
 
 
 def host_functions(context: Context) -> Iterator[Finding]:
-    """GPU idle while the host is in one Python function."""
+    """Yields GPU idle time while the host is in one Python function."""
     found = context.get(time_causes)
     least = LEAST_OF_WINDOW * found.steps.measured_ns
     for cause, (does, advice) in _IN_FUNCTION.items():
         left = found.total(cause)
         parts = _largest(context, cause, least)
-        back = round_trips(context, parts) if cause == "python" else []
+        back = callbacks(context, parts) if cause == "python" else []
         for part in parts:
             time, around = _with_round_trip(context, part, back)
             if time <= least:
-                continue  # what is left of a caller
+                continue  # the rest of a caller
             left -= time
             if cause == "gil" and part.frame < 0 and context.get(step_replay) is not None:
-                continue  # autograd's waits are told by the finding of the GIL, which runs the steps again
+                continue  # autograd's waits belong to the GIL finding, which replays the steps
             yield Finding(
                 name=f"host_{cause}",
-                title=f"The GPU waits for the host in {what(context, part)}: {does}",
+                title=f"The GPU waits for the host in {detail_text(context, part)}: {does}",
                 saving_ns=time,
                 advice=advice,
-                evidence=f"{ms(time)} of the GPU's idle time in {times(part.pieces, 'stretch', 'stretches')}, told by "
+                evidence=f"{format_duration(time)} of the GPU's idle time in "
+                f"{times(part.pieces, 'stretch', 'stretches')}, told by "
                 f"{_told_by(context, part)}{around}" + (_holder(context) if cause == "gil" else ""),
                 causes=(cause,),
                 frame=part.frame,
@@ -129,13 +167,16 @@ def host_functions(context: Context) -> Iterator[Finding]:
                 title=f"The GPU waits for the host in many Python functions: {does}",
                 saving_ns=left,
                 advice=advice,
-                evidence=f"{ms(left)} of the GPU's idle time in functions with less than half a per cent each",
+                evidence=f"{format_duration(left)} of the GPU's idle time in functions with less than half a per cent "
+                "each",
                 causes=(cause,),
             )
 
 
-def _with_round_trip(context: Context, part: Detail, trips: Sequence[CalledBack]) -> tuple[int, str]:
-    """The time of a part (ns) with that of the native code around it, or without what goes with another; and why."""
+def _with_round_trip(context: Context, part: Detail, trips: Sequence[Callback]) -> tuple[int, str]:
+    """Returns the time of a part (ns) with the native code around it, or without another part's share; and the
+    reason.
+    """
     devices = len(context.get(time_causes).devices)
     time = part.time_ns // devices
     for trip in trips:
@@ -144,21 +185,21 @@ def _with_round_trip(context: Context, part: Detail, trips: Sequence[CalledBack]
             return time - moved, ""
         if part == trip.function:
             return time + moved, (
-                f"; {ms(moved)} of it in native code of {what(context, trip.caller)}, which calls the function back: "
-                "in gaps of the same kind, between the same work of the GPU"
+                f"; {format_duration(moved)} of it in native code of {detail_text(context, trip.caller)}, which calls "
+                "the function back: in gaps of the same kind, between the same work of the GPU"
             )
     return time, ""
 
 
 def _told_by(context: Context, part: Detail) -> str:
-    """Names what the time of this part of a cause was told by."""
+    """Returns how the time of this part of a cause was determined."""
     if part.frame < 0:
         return "autograd, which stands still between operators for Python's switch interval or more"
     return "samples of the stacks" if context.get(python_frames).samples else "recorded calls"
 
 
 def _holder(context: Context) -> str:
-    """Tells which function of another thread ran most meanwhile; "" if none did."""
+    """Returns which function of another thread ran most during the waits; "" if none did."""
     holder, part = other_python(context)
     return f"; {holder} ran in {100 * part:.0f} % of the samples of its thread" if holder else ""
 
@@ -171,26 +212,26 @@ def _largest(context: Context, cause: str, least: float) -> list[Detail]:
 
 
 def annotations(context: Context) -> Iterator[Finding]:
-    """GPU idle while the host is in an annotated range, outside of operators."""
+    """Yields GPU idle time while the host is in an annotated range, outside of operators."""
     found = context.get(time_causes)
     for part in _largest(context, "annotation", LEAST_OF_WINDOW * found.steps.measured_ns):
         time = part.time_ns // len(found.devices)
         yield Finding(
             name="host_annotation",
-            title=f"The GPU waits for the host in {what(context, part)}, outside of operators",
+            title=f"The GPU waits for the host in {detail_text(context, part)}, outside of operators",
             saving_ns=time,
             advice="The host runs other code than operators there. Python stacks (kinetoctl trace --with-stack, "
             "torch.profiler with_stack=True) name the function.",
-            evidence=f"{ms(time)} of the GPU's idle time in {times(part.pieces, 'stretch', 'stretches')}",
+            evidence=f"{format_duration(time)} of the GPU's idle time in {times(part.pieces, 'stretch', 'stretches')}",
             causes=("annotation",),
         )
 
 
 def host_bound(context: Context) -> Iterator[Finding]:
-    """GPU idle because the host is in operators and launches: the launch-bound case.
+    """Yields GPU idle time while the host is in operators and launches: the launch-bound case.
 
-    It saves what a faster host gains beside other findings. After each call that waits for the GPU, the host is late
-    however fast it is: what goes with the waits is theirs.
+    The saving is what a faster host gains in addition to other findings. After each call that waits for the GPU, the
+    host is late however fast it is: that time belongs to the waits.
     """
     causes = ("operators", "launch_latency")
     saving = context.get(time_causes).total(*causes)
@@ -205,38 +246,45 @@ def host_bound(context: Context) -> Iterator[Finding]:
     ended = chosen[gaps.after[chosen] >= 0]
     origin, place = main_origin(context, gaps.after[ended], gaps.length[ended])
     top = next(iter(_largest(context, "operators", 0)), None)
-    where = f", {ms(top.time_ns / len(gaps.windows))} of it in {what(context, top)}" if top else ""
+    where = f", {format_duration(top.time_ns / len(gaps.windows))} of it in {detail_text(context, top)}" if top else ""
     finding = Finding(
         name="host_bound",
         title="The GPU waits for the host to launch work" + (f", most of it for {origin}" if origin else ""),
         saving_ns=saving,
         advice=context.get(gpu_abilities).fewer_launches(),
-        evidence=f"{times(len(chosen), 'gap')}, {ms(saving)} idle{where}; {times(count, 'kernel')} of {mean / 1e3:.3g} "
-        "us on average",
+        evidence=f"{times(len(chosen), 'gap')}, {format_duration(saving)} idle{where}; {times(count, 'kernel')} of "
+        f"{format_duration(mean)} on average",
         causes=causes,
         op=op,
-        kernels=longest(context, kernels),
+        kernels=longest_names(context, kernels),
         where=place,
     )
     small = context.get(small_kernels)
     work, thread = small.work if small is not None else None, context.get(training_thread)
-    others = Change(left_out=context.get(aside_time), work=work, thread=thread)
+    others = ReplayChange(left_out=context.get(non_training_time), work=work, thread=thread)
     gain, waits = _gained(context, finding, others), context.get(_waits_with_gaps)
     if waits.any():
         gain = min(gain, _gained(context, finding, others._replace(unwaited=waits)))
-    less = f"; a faster host would gain {ms(gain)} of that beside other findings" if gain < SAID * saving else ""
+    less = (
+        f"; a faster host would gain {format_duration(gain)} of that beside other findings"
+        if gain < SAID * saving
+        else ""
+    )
     known = context.get(step_replay) is not None
     yield replace(finding, saving_ns=gain, evidence=f"{finding.evidence}{less}", replayed=known)
 
 
-def _gained(context: Context, finding: Finding, others: Change) -> int:
-    """What operators and launches that take no time save (ns) beside other changes; idle time where that is unknown."""
-    faster = replayed(context, finding, others._replace(faster=context.get(operators_and_launches)))
-    return faster.saving_ns - (replayed(context, finding, others).saving_ns if faster.replayed else 0)
+def _gained(context: Context, finding: Finding, others: ReplayChange) -> int:
+    """Returns what operators and launches that take no time would save (ns) in addition to other changes.
+
+    If that is unknown, returns the idle time.
+    """
+    faster = with_replay(context, finding, others._replace(faster=context.get(operators_and_launches)))
+    return faster.saving_ns - (with_replay(context, finding, others).saving_ns if faster.replayed else 0)
 
 
 def _waits_with_gaps(context: Context) -> Flags:
-    """Tells which of parts.Calls wait for the GPU so that it runs dry: what findings of synchronisation count."""
+    """Returns which of parts.Calls wait for the GPU so that it runs dry: those in findings of synchronisation."""
     gaps, pieces = context.get(idle_gaps), context.get(idle_pieces)
     blocking = gaps.blocking[unique_values(pieces.gap[pieces.cause == IDLE_CAUSES.index("synchronisation")])]
     waits = np.zeros(len(context.get(calls)), np.bool_)
@@ -245,20 +293,10 @@ def _waits_with_gaps(context: Context) -> Flags:
 
 
 def _gaps_of(context: Context, causes: Sequence[str]) -> tuple[IdleGaps, Ints]:
-    """Returns all gaps, and the places of those that have any piece of these causes."""
+    """Returns all gaps, and the places of those with any piece of these causes."""
     pieces = context.get(idle_pieces)
     numbers = [IDLE_CAUSES.index(cause) for cause in causes]
     return context.get(idle_gaps), unique_values(pieces.gap[np.isin(pieces.cause, numbers)])
-
-
-_NO_READ = (
-    "Do not read results of the GPU in the loop (.item(), .cpu(), print, a condition on a tensor, nonzero): collect "
-    "them on the GPU and read them every so many steps, or copy with non_blocking=True and wait later."
-)
-_NO_WAIT = (
-    "Take {synchronize}, and waits for streams and events, out of the loop: work on the GPU keeps its order without "
-    "them. To measure times use {event}, and read them every so many steps."
-)
 
 
 def _no_wait(context: Context) -> str:
@@ -267,12 +305,12 @@ def _no_wait(context: Context) -> str:
 
 
 def _only_waits(context: Context, shown: str | None) -> bool:
-    """Tells whether a synchronisation is a call outside of operators, in a program that has some."""
+    """Returns whether a synchronisation is a call outside of operators, in a program that has operators."""
     return shown is not None and BLOCKING.match(shown) is not None and len(context.trace.table("cpu_op")) > 0
 
 
 def synchronisation(context: Context) -> Iterator[Finding]:
-    """Calls that wait for the GPU: it runs dry while the host comes back, one finding per operator that waits."""
+    """Yields calls that wait for the GPU, which runs dry until the host continues: one finding per waiting operator."""
     gaps, called = context.get(idle_gaps), context.get(calls)
     pieces, found = context.get(idle_pieces), context.get(time_causes)
     sync = pieces.cause == IDLE_CAUSES.index("synchronisation")
@@ -281,8 +319,8 @@ def synchronisation(context: Context) -> Iterator[Finding]:
         op = heaviest_op(context, gaps.op[own], gaps.length[own])
         blocking = gaps.blocking[own]
         blocking = blocking[blocking >= 0]
-        call = context.trace.strings[int(called.name[blocking[0]])] if len(blocking) else what(context, part)
-        shown = what(context, part)
+        call = context.trace.strings[int(called.name[blocking[0]])] if len(blocking) else detail_text(context, part)
+        shown = detail_text(context, part)
         frame = function_at(
             context, called.thread[blocking], (called.start[blocking] + called.end[blocking]) // 2, blocking * 0 + 1
         )
@@ -292,19 +330,19 @@ def synchronisation(context: Context) -> Iterator[Finding]:
             title=f"{shown} waits for the GPU, which then waits for the host",
             saving_ns=time,
             advice=_no_wait(context) if _only_waits(context, shown) else _NO_READ,
-            evidence=f"{call} {times(max(len(blocking), 1), 'time')}{called_in(context, frame)}, the GPU idle for "
-            f"{ms(time)} after it",
+            evidence=f"{call} {times(max(len(blocking), 1), 'time')}{location_suffix(context, frame)}, the GPU idle "
+            f"for {format_duration(time)} after it",
             causes=("synchronisation",),
             frame=frame,
             op=op if op_name(context, op) == shown else -1,
         )
         waits = np.zeros(len(called), np.bool_)
         waits[blocking] = True
-        yield replayed(context, finding, Change(unwaited=waits))
+        yield with_replay(context, finding, ReplayChange(unwaited=waits))
 
 
 def _cause(cause: str, name: str, title: str, advice: str, *more: str) -> Callable[[Context], Iterator[Finding]]:
-    """Returns the finder of one cause, or of several together."""
+    """Returns a finder for one cause, or for several together."""
 
     def finder(context: Context) -> Iterator[Finding]:
         found = context.get(time_causes)
@@ -313,13 +351,15 @@ def _cause(cause: str, name: str, title: str, advice: str, *more: str) -> Callab
             return
         gaps, chosen = _gaps_of(context, [each for each in (cause, *more) if each not in GPU_CAUSES])
         top = next(iter(_largest(context, cause, 0)), None)
-        mostly = f", {ms(top.time_ns / len(found.devices))} of it in {what(context, top)}" if top else ""
+        mostly = (
+            f", {format_duration(top.time_ns / len(found.devices))} of it in {detail_text(context, top)}" if top else ""
+        )
         yield Finding(
             name=name,
             title=title,
             saving_ns=saving,
             advice=advice,
-            evidence=f"{times(len(chosen), 'gap')}, {ms(saving)} idle{mostly}",
+            evidence=f"{times(len(chosen), 'gap')}, {format_duration(saving)} idle{mostly}",
             causes=(cause, *more),
             op=heaviest_op(context, gaps.op[chosen], gaps.length[chosen]),
             frame=top.frame if top else -1,
@@ -328,17 +368,8 @@ def _cause(cause: str, name: str, title: str, advice: str, *more: str) -> Callab
     return finder
 
 
-_waiting_for_data = _cause(
-    "data_loading",
-    "data_loading",
-    "The GPU waits for the next batch",
-    "Load in parallel and ahead: DataLoader with more num_workers, persistent_workers, prefetch_factor and "
-    "pin_memory; move decoding and augmentation to the workers or the GPU.",
-)
-
-
 def data_loading(context: Context) -> Iterator[Finding]:
-    """GPU idle while the host waits for the next batch, or makes it."""
+    """Yields GPU idle time while the host waits for the next batch, or builds it."""
     for finding in _waiting_for_data(context):
         names = [context.trace.strings[number] for number in np.flatnonzero(context.get(data_loading_names)).tolist()]
         single = [name for name in names if "_SingleProcessDataLoaderIter" in name]
@@ -350,46 +381,22 @@ def data_loading(context: Context) -> Iterator[Finding]:
 
 
 def kernel_gaps(context: Context) -> Iterator[Finding]:
-    """Short gaps between kernels that were launched ahead."""
+    """Yields short gaps between kernels that were launched ahead."""
     for finding in _pausing(context):
         yield replace(finding, advice=context.get(gpu_abilities).shorter_pauses())
 
 
-waiting_for_ranks = _cause(
-    "host_communication",
-    "communication_on_the_host",
-    "The GPU waits for a collective of the host",
-    COLLECTIVES_OF_THE_HOST,
-)
-_allocating = _cause(
-    "allocation",
-    "allocation",
-    "The GPU waits while memory is allocated or released",
-    "",
-)
-
-
 def allocation(context: Context) -> Iterator[Finding]:
-    """GPU idle while the runtime allocates or releases memory."""
+    """Yields GPU idle time while the runtime allocates or releases memory."""
     words = vendor_words(context)
     ways = [*filter(None, [words.allocator]), f"no {words.empty_cache} in the loop", "less peak memory"]
     advice = f"Keep the allocator from going back to {words.runtime}: {', '.join(ways)}; allocate pinned buffers once."
     for finding in _allocating(context):
-        yield replayed(context, replace(finding, advice=advice), Change(calls=context.get(allocating_calls)))
-
-
-_pausing = _cause("kernel_gaps", "kernel_gaps", "The GPU pauses between short kernels that were launched ahead", "")
-queued = _cause(
-    "queued",
-    "queued",
-    "Launched work waits in the GPU's queue",
-    "View idle_gaps with cause=queued shows before which activity. Work waits there for an event of another stream "
-    "(record cuda_sync), for another GPU, for the first launch of a graph, or for the profiler.",
-)
+        yield with_replay(context, replace(finding, advice=advice), ReplayChange(calls=context.get(allocating_calls)))
 
 
 def unknown(context: Context) -> Iterator[Finding]:
-    """GPU idle, and the trace does not tell why, or not what the host did then."""
+    """Yields GPU idle time of unknown cause."""
     found = context.get(time_causes)
     number = CAUSES.index("unknown")
     for title, reasons in (
@@ -405,6 +412,143 @@ def unknown(context: Context) -> Iterator[Finding]:
                 title=title,
                 saving_ns=time,
                 advice="; ".join(dict.fromkeys(REASONS[part.reason] for part in parts)) + ".",
-                evidence=f"{ms(time)} of the GPU's idle time; how much of it can be saved is not known",
+                evidence=f"{format_duration(time)} of the GPU's idle time; how much of it can be saved is not known",
                 causes=("unknown",),
             )
+
+
+def callbacks(context: Context, parts: list[Detail]) -> list[Callback]:
+    """Returns the callbacks among these parts of the cause "python"; a function or a caller is in one at most."""
+    found: list[Callback] = []
+    taken: set[Detail] = set()
+    for function in parts:
+        for caller in parts:
+            if caller is function or {caller, function} & taken or not _calls_back(context, caller, function):
+                continue
+            share = _share_in_gaps(context, caller, function)
+            if share >= MOST:
+                taken |= {caller, function}
+                found.append(Callback(function, caller, share))
+    return found
+
+
+def _calls_back(context: Context, caller: Detail, function: Detail) -> bool:
+    """Returns whether the caller's line is in native code, and a library's frames below it call the function."""
+    frames, table = context.get(python_frames), context.trace.table("python_function")
+    if not frames.samples or min(caller.frame, function.frame) < 0 or caller.device != function.device:
+        return False
+    place = int(np.flatnonzero(frames.row == function.frame)[0])
+    below, at, parent = place, int(frames.nested.tree.parent[place]), frames.nested.tree.parent
+    while at >= 0 and frames.user[at] != at:
+        below, at = at, int(parent[at])
+    if at < 0 or below == place or frames.name[at] != caller.name:
+        return False
+    return table["call_line"][frames.row[below]] == caller.line and _is_native(context, caller)
+
+
+def _is_native(context: Context, caller: Detail) -> bool:
+    """Returns whether the caller's own samples at its line are in one callee, which is then not a Python function."""
+    names = context.trace.table("python_function")["name"]
+    lines, callees = line_samples(context.trace), callee_samples(context.trace)
+    own = (names[lines.row] == caller.name) & (lines.line == caller.line)
+    inner = (names[callees.row] == caller.name) & (callees.line == caller.line)
+    seen = int(lines.counts[own].sum())
+    most = np.bincount(callees.name[inner], callees.counts[inner].sum(axis=1)).max(initial=0)
+    return bool(seen >= LEAST_SAMPLES and most >= NATIVE * seen)
+
+
+def _share_in_gaps(context: Context, caller: Detail, function: Detail) -> float:
+    """Returns the share of the caller's time in gaps of the kinds of which the function has most."""
+    gaps, pieces, activity = context.get(idle_gaps), context.get(idle_pieces), context.get(gpu)
+    named = np.append(activity.name.astype(np.int64), NOTHING)
+    python = np.flatnonzero((pieces.cause == IDLE_CAUSES.index("python")) & (pieces.name >= 0))
+    gap, name, length = pieces.gap[python], pieces.name[python], pieces.length[python]
+    kinds = group([gaps.device[gap], named[gaps.before[gap]], named[gaps.after[gap]]])
+    of_function, of_caller = name == function.name, name == caller.name
+    held = kinds.sums(length * of_function)
+    pairs = group([kinds.number[of_function], gap[of_function]])
+    often = np.bincount(kinds.number[of_function][pairs.first], minlength=len(kinds)) >= LEAST_GAPS
+    told = often & (held >= MOST * kinds.sums(length))
+    times: Ints = kinds.sums(length * of_caller)
+    return float(times[told].sum() / max(int(times.sum()), 1))
+
+
+def workers_without_cores(context: Context) -> Iterator[Finding]:
+    """Yields child processes that are ready to make batches but have no CPU: more of them would not help."""
+    found, waits = counters_of(context), context.get(time_causes).total("data_loading")
+    if found is None or not waits:
+        return
+    ran, waited = found.children["cpu_ns"], found.children["wait_ns"]
+    length = found.children["last_ns"] - found.children["first_ns"]
+    busy = (ran >= 0) & (waited >= 0) & (length > 0)
+    busy &= ran + waited >= BUSY * length
+    ready = float((ran + waited)[busy].sum())
+    if not ready or float(waited[busy].sum()) < CROWDED * ready:
+        return
+    share = float(waited[busy].sum()) / ready
+    cores = float((ran[busy] / length[busy]).sum())
+    processes = times(int(busy.sum()), "busy process", "busy processes")
+    yield Finding(
+        name="workers_without_cores",
+        title=f"Worker processes wait for a CPU: {processes} share {_limit(found)}",
+        saving_ns=int(waits * share),
+        advice=f"{_MORE_CORES} More workers do not help.",
+        evidence=f"the processes had {cores:.1f} cores together, and in {100 * share:.0f} % of the time in which they "
+        "could have run they had none",
+        causes=("data_loading",),
+    )
+
+
+def host_without_cores(context: Context) -> Iterator[Finding]:
+    """Yields threads that launch work but have no CPU while the GPU waits for them."""
+    found, share = counters_of(context), context.get(share_without_cpu)
+    idle = context.get(time_causes).total(*_HOST_WORKS)
+    if found is None or not idle or not share:
+        return
+    finding = Finding(
+        name="host_without_cores",
+        title=f"The threads that launch work wait for a CPU: they share {_limit(found)}",
+        saving_ns=int(idle * share),
+        advice=_MORE_CORES,
+        evidence=f"in {100 * share:.0f} % of the time in which they could have run they had no CPU",
+        causes=_HOST_WORKS,
+    )
+    yield with_replay(context, finding, ReplayChange(pace=np.full(len(context.get(calls)), 1 - share)))
+
+
+def _limit(found: KernelCounters) -> str:
+    """Returns a text on the available cores."""
+    if 0 < found.usable_cores < found.host_cores:
+        return f"{found.usable_cores} of the host's {found.host_cores} cores, which is all that this process may use"
+    if found.quota_cores:
+        return f"{found.quota_cores:g} cores, the CPU quota of the control group {found.quota_group}"
+    return "the host's cores, which other programs use, too"
+
+
+_waiting_for_data = _cause(
+    "data_loading",
+    "data_loading",
+    "The GPU waits for the next batch",
+    "Load in parallel and ahead: DataLoader with more num_workers, persistent_workers, prefetch_factor and "
+    "pin_memory; move decoding and augmentation to the workers or the GPU.",
+)
+waiting_for_ranks = _cause(
+    "host_communication",
+    "communication_on_the_host",
+    "The GPU waits for a collective of the host",
+    COLLECTIVES_OF_THE_HOST,
+)
+_allocating = _cause(
+    "allocation",
+    "allocation",
+    "The GPU waits while memory is allocated or released",
+    "",
+)
+_pausing = _cause("kernel_gaps", "kernel_gaps", "The GPU pauses between short kernels that were launched ahead", "")
+queued = _cause(
+    "queued",
+    "queued",
+    "Launched work waits in the GPU's queue",
+    "View idle_gaps with cause=queued shows before which activity. Work waits there for an event of another stream "
+    "(record cuda_sync), for another GPU, for the first launch of a graph, or for the profiler.",
+)

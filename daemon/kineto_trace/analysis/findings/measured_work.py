@@ -1,32 +1,34 @@
-"""What the rules of findings share: time in measured steps, and the names of what took most of it."""
+"""The measured steps that findings are about, and replays of them with a change."""
 
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
-from kineto_trace.analysis.causes.measured_steps import measured_steps
-from kineto_trace.arrays.intervals import union
+from kineto_trace.analysis.finding import Finding
+from kineto_trace.analysis.idle_pieces import IDLE_CAUSES
+from kineto_trace.analysis.step_replay import ReplayChange, step_replay
+from kineto_trace.analysis.time_causes import CAUSES, measured_steps, time_causes
+from kineto_trace.arrays.id_sets import unique_values
+from kineto_trace.arrays.intervals import Union, union
 from kineto_trace.arrays.row_groups import sums
+from kineto_trace.base.array_types import AnyArray, Flags, Ints
 from kineto_trace.model.context import Context
-from kineto_trace.structure.activity_links import gpu
-from kineto_trace.structure.python.code_places import code_place
-from kineto_trace.structure.python.python_frames import python_frames
+from kineto_trace.structure.activity_links import calls, gpu, ops
+from kineto_trace.structure.library_calls import code_place
+from kineto_trace.structure.python_frames import python_frames
 
 TOP_KERNELS = 3
-
-Ints = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
+NOTED = 1.02  # times the duration without recording: from here on, a note says so
 
 
 def measured_times(context: Context) -> Ints:
-    """Returns for each GPU activity how much of it (ns) lies in measured steps."""
+    """Returns for each GPU activity how long (ns) it ran in measured steps."""
     activity, steps = context.get(gpu), context.get(measured_steps)
     chosen = ~steps.left_out
     return union(steps.start[chosen], steps.end[chosen]).within(activity.start, activity.end)
 
 
-def longest(context: Context, chosen: Flags) -> tuple[str, ...]:
+def longest_names(context: Context, chosen: Flags) -> tuple[str, ...]:
     """Returns the names of the chosen GPU activities with the most time."""
     activity, took = context.get(gpu), context.get(measured_times)
     total = sums(activity.name[chosen].astype(np.int64), took[chosen], len(context.trace.strings))
@@ -39,8 +41,10 @@ def op_name(context: Context, row: int) -> str:
     return context.trace.strings[int(context.trace.table("cpu_op")["name"][row])] if row >= 0 else ""
 
 
-def heaviest_op(context: Context, rows: Ints, weights: npt.NDArray[Any]) -> int:
-    """Returns a row of the operator whose name has the most weight: the row with the most of it. -1: no operator."""
+def heaviest_op(context: Context, rows: Ints, weights: AnyArray) -> int:
+    """Returns the row of cpu_op with the most weight, of the operator name with the most weight; -1 if there
+    is none.
+    """
     known = rows >= 0
     if not known.any():
         return -1
@@ -51,8 +55,8 @@ def heaviest_op(context: Context, rows: Ints, weights: npt.NDArray[Any]) -> int:
     return int(rows[mine][np.argmax(weights[mine])])
 
 
-def function_at(context: Context, thread: npt.NDArray[Any], moment: Ints, weights: npt.NDArray[Any]) -> int:
-    """Returns a row of python_function: the user's function with the most weight at these moments. -1: none."""
+def function_at(context: Context, thread: AnyArray, moment: Ints, weights: AnyArray) -> int:
+    """Returns a row of python_function: the user's function with the most weight at these moments; -1 if none."""
     frames = context.get(python_frames)
     place = frames.innermost(thread.astype(np.uint32), moment)
     user = np.where(place >= 0, frames.user[place], -1) if len(frames.row) else place
@@ -65,9 +69,69 @@ def function_at(context: Context, thread: npt.NDArray[Any], moment: Ints, weight
     return int(frames.row[user[mine][np.argmax(weights[mine])]])
 
 
-def called_in(context: Context, frame: int) -> str:
-    """Returns where a row of python_function is in the user's code, to be put behind what it called; "" for -1."""
+def location_suffix(context: Context, frame: int) -> str:
+    """Returns a suffix that names where in the user's code a row of python_function is; "" for -1."""
     if frame < 0:
         return ""
     table = context.trace.table("python_function")
     return f", called in {code_place(context.trace.strings[int(table['name'][frame])], int(table['line'][frame]))}"
+
+
+def with_replay(context: Context, finding: Finding, change: ReplayChange, causes: tuple[str, ...] = CAUSES) -> Finding:
+    """Returns the finding with the saving by a replay with the change; unchanged if the steps cannot be replayed.
+
+    causes: whose time it may reduce.
+    """
+    replay = context.get(step_replay)
+    if replay is None:
+        return finding
+    saving = int(replay.share(change) * context.get(time_causes).steps.measured_ns)
+    return replace(finding, saving_ns=saving, causes=causes, replayed=True)
+
+
+def operators_and_launches(context: Context) -> Union:
+    """Returns when the host was in operators or launching calls, on any thread that launches work."""
+    called, activity, table, tree = (
+        context.get(calls),
+        context.get(gpu),
+        context.trace.table("cpu_op"),
+        context.get(ops),
+    )
+    launching = unique_values(activity.call[activity.call >= 0])
+    outermost = np.zeros(len(table["start"]), np.bool_)
+    outermost[tree.row[tree.nested.tree.parent < 0]] = True
+    outermost &= np.isin(table["thread"], unique_values(called.thread[launching]))
+    return union(
+        np.concatenate([table["start"][outermost], called.start[launching]]),
+        np.concatenate([table.end()[outermost], called.end[launching]]),
+    )
+
+
+def without_recording(context: Context, finding: Finding) -> Finding:
+    """Returns the finding with its saving as a share of the steps' time without the cost of recording.
+
+    Recording costs host time and so causes part of the GPU's idle time; the remaining times are larger shares of the
+    rest.
+    """
+    replay = context.get(step_replay)
+    if replay is None or finding.replayed or replay.slowdown <= 1:
+        return finding
+    factor = replay.slowdown
+    if finding.causes and set(finding.causes) <= set(IDLE_CAUSES):
+        idle = max(replay.recorded_ns - replay.busy_ns, 1)
+        factor *= max(replay.base_ns - replay.busy_ns, 0) / idle
+    window = context.get(time_causes).steps.measured_ns
+    return replace(finding, saving_ns=min(int(finding.saving_ns * factor), window))
+
+
+def recording_note(context: Context) -> str | None:
+    """Returns a note on the cost of recording, if it is known and large enough."""
+    replay = context.get(step_replay)
+    if replay is None or replay.slowdown < NOTED:
+        return None
+    target = context.trace.target
+    at_least = "" if target.step_ratio else "at least "
+    return (
+        f"iterations took {at_least}{target.known_step_ratio:.2f} times as long while they were recorded; savings are "
+        "shares of the time that they take otherwise"
+    )

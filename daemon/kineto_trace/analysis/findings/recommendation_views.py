@@ -1,4 +1,4 @@
-"""What the figures of the overview suggest to change: the seven rules of the TensorBoard profiler plug-in."""
+"""Recommendations from the figures of the overview, by the seven rules of the TensorBoard profiler plug-in."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kineto_trace.analysis.findings.gpu_abilities import gpu_abilities
-from kineto_trace.analysis.kernels.tensor_core_use import TensorUse, tensor_use
+from kineto_trace.analysis.kernels.precision_views import TensorUse, tensor_use
 from kineto_trace.analysis.overview.gpu_figures import GpuFigures, gpu_figures, is_count
 from kineto_trace.analysis.overview.step_breakdown import Breakdown, breakdown
 from kineto_trace.arrays.id_sets import unique_values
@@ -15,7 +15,7 @@ from kineto_trace.kernel_traits.gpu_vendors import GpuVendor
 from kineto_trace.kernel_traits.kernel_types import communication_names, communication_op_names
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import OP_TABLES
-from kineto_trace.structure.gpu_devices import device_properties, gpu_vendor
+from kineto_trace.structure.activity_links import device_properties, gpu_vendor
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view
 
@@ -57,9 +57,11 @@ class Recommendation(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RecommendationFacts:
-    """What the rules look at. devices: properties by number; peaks: allocated bytes of each (device, its memory).
+    """What the rules evaluate.
 
-    advice: instead of _ADVICE for some rules, where the GPUs cannot follow that.
+    devices: properties by number.
+    peaks: allocated bytes of each (device, its memory).
+    advice: replaces _ADVICE for some rules, where it does not suit the GPUs.
     """
 
     steps: Breakdown
@@ -101,10 +103,10 @@ def recommendations(context: Context) -> Answer:
     The advice names only what the GPUs of the trace can do: bfloat16 and TF32 from compute capability 8.0 on,
     torch.compile from 7.0 on, and a larger batch only where memory is left.
     """
-    return recommended(_facts(context))
+    return recommendation_columns(_facts(context))
 
 
-def recommended(facts: RecommendationFacts) -> Answer:
+def recommendation_columns(facts: RecommendationFacts) -> Answer:
     """The columns of the view: one row for each rule that applies."""
     found = [*_distributed(facts), *_gpus(facts)]
     loading = facts.steps.average("dataloader")
@@ -119,7 +121,7 @@ def recommended(facts: RecommendationFacts) -> Answer:
 
 
 def is_full(peak: int, memory: int) -> bool:
-    """Tells whether a peak is too much for a GPU with this memory; both in bytes."""
+    """Returns whether a peak is too much for a GPU with this memory; both in bytes."""
     return peak > memory * MEMORY_SHARE
 
 

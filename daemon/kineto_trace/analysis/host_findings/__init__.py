@@ -1,1 +1,1 @@
-"""Names what the host loses time on: the program's functions, loading, the optimizer, threads that share processors."""
+"""Finds what the host loses time on: the program's functions, loading, the optimizer, threads that share processors."""

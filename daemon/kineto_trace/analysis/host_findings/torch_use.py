@@ -1,30 +1,29 @@
-"""How the program uses torch: its optimizer, anomaly mode, compilation, graphs that are run backward twice."""
+"""Findings on the use of torch: optimizer, anomaly mode, compilation, graphs that are run backward twice."""
 
 import re
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 
 from kineto_trace.analysis.finding import Finding
-from kineto_trace.analysis.host_findings.host_figures import is_enough, margin, per_step
-from kineto_trace.analysis.host_time.host_moments import NOTHING, below, host_steps, moments, thread_slices
-from kineto_trace.analysis.host_time.moment_classes import Class, moment_classes
-from kineto_trace.analysis.host_time.optimizer_steps import optimizer_name, optimizer_steps
+from kineto_trace.analysis.host_findings.threads import is_enough, margin, per_step
+from kineto_trace.analysis.host_time.host_moments import below, host_steps, moments, thread_slices
+from kineto_trace.analysis.host_time.moment_classes import MomentClass, moment_classes, optimizer_name, optimizer_steps
 from kineto_trace.analysis.host_time.user_calls import user_calls
 from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.intervals import containing
+from kineto_trace.base.array_types import NOTHING, Ints
+from kineto_trace.base.quantities import format_duration
 from kineto_trace.kernel_traits.kernel_types import matches
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import ops
 from kineto_trace.structure.fwd_bwd import EVALUATE_FUNCTION
-from kineto_trace.structure.python.code_places import code_place, functions_named
-from kineto_trace.structure.python.library_calls import CallKind
+from kineto_trace.structure.library_calls import CallKind, code_place, functions_named
 
 SINGLE_TENSOR = re.compile(r"(?:^|/)torch/optim/[^:]*: _single_tensor_")
 REPEATED = 0.2  # of the nodes of the graph
-SMALL_NS = 20_000  # an operator on the CPU below this is mostly the cost of calling it
-FUSED_GAIN = 0.5  # of large operators: one pass over the memory in the place of several
+SMALL_NS = 20_000  # a shorter operator on the CPU is mostly the cost of calling it
+FUSED_GAIN = 0.5  # of large operators: one pass over the memory instead of several
 GRAD = re.compile(r"(?:^|/)torch/autograd/__init__\.py: grad$")
 EVALUATES = re.compile("^" + re.escape(EVALUATE_FUNCTION))
 COMPILED = re.compile(r"^Torch-Compiled Region: ")
@@ -43,8 +42,8 @@ _RECOMPILED = (
     "torch._dynamo.mark_dynamic), pad to few shapes, keep Python values that change out of compiled code, and call "
     "torch.compile once, outside the loop."
 )
-_TORCH_COMPILER = re.compile(r"(?:^|/)torch/_(?:dynamo|inductor)/")  # which has Triton compile
-_OTHER_COMPILERS = {  # functions, and what to do
+_TORCH_COMPILER = re.compile(r"(?:^|/)torch/_(?:dynamo|inductor)/")  # which call Triton to compile
+_OTHER_COMPILERS = {  # functions, and the advice
     "JAX": (
         re.compile(r"(?:^|/)jax/_src/"),
         "Call jax.jit once, outside the loop, on a function that is defined once: a new lambda or closure is compiled "
@@ -59,14 +58,11 @@ _OTHER_COMPILERS = {  # functions, and what to do
     ),
 }
 
-Ints = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
-
 
 def optimizer(context: Context) -> Iterator[Finding]:
-    """An optimizer that goes over the parameters one by one."""
+    """Yields a finding if an optimizer updates the parameters one by one."""
     classes, found = context.get(moment_classes), context.get(moments)
-    rows = np.flatnonzero((classes.kind == Class.OPTIMIZER) & (classes.weight > 0))
+    rows = np.flatnonzero((classes.kind == MomentClass.OPTIMIZER) & (classes.weight > 0))
     weight = float(classes.weight[rows].sum())
     if (
         not is_enough(context, weight, len(rows))
@@ -85,12 +81,14 @@ def optimizer(context: Context) -> Iterator[Finding]:
         saving_ns=int(saving),
         advice="Use the fused optimizer (fused=True, on the CPU too in torch 2.4 and later), else foreach=True.",
         evidence=f"{per_step(context, weight)}, {margin(context, weight)}, in {count / steps:,.0f} operators a step; "
-        f"the saving assumes that the cost of calling them goes, and half of those above {SMALL_NS / 1e3:.0f} us",
+        f"the saving assumes that the cost of calling them goes, and half of those above {format_duration(SMALL_NS)}",
     )
 
 
 def _ops_of_optimizer(context: Context) -> tuple[int, float]:
-    """The number of outermost operators inside the optimizer's steps, and the time (ns) of those that are not small."""
+    """Returns the number of outermost operators in the optimizer's steps, and the time (ns) of those that are not
+    small.
+    """
     table, steps = context.trace.table("cpu_op"), context.get(optimizer_steps)
     outermost = context.get(ops).nested.tree.parent[context.get(ops).place] < 0
     inside = outermost & (containing(*steps, table["start"]) >= 0)
@@ -100,11 +98,11 @@ def _ops_of_optimizer(context: Context) -> tuple[int, float]:
 
 
 def anomaly_mode(context: Context) -> Iterator[Finding]:
-    """Stacks that torch writes down for each operator."""
+    """Yields a finding if torch records a stack for each operator."""
     classes = context.get(moment_classes)
-    weight = float(classes.weight[classes.kind == Class.ANOMALY].sum())
+    weight = float(classes.weight[classes.kind == MomentClass.ANOMALY].sum())
     checks = float(_checks(context))
-    if is_enough(context, weight, int(np.count_nonzero(classes.kind == Class.ANOMALY))):
+    if is_enough(context, weight, int(np.count_nonzero(classes.kind == MomentClass.ANOMALY))):
         yield Finding(
             name="anomaly_mode",
             title="Autograd's anomaly mode is on",
@@ -117,7 +115,7 @@ def anomaly_mode(context: Context) -> Iterator[Finding]:
 
 
 def _checks(context: Context) -> int:
-    """The time (ns) of operators inside the backward that look for NaN, in the steps."""
+    """Returns the time (ns) of operators inside the backward that check for NaN, in the steps."""
     table, tree = context.trace.table("cpu_op"), context.get(ops)
     names = {"aten::isnan", "aten::any", "aten::_is_any_true", "aten::is_nonzero"}
     chosen = np.array([text in names for text in context.trace.strings], np.bool_)[table["name"]]
@@ -130,9 +128,9 @@ def _checks(context: Context) -> int:
 
 
 def compilation(context: Context) -> Iterator[Finding]:
-    """torch.compile at work inside the steps."""
+    """Yields a finding if torch.compile works inside the steps."""
     classes, found, calls = context.get(moment_classes), context.get(moments), context.get(user_calls)
-    rows = np.flatnonzero((classes.kind == Class.COMPILE) & (classes.weight > 0))
+    rows = np.flatnonzero((classes.kind == MomentClass.COMPILE) & (classes.weight > 0))
     weight = float(classes.weight[rows].sum())
     if not is_enough(context, weight, len(rows)):
         return
@@ -163,7 +161,7 @@ def compilation(context: Context) -> Iterator[Finding]:
 
 
 def graph_breaks(context: Context) -> Iterator[Finding]:
-    """Compiled code in several pieces for each step, where dynamo has counted graph breaks."""
+    """Yields a finding if compiled code runs in several pieces per step, where dynamo has counted graph breaks."""
     counted = context.trace.target.settings.get("dynamo.graph_breaks")
     pieces = compiled_pieces(context)
     if not isinstance(counted, int) or counted <= 0 or pieces < 2:
@@ -173,7 +171,7 @@ def graph_breaks(context: Context) -> Iterator[Finding]:
     inner = context.trace.table("python_function")["name"][slices.row[found.place]]
     outside = np.append(~matches(context.trace.strings, AROUND_COMPILED)[context.trace.table("cpu_op")["name"]], False)
     rows = np.flatnonzero(
-        calling[inner] & (classes.weight > 0) & (classes.kind != Class.COMPILE) & ~outside[classes.op]
+        calling[inner] & (classes.weight > 0) & (classes.kind != MomentClass.COMPILE) & ~outside[classes.op]
     )
     saving = float(classes.weight[rows].sum()) * (1 - 1 / pieces)
     if not is_enough(context, saving, len(rows)):
@@ -194,7 +192,7 @@ def graph_breaks(context: Context) -> Iterator[Finding]:
 
 
 def _split_function(context: Context, rows: Ints) -> str:
-    """The user's function that is most often compiled code, or around it, at these moments; "": none is."""
+    """Returns the user's function that is, or contains, compiled code most often at these moments; "" if none."""
     calls, found, slices = context.get(user_calls), context.get(moments), context.get(thread_slices)
     places = calls.user_slice[found.place[rows]]
     places = places[places != NOTHING]
@@ -203,7 +201,7 @@ def _split_function(context: Context, rows: Ints) -> str:
 
 
 def compiled_pieces(context: Context) -> float:
-    """The number of calls of compiled code for each step, on the training thread."""
+    """Returns the number of calls of compiled code per step, on the training thread."""
     table, steps = context.trace.table("cpu_op"), context.get(host_steps)
     own = matches(context.trace.strings, COMPILED)[table["name"]] & (table["thread"] == steps.thread)
     inside = steps.of(table["start"][own]) >= 0
@@ -211,7 +209,7 @@ def compiled_pieces(context: Context) -> float:
 
 
 def _parts(context: Context, rows: Ints) -> tuple[Ints, int, str]:
-    """Returns in which steps these moments are, how many there are, and their noun; without steps, tenths."""
+    """Returns the steps of these moments, the number of steps and their noun; without steps, tenths of the trace."""
     found, window = context.get(moments), context.get(host_steps)
     if window.told:
         return unique_values(found.step[rows]), len(window.start), "steps"
@@ -220,7 +218,7 @@ def _parts(context: Context, rows: Ints) -> tuple[Ints, int, str]:
 
 
 def _compiler(context: Context, rows: Ints) -> tuple[str, str]:
-    """Returns which compiler is at work at most of these moments, and what to do if it compiles again and again."""
+    """Returns which compiler works at most of these moments, and the advice if it compiles again and again."""
     place = context.get(moments).place[rows]
     if below(context, functions_named(context, _TORCH_COMPILER))[place].any():
         return "torch.compile", _RECOMPILED
@@ -231,14 +229,14 @@ def _compiler(context: Context, rows: Ints) -> tuple[str, str]:
 
 
 def _caller(context: Context, rows: Ints) -> str:
-    """The user's function around most of these moments."""
+    """Returns the user's function around most of these moments."""
     calls, found, slices = context.get(user_calls), context.get(moments), context.get(thread_slices)
     places = calls.user_slice[found.place[rows]]
     return _commonest(context, slices.row[places[places != NOTHING]])
 
 
 def _commonest(context: Context, rows: Ints) -> str:
-    """The function of most of these rows of python_function; "": there are none."""
+    """Returns the function of most of these rows of python_function; "" without rows."""
     if not len(rows):
         return ""
     names, counts = np.unique(context.trace.table("python_function")["name"][rows], return_counts=True)
@@ -246,13 +244,13 @@ def _commonest(context: Context, rows: Ints) -> str:
 
 
 def second_backward(context: Context) -> Iterator[Finding]:
-    """A graph that is run backward more than once: by whom besides the one that trains."""
+    """Yields a finding if a graph is run backward more than once, with the callers that do not train."""
     repeated = _repeated_share(context)
     if repeated < REPEATED:
         return
     classes, found, calls = context.get(moment_classes), context.get(moments), context.get(user_calls)
     table, slices = context.trace.table("python_function"), context.get(thread_slices)
-    rows = np.flatnonzero((classes.kind == Class.BACKWARD) & (classes.weight > 0))
+    rows = np.flatnonzero((classes.kind == MomentClass.BACKWARD) & (classes.weight > 0))
     places = calls.user_slice[found.place[rows]]
     rows, places = rows[places != NOTHING], places[places != NOTHING]
     if not len(rows):
@@ -281,7 +279,7 @@ def second_backward(context: Context) -> Iterator[Finding]:
 
 
 def _repeated_share(context: Context) -> float:
-    """The share of backward nodes that ran more than once: the same number of the same thread."""
+    """Returns the share of backward nodes that ran more than once: the same number of the same thread."""
     table = context.trace.table("cpu_op")
     around = matches(context.trace.strings, EVALUATES)[table["name"]]  # the engine's own operator has the same number
     rows = np.flatnonzero((table["forward_thread"] > 0) & (table["sequence"] >= 0) & ~around)

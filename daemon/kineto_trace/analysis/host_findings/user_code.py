@@ -1,59 +1,64 @@
-"""The user's code in the steps that is none of loading, forward, backward and optimizer: the largest functions first.
+"""Findings on the user's code in steps outside loading, forward, backward and optimizer, largest function first.
 
 Theory of operation
-    subtrees.py divides it; each subtree is one finding. A function of a framework (train() of a trainer, and what its
-    loop calls) is told like a user's one if it is known what it does: it saves, evaluates, logs, waits. What is not
-    large enough by itself, or belongs to the loop, counts for the framework as a whole, and again only for what is
-    known. The rest of the framework's own work is a guess: nobody can say whether it can be avoided.
+    framework_parts.py divides it; each subtree is one finding. A function of a framework (train() of a trainer, and its
+    loop's callees) is reported like a user's function if its purpose is known: it saves, evaluates, logs, waits. What
+    is too small by itself, or belongs to the loop, counts for the framework as a whole, again only for known purposes.
+    The rest of the framework's own work is a guess: it may be unavoidable.
 
     Where no part of a training was seen (inference, or a program without PyTorch), all functions may be the work
-    itself: each has a finding for what it does itself, whose saving is a guess unless it waits, writes logs or the
-    like.
+    itself: each has a finding for its self time, whose saving is a guess unless it waits, writes logs or the like.
 """
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from kineto_trace.analysis.finding import Finding
-from kineto_trace.analysis.host_findings import remedies
-from kineto_trace.analysis.host_findings.framework_parts import EVALUATION
-from kineto_trace.analysis.host_findings.framework_settings import settings_of
-from kineto_trace.analysis.host_findings.host_figures import idleness, is_enough, margin, per_step
-from kineto_trace.analysis.host_findings.subtrees import Subtree, subtrees, trains
-from kineto_trace.analysis.host_time.call_tree import CallTree
-from kineto_trace.analysis.host_time.framework_calls import framework_calls
-from kineto_trace.analysis.host_time.host_moments import NOTHING, host_steps, moments, thread_slices
-from kineto_trace.analysis.host_time.moment_classes import OPTIMIZER, Class, annotated, moment_classes
-from kineto_trace.analysis.host_time.user_callees import callees_text, kind_weights
-from kineto_trace.analysis.host_time.user_calls import user_calls
-from kineto_trace.analysis.host_time.user_lines import commonest_place
+from kineto_trace.analysis.finding import (
+    BLOCKED,
+    BUSY,
+    COPY_ADVICE,
+    EVALUATION_ADVICE,
+    FRAMEWORK,
+    PAGING,
+    REMEDIES,
+    SMALL_OPERATORS,
+    Finding,
+)
+from kineto_trace.analysis.host_findings.framework_parts import EVALUATION, Subtree, has_training, settings_of, subtrees
+from kineto_trace.analysis.host_findings.threads import idleness, is_enough, margin, per_step
+from kineto_trace.analysis.host_time.host_moments import host_steps, moments, thread_slices
+from kineto_trace.analysis.host_time.moment_classes import (
+    OPTIMIZER,
+    MomentClass,
+    annotated_time,
+    framework_calls,
+    moment_classes,
+)
+from kineto_trace.analysis.host_time.user_calls import CallTree, callees_text, commonest_place, kind_weights, user_calls
 from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.intervals import containing
 from kineto_trace.arrays.row_groups import places_by_value
+from kineto_trace.base.array_types import NOTHING, AnyArray, Floats, Ints, Ints8
 from kineto_trace.kernel_traits.kernel_types import data_loading_names, matches
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import ops
 from kineto_trace.structure.fwd_bwd import op_roles
-from kineto_trace.structure.python.code_places import CodePlace, code_place
-from kineto_trace.structure.python.library_calls import CALLING_BACK, CallKind, framework_of
+from kineto_trace.structure.library_calls import CALLING_BACK, CallKind, CodePlace, code_place, framework_of
 
-WAY = 4  # functions of a framework between the user's code and the one that is named
-DENSE_NS = 100_000  # from the beginning of an operator to the next one's: then operators are what a function does
-AROUND_NS = 500_000  # of a moment, where they are counted
-MOSTLY = 0.4  # of a finding's time: what it calls for most of it
+WAY = 4  # functions of a framework between the user's code and the function that is named
+# from the beginning of one operator to the next: a function with such operators mainly runs operators
+DENSE_NS = 100_000
+AROUND_NS = 500_000  # around a moment, where operators are counted
+MOSTLY = 0.4  # of a finding's time in one kind of callee
 ASLEEP = 0.5
 IN_COLLECTIVES = f"user_code_{CallKind.COLLECTIVE.name.lower()}"  # the name of such findings
 
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-
 
 class FoundFunction(NamedTuple):
-    """A finding, and the nodes of framework_calls at which its calls begin; none: it is what a loop does itself."""
+    """A finding, and the nodes of framework_calls at which its calls begin; none if it is the self time of a loop."""
 
     finding: Finding
     roots: tuple[int, ...] = ()
@@ -66,7 +71,7 @@ def user_code(context: Context) -> Iterator[Finding]:
 
 
 def found_functions(context: Context) -> tuple[FoundFunction, ...]:
-    """Returns these findings, and where their time is."""
+    """Returns the findings of user_code(), and where their time is."""
     return tuple(_found(context))
 
 
@@ -108,9 +113,9 @@ def _is_enough(context: Context, rows: Ints) -> bool:
 
 
 def _of_framework(context: Context, rows: Ints) -> Iterator[tuple[CallKind, Ints]]:
-    """Yields those moments of a framework's work that are for the same known purpose, and the rest of them.
+    """Yields the moments of a framework's work by known purpose, and the rest of them.
 
-    What is not enough for a finding is left out.
+    Purposes without enough time for a finding are left out.
     """
     calls, found = context.get(user_calls), context.get(moments)
     kinds = calls.kind[found.place[rows]].astype(np.int64)
@@ -153,7 +158,7 @@ def _finding(context: Context, subtree: Subtree) -> Finding:
 
 
 def _purpose(context: Context, subtree: Subtree, share: Floats) -> int:
-    """What most of the subtree is for: a CallKind, or EVALUATION."""
+    """Returns the purpose of most of the subtree: a CallKind, or EVALUATION."""
     if subtree.entry != NOTHING:
         return subtree.purpose
     calls = context.get(user_calls)
@@ -167,7 +172,7 @@ def _purpose(context: Context, subtree: Subtree, share: Floats) -> int:
 
 
 def _kind_by_callees(context: Context, rows: Ints, share: Floats) -> CallKind:
-    """What most of the time was spent in, by the C functions that were called, too."""
+    """Returns the kind of call with most of the time, C functions included."""
     calls, found = context.get(user_calls), context.get(moments)
     return _heaviest(
         np.bincount(calls.kind[found.place[rows]], share, len(CallKind)), kind_weights(context, rows, share)
@@ -175,12 +180,12 @@ def _kind_by_callees(context: Context, rows: Ints, share: Floats) -> CallKind:
 
 
 def _runs_a_model(context: Context, rows: Ints, share: Floats) -> bool:
-    forward = np.isin(context.get(moment_classes).kind[rows], (Class.UNLINKED, Class.FORWARD))
+    forward = np.isin(context.get(moment_classes).kind[rows], (MomentClass.UNLINKED, MomentClass.FORWARD))
     return float(share[forward].sum()) >= MOSTLY
 
 
 def _way(context: Context, node: int) -> str:
-    """The functions of frameworks through which the user's code called this one, innermost first."""
+    """Returns the functions of frameworks through which the user's code called this one, innermost first."""
     tree, way = context.get(framework_calls), list[str]()
     for above in _above(tree, node):
         place = code_place(context.trace.strings[int(tree.name[above])])
@@ -191,12 +196,12 @@ def _way(context: Context, node: int) -> str:
     return f"; called by {', '.join(way)}" if way else ""
 
 
-def main_kind(kinds: npt.NDArray[np.int8], share: Floats) -> CallKind:
+def main_kind(kinds: Ints8, share: Floats) -> CallKind:
     """Returns what most of the time was spent in; NONE if no kind has enough of it."""
     return _heaviest(np.bincount(kinds, share, len(CallKind)))
 
 
-def _heaviest(*parts: npt.NDArray[Any]) -> CallKind:
+def _heaviest(*parts: AnyArray) -> CallKind:
     weights = np.sum(parts, axis=0)
     weights[CallKind.NONE] = 0
     best = int(np.argmax(weights))
@@ -231,14 +236,14 @@ _TITLES: dict[int, str] = {
 
 
 def _judged(context: Context, purpose: int, subtree: Subtree, share: Floats, idle: float) -> tuple[str, str, str]:
-    """Returns the finding's name, what the code does, and what to do about it."""
+    """Returns the finding's name, what the code does, and the advice."""
     classes, rows = context.get(moment_classes), subtree.moments
     if purpose == EVALUATION:
         what = "runs a model without a backward" if _runs_a_model(context, rows, share) else "evaluates"
-        return "evaluation_in_the_step", what, remedies.EVALUATION
+        return "evaluation_in_the_step", what, EVALUATION_ADVICE
     if purpose in _TITLES:
         kind = CallKind(purpose)
-        return f"user_code_{kind.name.lower()}", _TITLES[kind], remedies.REMEDIES[kind]
+        return f"user_code_{kind.name.lower()}", _TITLES[kind], REMEDIES[kind]
     op = classes.op[rows]
     if subtree.entry == NOTHING and float(share[op >= 0].sum()) >= MOSTLY:
         return _by_ops(context, op[op >= 0])
@@ -246,29 +251,29 @@ def _judged(context: Context, purpose: int, subtree: Subtree, share: Floats, idl
     if waits is not None and idle > MOSTLY:
         return waits
     if idle > ASLEEP:
-        return "user_code_blocked", "waits", remedies.BLOCKED
+        return "user_code_blocked", "waits", BLOCKED
     if subtree.entry != NOTHING:
-        return "framework_work", "takes a part of the step beside the training", remedies.FRAMEWORK
+        return "framework_work", "takes a part of the step beside the training", FRAMEWORK
     around = _ops_of(context, rows)
     if len(around):
         return _by_ops(context, around)
-    if not trains(context):
-        return "busy_function", "takes a part of the time", remedies.BUSY
-    return "user_code", "takes a part of the step that trains nothing", remedies.REMEDIES[CallKind.NONE]
+    if not has_training(context):
+        return "busy_function", "takes a part of the time", BUSY
+    return "user_code", "takes a part of the step that trains nothing", REMEDIES[CallKind.NONE]
 
 
 _WAITS = {  # columns of python_function
-    "idle_sleep": ("user_code_sleep", "sleeps", remedies.REMEDIES[CallKind.SLEEP]),
-    "idle_lock": ("user_code_lock", "waits for a lock", remedies.REMEDIES[CallKind.WAIT]),
-    "idle_poll": ("user_code_network", "waits for a socket or a pipe", remedies.REMEDIES[CallKind.NETWORK]),
-    "idle_io": ("user_code_file", "reads or writes files", remedies.REMEDIES[CallKind.FILE]),
-    "idle_memory": ("user_code_paging", "waits for memory from storage", remedies.PAGING),
-    "idle_child": ("user_code_subprocess", "waits for a process", remedies.REMEDIES[CallKind.SUBPROCESS]),
+    "idle_sleep": ("user_code_sleep", "sleeps", REMEDIES[CallKind.SLEEP]),
+    "idle_lock": ("user_code_lock", "waits for a lock", REMEDIES[CallKind.WAIT]),
+    "idle_poll": ("user_code_network", "waits for a socket or a pipe", REMEDIES[CallKind.NETWORK]),
+    "idle_io": ("user_code_file", "reads or writes files", REMEDIES[CallKind.FILE]),
+    "idle_memory": ("user_code_paging", "waits for memory from storage", PAGING),
+    "idle_child": ("user_code_subprocess", "waits for a process", REMEDIES[CallKind.SUBPROCESS]),
 }
 
 
 def _wait(context: Context, rows: Ints) -> tuple[str, str, str] | None:
-    """What the thread waits for in most of its idle samples, by the system calls; None: unknown."""
+    """Returns what the thread waits for in most of its idle samples, by the system calls; None if unknown."""
     slices, found = context.get(thread_slices), context.get(moments)
     table, row = context.trace.table("python_function"), slices.row[unique_values(found.place[rows])]
     counts = {name: int(table[name][row].sum()) for name in _WAITS}
@@ -279,19 +284,19 @@ def _wait(context: Context, rows: Ints) -> tuple[str, str, str] | None:
 def _by_ops(context: Context, op: Ints) -> tuple[str, str, str]:
     names = _top_ops(context, op)
     if names and names[0] in ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero"):
-        return "user_code_item", _TITLES[CallKind.ITEM], remedies.REMEDIES[CallKind.ITEM]
+        return "user_code_item", _TITLES[CallKind.ITEM], REMEDIES[CallKind.ITEM]
     if names and names[0] in ("aten::copy_", "aten::clone", "aten::_to_copy", "aten::to", "aten::contiguous"):
-        return "user_code_copies", "copies tensors", remedies.COPIES
-    what = "runs operators that train nothing" if trains(context) else "runs many operators"
-    return "user_code_operators", what, remedies.SMALL_OPERATORS
+        return "user_code_copies", "copies tensors", COPY_ADVICE
+    what = "runs operators that train nothing" if has_training(context) else "runs many operators"
+    return "user_code_operators", what, SMALL_OPERATORS
 
 
 def _ops_of(context: Context, rows: Ints) -> Ints:
-    """Rows of the operators around these moments, once for each moment, if running operators is what most of them do.
+    """Returns the operators around these moments, once for each moment, if most of the moments run operators.
 
-    Only operators that are no part of the training count, and only where they are dense. The time of a moment may be
-    off by a step or more, and then it lies among the operators of other functions. So these operators must also have
-    enough time, with what calling them takes, for most of the moments.
+    Only operators outside the training count, and only where they are dense. The time of a moment may be off by a step
+    or more, and then it lies among the operators of other functions. So these operators, with the cost of calling them,
+    must also have enough time for most of the moments.
     """
     table, found = context.trace.table("cpu_op"), context.get(moments)
     aside, took = context.get(_ops_aside)
@@ -308,9 +313,9 @@ def _ops_of(context: Context, rows: Ints) -> Ints:
 
 
 def _ops_aside(context: Context) -> tuple[Ints, float]:
-    """Returns the rows of the thread's outermost operators that are no part of the training, and their time (ns).
+    """Returns the rows of the thread's outermost operators outside the training, and their time (ns).
 
-    That of each includes what calling it takes: until the next operator begins, but no more than DENSE_NS.
+    The time of each includes the cost of calling it: until the next operator begins, but no more than DENSE_NS.
     """
     table, tree, roles = context.trace.table("cpu_op"), context.get(ops), context.get(op_roles)
     window = context.get(host_steps)
@@ -320,7 +325,7 @@ def _ops_aside(context: Context) -> tuple[Ints, float]:
     took = np.minimum(np.diff(start, append=np.iinfo(np.int64).max), duration + DENSE_NS)
     names = context.get(data_loading_names) | matches(context.trace.strings, OPTIMIZER)
     aside = ~roles.linked[rows] & ~roles.backward[rows] & (window.of(start) >= 0)
-    aside &= containing(*annotated(context, names), start) < 0
+    aside &= containing(*annotated_time(context, names), start) < 0
     return rows[aside], float(took[aside].sum())
 
 
@@ -337,7 +342,7 @@ def _ops_text(context: Context, rows: Ints) -> str:
 
 
 def _place(context: Context, subtree: Subtree) -> CodePlace:
-    """The user's function, and the line at which it was most often."""
+    """Returns the user's function, and the line at which it was most often."""
     calls, tree, found = context.get(user_calls), context.get(framework_calls), context.get(moments)
     slices, rows = context.get(thread_slices), subtree.moments
     above = (node for node in (subtree.named, *_above(tree, subtree.named)) if tree.user[node])

@@ -1,10 +1,10 @@
-"""What the training thread did at many moments of the steps: the innermost Python function, and the time it stands for.
+"""The innermost Python function of the training thread at many moments of the steps, and the time each represents.
 
 Theory of operation
-    Samples became slices, and slices were moved to where operators begin and end; what is left of a sample is that its
-    innermost slice counts it as its own. A slice's own samples are laid evenly over the time in which it is the
-    innermost one, from its beginning on, where the first one was. Each stands for the same part of the steps' time.
-    Exact calls are cut where steps begin and end, and into pieces of EXACT_NS, which stand for their lengths.
+    Samples became slices, and slices were moved to where operators begin and end; a sample is now only a count in its
+    innermost slice. A slice's own samples are spread evenly over the time in which it is the innermost one, from its
+    beginning on, where the first one was. Each represents the same part of the steps' time. Exact calls are cut where
+    steps begin and end, and into pieces of EXACT_NS, which represent their lengths.
 
     Only the moments of the training thread within its steps count; without steps, all.
 """
@@ -13,33 +13,29 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.intervals import containing, union
 from kineto_trace.arrays.row_groups import in_subtrees, sums
+from kineto_trace.base.array_types import NOTHING, Flags, Floats, Ints
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import gpu, steps
+from kineto_trace.structure.fwd_bwd import training_thread
 from kineto_trace.structure.nesting import Nested
-from kineto_trace.structure.python.python_frames import python_tree
-from kineto_trace.structure.python.python_samples import IDLE, WAITING, state_counts
-from kineto_trace.structure.steps.step_pace import paced_steps
-from kineto_trace.structure.training_thread import training_thread
+from kineto_trace.structure.python_frames import IDLE, WAITING, python_tree, state_counts
+from kineto_trace.structure.step_pace import paced_steps
 
 EXACT_NS = 100_000
-NOTHING = -1
-MAX_MOMENTS = 2_000_000  # pieces of exact calls, or samples; of more, each stands for several
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-Flags = npt.NDArray[np.bool_]
+MAX_MOMENTS = 2_000_000  # pieces of exact calls, or samples; if there are more, each represents several
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingSteps:
-    """The time that is looked at (Unix ns), step by step: the measured ones, if there are any.
+    """The evaluated time (Unix ns), step by step: the measured steps, if there are any.
 
-    thread: that trains. number: of each step. told: whether the trace has steps.
+    thread: the training thread.
+    number: of each step.
+    told: whether the trace has steps.
     """
 
     thread: int
@@ -54,19 +50,21 @@ class TrainingSteps:
         return int((self.end - self.start).sum())
 
     def of(self, time: Ints) -> Ints:
-        """Returns for each moment the place of its step; -1: none."""
+        """Returns for each moment the place of its step, or -1."""
         return containing(self.start, self.end, time)
 
 
 @dataclass(frozen=True, slots=True)
 class HostMoments:
-    """One value per moment. place: of the innermost slice in thread_slices. weight: ns. step: place in TrainingSteps.
+    """One value per moment.
 
-    sure: whether the time is that of the sample: of a slice's samples only the first one's is known. The others follow
-    it.
-
+    place: of the innermost slice in thread_slices.
+    weight: ns.
+    step: place in TrainingSteps.
+    sure: whether this is the time of the sample: of a slice's samples only the first one's is known, the others follow
+        it.
     waiting, idle, collecting: the share (0 to 1) of its slice's own samples in which the thread waited for the GIL,
-    slept, or ran the garbage collector.
+        slept, or ran the garbage collector.
     """
 
     time: Ints
@@ -83,7 +81,7 @@ class HostMoments:
 
 
 def host_steps(context: Context) -> TrainingSteps:
-    """Returns the steps of the thread that trains."""
+    """Returns the steps of the training thread."""
     found, trace, thread = context.get(paced_steps), context.trace, context.get(training_thread)
     found = found if len(found) else context.get(steps)
     if not len(found):
@@ -96,10 +94,12 @@ def host_steps(context: Context) -> TrainingSteps:
 
 @dataclass(frozen=True, slots=True)
 class ThreadSlices:
-    """The Python slices of the training thread, outer ones first. row: of python_function.
+    """The Python slices of the training thread, outer ones first.
 
-    parent: place of the caller's slice, as it was recorded; NOTHING: none. By their times, sampled slices may lie
-    inside others: some end too early, and some are moved to where operators begin. depth: larger than the caller's.
+    row: of python_function.
+    parent: place of the caller's slice as recorded, or NOTHING. By their times, sampled slices may lie inside others:
+        some end too early, and some are moved to where operators begin.
+    depth: larger than the caller's.
     """
 
     nested: Nested
@@ -119,12 +119,12 @@ def thread_slices(context: Context) -> ThreadSlices:
     place[row] = np.arange(len(row))
     depth = table["depth"][row].astype(np.int64)
     parent = place[np.clip(table["parent"][row], NOTHING, len(table))]
-    inner = np.append(depth, np.iinfo(np.int64).max)[parent] < depth  # files may claim anything
+    inner = np.append(depth, np.iinfo(np.int64).max)[parent] < depth  # files may contain anything
     return ThreadSlices(nested, row, np.where(inner, parent, NOTHING), depth)
 
 
 def below(context: Context, names: Flags) -> Flags:
-    """Tells for each slice of thread_slices whether it, or one around it, has one of these names (per string)."""
+    """Returns for each slice of thread_slices whether it, or one around it, has one of these names (per string)."""
     slices = context.get(thread_slices)
     chosen = names[context.trace.table("python_function")["name"][slices.row]]
     return in_subtrees(chosen, slices.nested.tree.stop)
@@ -150,7 +150,7 @@ def moments(context: Context) -> HostMoments:
 
 
 class _Stretches(NamedTuple):
-    """Stretches of time, and the innermost slice in each, sorted by slice and time."""
+    """Spans of time, and the innermost slice in each, sorted by slice and time."""
 
     start: Ints
     length: Ints
@@ -167,17 +167,17 @@ def _stretches(found: ThreadSlices, window: TrainingSteps) -> _Stretches:
 
 
 def _fewer(own: Ints) -> Ints:
-    """As many samples of each slice as all of them may have together, in proportion: a file may claim any number."""
+    """Scales the samples of all slices down to the maximum in total: a file may contain any number."""
     until = np.cumsum(own)
     share = -(-int(until[-1]) // MAX_MOMENTS) if len(own) else 1
     return np.diff(until // share, prepend=0) if share > 1 else own
 
 
 def _of_samples(stretches: _Stretches, own: Ints, found: ThreadSlices) -> tuple[Ints, Ints, Floats]:
-    """Times, slices and weights (1) of samples."""
+    """Returns times, slices and weights (1) of samples."""
     total = sums(stretches.place, stretches.length, len(found))
     ends = np.cumsum(stretches.length)
-    base = np.zeros(len(found), np.int64)  # where the stretches of each slice begin, one after the other
+    base = np.zeros(len(found), np.int64)  # where the spans of each slice begin, if concatenated
     base[1:] = np.cumsum(total)[:-1]
     place = np.repeat(np.arange(len(found)), own)
     within = np.arange(len(place)) - np.repeat(np.cumsum(own) - own, own)
@@ -189,7 +189,7 @@ def _of_samples(stretches: _Stretches, own: Ints, found: ThreadSlices) -> tuple[
 
 
 def _of_calls(stretches: _Stretches) -> tuple[Ints, Ints, Floats]:
-    """Times, slices and weights (ns) of pieces of exact calls."""
+    """Returns times, slices and weights (ns) of pieces of exact calls."""
     piece = max(EXACT_NS, int(stretches.length.sum()) // MAX_MOMENTS)
     count = np.maximum((stretches.length + piece // 2) // piece, 1)
     place = np.repeat(np.arange(len(count)), count)
@@ -199,8 +199,8 @@ def _of_calls(stretches: _Stretches) -> tuple[Ints, Ints, Floats]:
     return time, stretches.place[place], length[place]
 
 
-def lost_to_host(context: Context) -> Flags:
-    """Tells for each moment whether time of the host is lost then: while no GPU works. Without GPU work: always."""
+def host_time_lost(context: Context) -> Flags:
+    """Returns for each moment whether the host loses time then: while no GPU works. Without GPU work: always."""
     found, activity = context.get(moments), context.get(gpu)
     if not len(activity):
         return np.ones(len(found), np.bool_)

@@ -3,11 +3,10 @@
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from kineto_trace.analysis.host_time.op_times import op_times
-from kineto_trace.analysis.host_time.operator_views import without_gpu
+from kineto_trace.analysis.host_time.operator_views import op_times, without_gpu
 from kineto_trace.arrays.row_groups import subtree_sums, sums
+from kineto_trace.base.array_types import NOTHING, Flags, Ints
 from kineto_trace.model.activity_tables import STEP_PREFIX
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import calls, gpu, ops
@@ -19,17 +18,15 @@ from kineto_trace.structure.module_calls import (
     backward_roots,
     module_calls,
     module_name,
+    name_chains,
     paths,
 )
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view
 
-NOTHING = -1
 NS_PER_US = 1000
 SEPARATOR = "/"
 STEPS = "ProfilerStep"
-
-Ints = npt.NDArray[np.int64]
 
 
 @view(
@@ -79,7 +76,8 @@ def modules(context: Context) -> Answer:
     inside = np.flatnonzero(found.parent >= 0)
     length = found.end - found.start
     in_modules = sums(found.parent[inside], length[inside], count)
-    lasting = found.end[found.op[direct]] - table["start"][direct]  # of the module, from when an operator begins
+    # of the module, from the beginning of an operator on
+    lasting = found.end[found.op[direct]] - table["start"][direct]
     in_operators = sums(found.op[direct], np.minimum(times.host_total[direct], lasting), count)
     root, forward = backward_roots(context)
     of_module = found.op[forward] if len(forward) else np.empty(0, np.int64)
@@ -97,24 +95,25 @@ def modules(context: Context) -> Answer:
     }
     first = np.full(path_count, count, np.int64)
     np.minimum.at(first, found.path, np.arange(count))
-    order = _preorder(found.path[found.parent[first]] if count else first, found.parent[first] < 0, found.start[first])
+    above = np.where(found.parent[first] < 0, NOTHING, found.path[found.parent[first]]) if count else first
+    order = _preorder(above, found.parent[first] < 0, found.start[first])
     names = [module_name(context.trace.strings[number]) for number in found.name[first].tolist()]
-    texts, depth = _texts(found.path[found.parent[first]], found.parent[first] < 0, names)
+    chains = name_chains(above, names)
     values: dict[str, Any] = {
         key: (sums(found.path, column, path_count) / NS_PER_US)[order] for key, column in figures.items()
     }
     values["occurrences"] = np.bincount(found.path, minlength=path_count)[order]
     values["operators"] = sums(found.path[found.op[direct]], np.ones(len(direct)), path_count)[order]
     values["module_id"] = found.module[first][order]
-    values["path"] = [texts[number] for number in order.tolist()]
+    values["path"] = [SEPARATOR.join(chains[number]) for number in order.tolist()]
     values["name"] = [names[number] for number in order.tolist()]
-    values["depth"] = np.array(depth, np.int64)[order]
+    values["depth"] = found.depth[first][order]
     answer = Answer(values, [] if count else [NO_MODULES])
     return answer if len(activity) or not count else without_gpu(answer)
 
 
 def _direct_operators(context: Context, found: ModuleCalls) -> Ints:
-    """Rows of the operators that modules called themselves: not inside another operator of the same call."""
+    """Returns the operators that modules called themselves: not inside another operator of the same call."""
     tree = context.get(ops)
     above = tree.nested.tree.parent[tree.place]
     outer = np.append(found.op, NOTHING)[np.where(above >= 0, tree.row[above], -1)] if len(above) else above
@@ -125,8 +124,10 @@ def _direct_operators(context: Context, found: ModuleCalls) -> Ints:
     return np.flatnonzero((found.op >= 0) & ~wrapper & ((found.op != outer) | wrapped_above))
 
 
-def _preorder(above: Ints, outermost: npt.NDArray[np.bool_], start: Ints) -> Ints:
-    """Paths (outer ones have lower numbers) from the outside to the inside, siblings by start. One loop per path."""
+def _preorder(above: Ints, outermost: Flags, start: Ints) -> Ints:
+    """Orders paths (outer ones have lower numbers) from the outside to the inside, siblings by start. One loop per
+    path.
+    """
     children: dict[int, list[int]] = {}
     for number in np.argsort(start, kind="stable").tolist():
         children.setdefault(NOTHING if outermost[number] else int(above[number]), []).append(number)
@@ -137,17 +138,6 @@ def _preorder(above: Ints, outermost: npt.NDArray[np.bool_], start: Ints) -> Int
         order.append(number)
         stack += reversed(children.get(number, []))
     return np.array(order, np.int64)
-
-
-def _texts(above: Ints, outermost: npt.NDArray[np.bool_], names: list[str]) -> tuple[list[str], list[int]]:
-    """The texts and depths of paths (outer ones have lower numbers)."""
-    texts: list[str] = []
-    depth: list[int] = []
-    for number, name in enumerate(names):
-        outer = NOTHING if outermost[number] else int(above[number])
-        texts.append(name if outer == NOTHING else texts[outer] + SEPARATOR + name)
-        depth.append(0 if outer == NOTHING else depth[outer] + 1)
-    return texts, depth
 
 
 @view(
@@ -167,8 +157,8 @@ def _texts(above: Ints, outermost: npt.NDArray[np.bool_], names: list[str]) -> t
 def call_tree(context: Context, *, python: bool = False, max_depth: int = 0) -> Answer:
     """Operators and annotations of all threads merged by call path: equal chains of names form one row.
 
-    All training steps count as one, "ProfilerStep". Rows are ordered from the outside in; siblings with the most device
-    time come first, then those with the most host time.
+    All training steps count as one, "ProfilerStep". Rows are ordered from the outside in; siblings are ordered by
+    device time, then host time, largest first.
 
     Options:
     - python: include Python functions (recorded calls, not samples).
@@ -193,15 +183,13 @@ def call_tree(context: Context, *, python: bool = False, max_depth: int = 0) -> 
     first = np.full(count, len(tree), np.int64)
     np.minimum.at(first, path, np.arange(len(tree)))
     above, outermost = path[tree.parent[first]] if count else first, tree.parent[first] < 0
-    # Siblings in the order of their weight: a number that is lower for more time.
+    # Siblings in the order of their weight: a lower number means more time.
     rank = np.empty(count, np.int64)
     rank[np.lexsort((-host, -total))] = np.arange(count)
     order = _preorder(above, outermost, rank)
     names = [STEPS if is_step[number] else trace.strings[number] for number in name[first].tolist()]
     depth = tree.depth[first][order]
-    chains: list[list[str]] = []
-    for number, text in enumerate(names):
-        chains.append([text] if outermost[number] else [*chains[int(above[number])], text])
+    chains = name_chains(np.where(outermost, NOTHING, above), names)
     shown = order if not max_depth else order[depth < max_depth]
     values = {
         "path": [chains[number] for number in shown.tolist()],

@@ -1,16 +1,22 @@
 """What each moment of the training thread was for: a phase of the step, evaluation, or the user's other code.
 
 Theory of operation
-    The Python stack tells the phase (user_calls.py), and where it does not, the operator that runs: one that autograd
-    runs backward, or a forward one that has a backward. So a model that is written without modules has a forward, too.
+    The Python stack shows the phase (user_calls.py), and otherwise the running operator: one that autograd runs
+    backward, or a forward one that has a backward. So a model that is written without modules has a forward, too.
 
-    Of the samples of one slice only the first one's time is known, so what ran then counts for all of them: a slice may
-    go from a function's call in one step to the next call in another. Where the samples tell what the function called,
-    those in operators with a backward are the forward (user_callees.py).
+    Only the time of a slice's first sample is known, so it decides for all of them: a slice may extend from a
+    function's call in one step to the next call in another. Where the samples show the callee, those in operators with
+    a backward are the forward (user_calls.py).
 
     Inside the forward, the user's code counts as other if it calls a library for something else (to print, to
     wait …), sleeps, runs operators without a backward in a function of its own, or runs no operator for longer than
     LONG_GAP_NS: shorter stretches between operators of the forward are what calling them takes.
+
+The tree of user_calls, extended by nodes for the callees of a framework's training loop.
+    Where a framework has the loop (train() of a trainer), all of the training is one call of the user's: one entry of
+    user_calls. Such an entry, below which the training runs, is opened: every function of a library in it has a node,
+    down to where a phase of the training begins, a library of a known kind is called, or the user's code is called
+    back. All other entries stay as they are.
 """
 
 import re
@@ -19,30 +25,33 @@ from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from kineto_trace.analysis.host_time.host_moments import NOTHING, host_steps, lost_to_host, moments, thread_slices
-from kineto_trace.analysis.host_time.step_functions import StepPhase
-from kineto_trace.analysis.host_time.user_callees import trained_callees
-from kineto_trace.analysis.host_time.user_calls import user_calls
+from kineto_trace.analysis.host_time.host_moments import host_steps, host_time_lost, moments, thread_slices
+from kineto_trace.analysis.host_time.user_calls import (
+    CallTree,
+    StepPhase,
+    call_tree,
+    inclusive_sums,
+    trained_callees,
+    user_calls,
+)
 from kineto_trace.arrays.intervals import Union, containing, union
+from kineto_trace.base.array_types import NOTHING, Flags, Floats, Ints, Ints8
 from kineto_trace.kernel_traits.kernel_types import data_loading_names, matches
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import ops
 from kineto_trace.structure.fwd_bwd import op_roles
-from kineto_trace.structure.python.library_calls import CallKind
+from kineto_trace.structure.library_calls import CallKind
 
 LONG_GAP_NS = 1_000_000
 ASLEEP = 0.5
 OPTIMIZER = re.compile(r"^Optimizer\.(?:step|zero_grad)#")
-
-Ints = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
-Floats = npt.NDArray[np.float64]
+LOOP = 0.05  # of the time of the training below a node: then the node belongs to the loop
+_STEP = re.compile(r"^Optimizer\.step#")
 
 
-class Class(IntEnum):
-    """What a moment was for. FORWARD: with a backward, or not told. UNLINKED: a forward without a backward."""
+class MomentClass(IntEnum):
+    """What a moment was for. FORWARD: with a backward, or unknown. UNLINKED: a forward without a backward."""
 
     OTHER = 0
     LOADING = 1
@@ -54,17 +63,38 @@ class Class(IntEnum):
     ANOMALY = 7
 
 
+TRAINING = (MomentClass.FORWARD, MomentClass.BACKWARD, MomentClass.OPTIMIZER)
+
+
 @dataclass(frozen=True, slots=True)
 class MomentClasses:
-    """One value per moment. op: row of cpu_op; -1: none.
+    """One value per moment.
 
+    op: row of cpu_op, or -1.
     weight: ns that the host lost and in which it neither waited for the GIL nor collected garbage.
     """
 
-    kind: npt.NDArray[np.int8]
+    kind: Ints8
     weight: Floats
     op: Ints
     linked: Flags
+
+
+class _Gaps(NamedTuple):
+    """Per moment: whether no operator of the thread runs for long; whether the operators around it are forward.
+
+    Both are false inside an operator.
+    """
+
+    long: Flags
+    forward: Flags
+
+
+@dataclass(frozen=True, slots=True)
+class FrameworkCalls(CallTree):
+    """entry: per node, the node of the opened entry that contains it, or NOTHING."""
+
+    entry: Ints
 
 
 def moment_classes(context: Context) -> MomentClasses:
@@ -93,20 +123,30 @@ def moment_classes(context: Context) -> MomentClasses:
             forward & ~aside & ((op < 0) | linked | (found.time >= _last_backward(context))),
             forward & ~aside,
         ],
-        [Class.COMPILE, Class.ANOMALY, Class.LOADING, Class.BACKWARD, Class.OPTIMIZER, Class.FORWARD, Class.UNLINKED],
-        int(Class.OTHER),
+        [
+            MomentClass.COMPILE,
+            MomentClass.ANOMALY,
+            MomentClass.LOADING,
+            MomentClass.BACKWARD,
+            MomentClass.OPTIMIZER,
+            MomentClass.FORWARD,
+            MomentClass.UNLINKED,
+        ],
+        int(MomentClass.OTHER),
     ).astype(np.int8)
     weight = (
-        _calibrated(context, classes) * np.maximum(1 - found.waiting - found.collecting, 0) * context.get(lost_to_host)
+        _calibrated(context, classes)
+        * np.maximum(1 - found.waiting - found.collecting, 0)
+        * context.get(host_time_lost)
     )
     return MomentClasses(classes, weight, op, linked)
 
 
 def _calls_operators(context: Context) -> Flags:
-    """Tells for each moment whether a stack that is written down then is that of an operator, though none is seen.
+    """Returns for each moment whether a stack recorded then is that of an operator, though none is seen.
 
-    A slice may begin before the operator that it was sampled in. A module that is called by the user writes down no
-    stacks itself; and where anomaly mode is known to be on, it is what writes them.
+    A slice may begin before the operator that it was sampled in. A module that the user calls records no stacks itself;
+    and where anomaly mode is known to be on, it records them.
     """
     calls, slices, place = context.get(user_calls), context.get(thread_slices), context.get(moments).place
     if context.trace.target.settings.get("torch.anomaly_mode") is True:
@@ -117,17 +157,17 @@ def _calls_operators(context: Context) -> Flags:
     return told
 
 
-def _calibrated(context: Context, classes: npt.NDArray[np.int8]) -> Floats:
+def _calibrated(context: Context, classes: Ints8) -> Floats:
     """The weights of the moments, so that loading and the optimizer have the time of their exact annotations."""
     found, window = context.get(moments), context.get(host_steps)
     weight, total = found.weight.copy(), found.weight.sum()
     rest = np.ones(len(weight), np.bool_)
     for kind, names in (
-        (Class.LOADING, context.get(data_loading_names)),
-        (Class.OPTIMIZER, matches(context.trace.strings, OPTIMIZER)),
+        (MomentClass.LOADING, context.get(data_loading_names)),
+        (MomentClass.OPTIMIZER, matches(context.trace.strings, OPTIMIZER)),
     ):
         own = classes == kind
-        exact, sampled = annotated(context, names).within(window.start, window.end).sum(), weight[own].sum()
+        exact, sampled = annotated_time(context, names).within(window.start, window.end).sum(), weight[own].sum()
         if exact and sampled and 0.5 <= exact / sampled <= 2:
             weight[own] *= exact / sampled
             rest &= ~own
@@ -136,7 +176,7 @@ def _calibrated(context: Context, classes: npt.NDArray[np.int8]) -> Floats:
     return weight
 
 
-def annotated(context: Context, names: Flags) -> Union:
+def annotated_time(context: Context, names: Flags) -> Union:
     """Returns when the training thread was in annotations of these names."""
     table = context.trace.table("user_annotation")
     own = names[table["name"]] & (table["thread"] == context.get(host_steps).thread)
@@ -144,19 +184,9 @@ def annotated(context: Context, names: Flags) -> Union:
 
 
 def _last_backward(context: Context) -> int:
-    """When the last backward of the trace began: of what ran after it, the backward is not in the trace."""
+    """Returns when the last backward of the trace began: the backward of later operators is not in the trace."""
     table, backward = context.trace.table("cpu_op"), context.get(op_roles).backward
     return int(table["start"][backward].max()) if backward.any() else 0
-
-
-class _Gaps(NamedTuple):
-    """For each moment: whether no operator of the thread runs for long; whether those before and after it are forward.
-
-    Neither holds inside an operator.
-    """
-
-    long: Flags
-    forward: Flags
 
 
 def _gaps(context: Context) -> _Gaps:
@@ -175,7 +205,42 @@ def _gaps(context: Context) -> _Gaps:
 
 
 def _in_loader(context: Context) -> Flags:
-    """Tells for each moment whether the thread fetches a batch, by its annotations."""
-    found, fetching = context.get(moments), annotated(context, context.get(data_loading_names))
+    """Returns for each moment whether the thread fetches a batch, by its annotations."""
+    found, fetching = context.get(moments), annotated_time(context, context.get(data_loading_names))
     within: Flags = containing(*fetching, found.time) >= 0
     return within
+
+
+def framework_calls(context: Context) -> FrameworkCalls:
+    """Returns the tree of the training thread."""
+    slices, calls, found = context.get(thread_slices), context.get(user_calls), context.get(moments)
+    classes = context.get(moment_classes)
+    node = calls.node[found.place]
+    trains = np.isin(classes.kind, TRAINING)
+    below = inclusive_sums(calls, np.bincount(node[trains], found.weight[trains], len(calls)))
+    loops = ~calls.user & (below > LOOP * float(found.weight[trains].sum()))
+    name = context.trace.table("python_function")["name"][slices.row].astype(np.int64)
+    user = np.zeros(len(slices), np.bool_)
+    user[calls.user_slice[calls.user_slice == np.arange(len(slices))]] = True
+    opened = loops[calls.node]
+    aside = (calls.phase == StepPhase.NONE) & (calls.kind == CallKind.NONE) & ~calls.loading
+    tree = call_tree(slices, name, user, opens=user | (opened & aside))
+    in_opened = np.zeros(len(tree), np.bool_)
+    in_opened[tree.node[opened]] = True
+    entry = np.full(len(tree), NOTHING, np.int64)
+    for place in np.flatnonzero(in_opened).tolist():
+        above = int(tree.parent[place])
+        entry[place] = entry[above] if above != NOTHING and entry[above] != NOTHING else place
+    return FrameworkCalls(tree.name, tree.parent, tree.user, tree.node, entry)
+
+
+def optimizer_steps(context: Context) -> Union:
+    """Returns when an optimizer was in its step."""
+    table = context.trace.table("user_annotation")
+    own = matches(context.trace.strings, _STEP)[table["name"]]
+    return union(table["start"][own], table.end()[own])
+
+
+def optimizer_name(context: Context) -> str:
+    """Returns the class and method of the first optimizer, such as SGD.step; "" if none stepped."""
+    return next((_STEP.sub("", text) for text in context.trace.strings if _STEP.match(text)), "")

@@ -1,20 +1,32 @@
-"""The operator table: host and device time of every operator, by name, by input shapes, by call stack."""
+"""Operators by name: their times, inputs and tensor core use.
 
+Time of each operator on the host and on the device, with and without nested operators.
+
+Theory of operation
+    The operators of a thread, sorted by start with the enclosing one first, are their tree in preorder, so that the
+    sum over an operator and all below it is a difference of running sums. Everything is integer ns.
+
+    The time of a GPU activity belongs to the innermost operator around its call (parts.gpu). Simultaneous activities
+    each count in full, as in PyTorch's own tables.
+
+    A call inside another call (a driver call inside a runtime call) took no host time of its own.
+"""
+
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
-from kineto_trace.analysis.gpu_time.gpu_events import NO_GPU
-from kineto_trace.analysis.host_time.op_inputs import input_shapes
-from kineto_trace.analysis.host_time.op_times import op_times, tensor_times
-from kineto_trace.arrays.row_groups import Groups, group
-from kineto_trace.kernel_traits.operator_types import OPERATOR_TYPES, operator_types
-from kineto_trace.kernel_traits.tensor_cores import names_tell
+from kineto_trace.analysis.gpu_time_views import NO_GPU
+from kineto_trace.arrays.codec import Events
+from kineto_trace.arrays.row_groups import Groups, group, subtree_sums, sums
+from kineto_trace.base.array_types import NOTHING, AnyArray, Flags, Floats, Ints
+from kineto_trace.kernel_traits.kernel_types import OPERATOR_TYPES, operator_types
+from kineto_trace.kernel_traits.precisions import eligible_op_names, names_tell, uses_tensor_cores
 from kineto_trace.model.context import Context
-from kineto_trace.structure.activity_links import captured_ops, gpu, inside_equals
+from kineto_trace.structure.activity_links import KERNEL, calls, captured_ops, gpu, gpu_vendor, inside_equals, ops
 from kineto_trace.structure.call_stacks import NO_STACK, call_stacks
-from kineto_trace.structure.gpu_devices import gpu_vendor
+from kineto_trace.structure.event_arguments import argument_objects
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view
 
@@ -26,8 +38,49 @@ _IN_GRAPHS = (
     "for the operators that launched the graphs, in the view graph_operators for those that were captured"
 )
 GPU_FIGURES = ("device_", "tensor_core_self", "tensor_core_total", "backward_device")
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+SHAPES = ("Input Dims", "Input dims")  # newer and older traces
+
+
+@dataclass(frozen=True, slots=True)
+class OpTimes:
+    """One value per row of cpu_op, times in ns.
+
+    host_total: from start to end.
+    host_exclusive: without nested operators.
+    host_self: host_exclusive without the operator's own calls to the runtime and driver.
+    device_self: of the GPU activities that its own calls caused.
+    device_total: device_self including nested operators.
+    """
+
+    host_total: Ints
+    host_exclusive: Ints
+    host_self: Ints
+    device_self: Ints
+    device_total: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class TensorTimes:
+    """One value per row of cpu_op.
+
+    own, total: like the device times of OpTimes (ns), for kernels with tensor cores only.
+    eligible: whether it or a nested operator could use tensor cores, by its name, or did.
+    """
+
+    own: Ints
+    total: Ints
+    eligible: Flags
+
+
+@dataclass(frozen=True, slots=True)
+class OpTexts:
+    """number: per row of cpu_op, a place in `texts`.
+
+    texts: distinct; None if the operator has no such argument.
+    """
+
+    number: Ints
+    texts: tuple[str | None, ...]
 
 
 @view(
@@ -74,22 +127,21 @@ def operators(context: Context, *, group_by: GroupBy = "name", stacks: bool = Fa
     """Operators by name: how often each ran, and its time on the host and on the GPU.
 
     A kernel, copy or fill belongs to the innermost operator around the call that caused it, which the correlation id
-    identifies. Times are sums over all calls; overlapping work counts each time. The total of an operator includes all
-    operators inside it, so totals of different rows must not be added; where one runs inside another one of its row,
-    the outer one's total has its time, which counts once. The rows with the most device_self_us come first; without GPU
-    work, those with the most host_self_us, and the figures of the GPU are missing.
+    identifies. Times are sums over all calls; overlapping work counts each time. The total of an operator includes
+    nested operators, so totals of different rows must not be added; an operator nested in one of its own row adds
+    nothing. Rows are ordered by device_self_us, largest first; without GPU work, by host_self_us, and the GPU columns
+    are missing.
 
     Options:
     - group_by: "name"; "name+shape" for one row per distinct input shapes; "type" for one row per kind of work, such as
-      matrix products, told by the names of PyTorch's operators (nodes of the backward pass are of the kind that they
-      are for).
+      matrix products, by the names of PyTorch's operators (nodes of the backward pass have the kind of their forward).
     - stacks: one row per distinct call stack. Stacks are the recorded ones, otherwise those of the trace's Python
       functions; operators without a stack have a row of their own.
     """
     table, times, tensor = context.trace.table("cpu_op"), context.get(op_times), context.get(tensor_times)
     shapes = context.get(input_shapes) if group_by == "name+shape" else None
     kinds = context.get(operator_types)[table["name"]] if group_by == "type" else None
-    keys: list[npt.NDArray[Any]] = [table["name"] if kinds is None else kinds]
+    keys: list[AnyArray] = [table["name"] if kinds is None else kinds]
     if shapes is not None:
         keys.append(shapes.number)
     if stacks:
@@ -128,14 +180,14 @@ def operators(context: Context, *, group_by: GroupBy = "name", stacks: bool = Fa
 
 
 def _of_graphs(context: Context) -> list[str]:
-    """Tells how much GPU time other operators have, which captured CUDA graphs and did not run."""
+    """Returns a note on the GPU time of operators that captured CUDA graphs and did not run themselves."""
     activity, captured = context.get(gpu), context.get(captured_ops) >= 0
     took = int((activity.end - activity.start)[captured].sum())
     return [_IN_GRAPHS.format(took / NS_PER_US / 1000)] if took else []
 
 
 def without_gpu(answer: Answer) -> Answer:
-    """The same without figures of GPUs, which are not zero but unknown where no GPU activity was recorded."""
+    """Returns the answer without GPU columns, which are unknown, not zero, where no GPU activity was recorded."""
     values = {
         name: [None] * len(column) if name.startswith(GPU_FIGURES) else column for name, column in answer.values.items()
     }
@@ -151,14 +203,16 @@ def operator_columns(
     groups: Groups,
     calls: Ints,
     sums: dict[str, Floats],
-    eligible: npt.NDArray[np.bool_],
+    eligible: Flags,
     order: Ints,
     shapes: Any,
     stacks: Any,
     notes: list[str],
     op_rows: Ints | None = None,
 ) -> Answer:
-    """The columns of the view. op_rows: the row of cpu_op of each grouped row; None: they are the rows of cpu_op."""
+    """Returns the columns of the view. op_rows: the row of cpu_op of each grouped row; None if they are rows
+    of cpu_op.
+    """
     first = groups.first[order] if op_rows is None else op_rows[groups.first[order]]
     table, strings = context.trace.table("cpu_op"), context.trace.strings
     values = {name: column[order] for name, column in sums.items() if name.endswith("_us")}
@@ -189,10 +243,75 @@ def _texts(shapes: Any, rows: Ints) -> list[str | None]:
 
 
 def _of_all(parts: Floats) -> Floats:
-    """Percent of their sum."""
+    """Returns each value in per cent of their sum."""
     return _share(parts, np.full(len(parts), parts.sum()))
 
 
 def _share(part: Floats, whole: Floats) -> Floats:
-    """Percent; 0 where there is nothing."""
+    """Returns the share in per cent; 0 where the whole is 0."""
     return np.divide(100 * part, whole, out=np.zeros(len(whole)), where=whole > 0)
+
+
+def op_times(context: Context) -> OpTimes:
+    """Returns the times of all operators."""
+    tree = context.get(ops)
+    events, nest, count = tree.nested.events, tree.nested.tree, len(tree.row)
+    exclusive = nest.self_time[tree.place]
+    activity = context.get(gpu)
+    owned = activity.op >= 0
+    op, took = activity.op[owned], (activity.end - activity.start)[owned]
+    device = sums(op, took, count)
+    return OpTimes(
+        host_total=(nest.end - events.start)[tree.place],
+        host_exclusive=exclusive,
+        host_self=np.maximum(exclusive - _own_calls(context, count), 0),  # calls may outlive operators
+        device_self=device,
+        device_total=subtree_sums(device[tree.row], nest.stop)[tree.place],
+    )
+
+
+def _own_calls(context: Context, count: int) -> Ints:
+    """Returns the time (ns) of each operator's own calls."""
+    called = context.get(calls)
+    if not len(called):
+        return np.zeros(count, np.int64)
+    order = Events(called.thread, called.start, called.end).order()
+    start, end, thread = called.start[order], called.end[order], called.thread[order]
+    # Concatenates the tracks on one axis, so that a running maximum does not reach from one to the next.
+    low, length = int(start.min()), int(end.max()) - int(start.min()) + 1
+    turn = np.zeros(len(order), np.int64)
+    np.cumsum(thread[1:] != thread[:-1], out=turn[1:])
+    if (int(turn[-1]) + 1) * length < 2**62:
+        reach = np.maximum.accumulate(end - low + turn * length)
+        begin = start - low + turn * length
+    else:  # absurd times
+        reach, begin = np.maximum.accumulate(end), start
+    outer = np.ones(len(order), np.bool_)
+    outer[1:] = begin[1:] >= reach[:-1]
+    mine = order[outer & (called.op[order] != NOTHING)]
+    return sums(called.op[mine], called.end[mine] - called.start[mine], count)
+
+
+def tensor_times(context: Context) -> TensorTimes:
+    """Returns the time that each operator used tensor cores."""
+    tree, activity = context.get(ops), context.get(gpu)
+    stop = tree.nested.tree.stop
+    chosen = (activity.op >= 0) & (activity.kind == KERNEL) & context.get(uses_tensor_cores)[activity.name]
+    own = sums(activity.op[chosen], (activity.end - activity.start)[chosen], len(tree.row))
+    eligible = context.get(eligible_op_names)[context.trace.table("cpu_op")["name"]] | (own > 0)
+    return TensorTimes(
+        own=own,
+        total=subtree_sums(own[tree.row], stop)[tree.place],
+        eligible=subtree_sums(eligible[tree.row], stop)[tree.place] > 0,
+    )
+
+
+def input_shapes(context: Context) -> OpTexts:
+    """Returns the input shapes of all operators as Python prints the lists: "[[64, 512], []]"."""
+    number = np.zeros(len(context.trace.table("cpu_op")), np.int64)
+    texts: dict[str | None, int] = {None: 0}
+    for name in reversed(SHAPES):
+        places, values = argument_objects(context, "cpu_op", name)
+        shown = [0 if value is None else texts.setdefault(str(value), len(texts)) for value in values]
+        number = np.where(places != NOTHING, np.array([*shown, 0], np.int64)[places], number)
+    return OpTexts(number, tuple(texts))

@@ -1,4 +1,4 @@
-"""The view of sampled Python: which functions and lines ran."""
+"""The view of sampled Python: functions and lines that ran."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -9,13 +9,13 @@ from kineto_trace.arrays.row_groups import Groups, group
 from kineto_trace.model.context import Context
 from kineto_trace.model.line_counts import STATES, WAITS, LineCount, format_lines
 from kineto_trace.model.trace import NO_STRING, Table, Trace
-from kineto_trace.structure.python.python_samples import (
+from kineto_trace.structure.python_frames import (
     IDLE,
     RUNNING,
     UNKNOWN,
     WAITING,
     LineSamples,
-    idle_for,
+    idle_reasons,
     line_samples,
     sample_period_ns,
 )
@@ -105,9 +105,9 @@ def python_samples(context: Context, *, by: SamplesBy = "line", thread: str = ""
 
 
 def _waits(table: Table, found: LineSamples, groups: Groups) -> list[str | None]:
-    """For each group what its idle samples waited for.
+    """Returns for each group what its idle samples waited for.
 
-    Only a slice as a whole knows that: by line, slices that were idle at several lines are left out.
+    Only whole slices have this information: by line, slices that were idle at several lines are left out.
     """
     idle = found.counts[:, IDLE] > 0
     lowest, highest = np.full(len(table), len(groups)), np.full(len(table), -1)
@@ -115,11 +115,11 @@ def _waits(table: Table, found: LineSamples, groups: Groups) -> list[str | None]
     np.maximum.at(highest, found.row[idle], groups.number[idle])
     rows = np.flatnonzero(lowest == highest)
     counts = [np.bincount(lowest[rows], table[wait][rows], len(groups)) for wait in WAITS[1:]]
-    return [idle_for([0, *map(int, row)]) for row in zip(*counts, strict=True)]
+    return [idle_reasons([0, *map(int, row)]) for row in zip(*counts, strict=True)]
 
 
 def _callers(trace: Trace, found: LineSamples, groups: Groups) -> dict[int, str]:
-    """For each group who called it in most of its samples, with the line."""
+    """Returns for each group the caller in most of its samples, with the line."""
     table = trace.table("python_function")
     line, parent = table["call_line"][found.row].astype(np.int64), table["parent"][found.row].astype(np.int64)
     caller = np.where(parent >= 0, table["name"][parent].astype(np.int64), NO_STRING)
@@ -132,7 +132,7 @@ def _callers(trace: Trace, found: LineSamples, groups: Groups) -> dict[int, str]
 
 
 def _gil_holders(trace: Trace, found: LineSamples, groups: Groups) -> dict[int, str]:
-    """For each group the thread that held the GIL in most of the samples in which it waited."""
+    """Returns for each group the thread that held the GIL in most of the samples in which it waited."""
     holder = trace.table("python_function")["gil_holder"][found.row].astype(np.int64)
     names = trace.target.threads
     commonest = _commonest(groups.number, [holder], np.where(holder > 0, found.counts[:, WAITING], 0))
@@ -144,7 +144,7 @@ def _gil_holders(trace: Trace, found: LineSamples, groups: Groups) -> dict[int, 
 
 
 def _commonest(number: Any, keys: Sequence[Any], samples: Any) -> dict[int, int]:
-    """For each group an entry of those that are equal in all keys and have the most samples together."""
+    """Returns for each group an entry of those that are equal in all keys and have the most samples together."""
     parts = group([number, *keys])
     sums = parts.sums(samples)
     found: dict[int, int] = {}
@@ -163,7 +163,7 @@ def _of_threads(context: Context, found: LineSamples, text: str) -> LineSamples:
 
 
 def _lines(found: LineSamples, number: Any) -> dict[int, list[LineCount]]:
-    """For each group its lines, the one with the most busy samples first."""
+    """Returns for each group its lines, the one with the most busy samples first."""
     lines = group([number, found.line])
     counts = np.stack([lines.sums(found.counts[:, state]) for state in range(len(STATES))], axis=1)
     result: dict[int, list[LineCount]] = {}

@@ -1,25 +1,59 @@
-"""Views of the host's part of training steps: phases, the program's hottest lines, loading."""
+"""Views of the host's part of training steps: phases, the program's hottest lines, loading.
+
+When the training thread loads, computes forward and backward, and updates the parameters, by exact events.
+
+Theory of operation
+    Loading and the optimizer are annotations that torch makes. The backward is the time of the operators that
+    autograd's engine runs, on any thread, since the training thread waits for them; the forward that of the outermost
+    operators that have a backward. Short gaps in a phase (up to LONG_GAP_NS) are the cost of calling the operators and
+    belong to it, unless another phase begins there. Where two phases overlap, the first one in the order of STEP_PHASES
+    counts: an optimizer may be called with a closure that runs forward and backward. The rest is "other", so the parts
+    of a step sum to its length.
+"""
 
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from kineto_trace.analysis.host_time.host_moments import NOTHING, host_steps, moments, thread_slices
-from kineto_trace.analysis.host_time.moment_classes import Class, moment_classes
-from kineto_trace.analysis.host_time.step_phases import OTHER, STEP_PHASES, step_phases
-from kineto_trace.analysis.host_time.user_callees import own_callees
-from kineto_trace.analysis.host_time.user_calls import user_calls
-from kineto_trace.analysis.host_time.user_lines import user_lines
+from kineto_trace.analysis.host_time.host_moments import host_steps, moments, thread_slices
+from kineto_trace.analysis.host_time.moment_classes import (
+    LONG_GAP_NS,
+    OPTIMIZER,
+    MomentClass,
+    annotated_time,
+    moment_classes,
+)
+from kineto_trace.analysis.host_time.user_calls import own_callees, user_calls, user_lines
+from kineto_trace.arrays.intervals import Union, difference, union
 from kineto_trace.arrays.row_groups import group
+from kineto_trace.base.array_types import NOTHING, Ints
+from kineto_trace.kernel_traits.kernel_types import data_loading_names, matches
 from kineto_trace.model.context import Context
-from kineto_trace.structure.python.code_places import code_place
-from kineto_trace.structure.python.library_calls import CallKind
+from kineto_trace.structure.activity_links import ops
+from kineto_trace.structure.fwd_bwd import op_roles
+from kineto_trace.structure.library_calls import CallKind, code_place
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view
 
 NO_STEPS = "the trace has no training steps: the whole trace counts as one"
 NO_PYTHON = "the trace has no Python functions of the training thread: record with --with-stack"
+_PARTS = {
+    MomentClass.OTHER: "other",
+    MomentClass.LOADING: "loading",
+    MomentClass.FORWARD: "forward",
+    MomentClass.UNLINKED: "forward without backward",
+    MomentClass.BACKWARD: "backward",
+    MomentClass.OPTIMIZER: "optimizer",
+    MomentClass.COMPILE: "compilation",
+    MomentClass.ANOMALY: "anomaly mode",
+}
+_DOES = {
+    CallKind.WORKER_WAIT: "waiting for workers",
+    CallKind.WORKER_START: "starting workers",
+    CallKind.COLLATE: "collating",
+}
+STEP_PHASES = ("loading", "forward", "backward", "optimizer")
+OTHER = "other"
 _MEANINGS = {
     "loading": "waiting for the next batch",
     "optimizer": "the optimizer's step and zero_grad",
@@ -27,8 +61,6 @@ _MEANINGS = {
     "forward": "operators that have a backward",
     OTHER: "all else: the program's own code",
 }
-
-Ints = npt.NDArray[np.int64]
 
 
 @view(
@@ -67,18 +99,6 @@ def step_phase_times(context: Context) -> Answer:
     return Answer(values, notes)
 
 
-_PARTS = {
-    Class.OTHER: "other",
-    Class.LOADING: "loading",
-    Class.FORWARD: "forward",
-    Class.UNLINKED: "forward without backward",
-    Class.BACKWARD: "backward",
-    Class.OPTIMIZER: "optimizer",
-    Class.COMPILE: "compilation",
-    Class.ANOMALY: "anomaly mode",
-}
-
-
 @view(
     "hot_lines",
     columns(
@@ -95,10 +115,10 @@ _PARTS = {
     ),
 )
 def hot_lines(context: Context) -> Answer:
-    """The lines of the program's own code with the most time on the training thread, with all that they call.
+    """The lines of the program's own code with the most time on the training thread, including everything they call.
 
     A moment belongs to the innermost function that is neither of a package nor of Python itself. Other threads, and
-    time outside the steps, do not count. The line of a function that calls others is told where nearly all samples of
+    time outside the steps, do not count. The line of a function that calls others is known where nearly all samples of
     that call agree.
     """
     found, calls, classes = context.get(moments), context.get(user_calls), context.get(moment_classes)
@@ -124,7 +144,7 @@ def hot_lines(context: Context) -> Answer:
             "function": [place.shown for place in places],
             "file": [place.file for place in places],
             "line": [int(line) or None for line in lines[first]],
-            "part": [_PARTS[Class(kind)] for kind in classes.kind[rows][first].tolist()],
+            "part": [_PARTS[MomentClass(kind)] for kind in classes.kind[rows][first].tolist()],
             "calls": [
                 code_place(strings[number]).shown if number >= 0 else names[in_c] if in_c >= 0 else None
                 for number, in_c in zip(entry[first].tolist(), callees[first].tolist(), strict=True)
@@ -137,13 +157,6 @@ def hot_lines(context: Context) -> Answer:
         },
         [] if len(found) else [NO_PYTHON],
     )
-
-
-_DOES = {
-    CallKind.WORKER_WAIT: "waiting for workers",
-    CallKind.WORKER_START: "starting workers",
-    CallKind.COLLATE: "collating",
-}
 
 
 @view(
@@ -160,13 +173,13 @@ _DOES = {
     ),
 )
 def data_loading(context: Context) -> Answer:
-    """How long the training thread is blocked by the DataLoader, and by what: its own work, or waiting for workers.
+    """How long the DataLoader blocks the training thread, and why: its own work, or waiting for workers.
 
-    Worker processes are not in the trace of the training process: what they do is in a trace of their own pids. An
-    iterator of the program's own, without torch's DataLoader, is not recognized; the view hot_lines shows it.
+    Worker processes are not in the trace of the training process: each has a trace of its own pid. An iterator of the
+    program's own, without torch's DataLoader, is not recognized; the view hot_lines shows it.
     """
     found, calls, classes = context.get(moments), context.get(user_calls), context.get(moment_classes)
-    rows = np.flatnonzero(classes.kind == Class.LOADING)
+    rows = np.flatnonzero(classes.kind == MomentClass.LOADING)
     window, table, strings = context.get(host_steps), context.trace.table("python_function"), context.trace.strings
     slices = context.get(thread_slices)
     inner = calls.user_slice[found.place[rows]]
@@ -197,3 +210,44 @@ def data_loading(context: Context) -> Answer:
         },
         notes,
     )
+
+
+def step_phases(context: Context) -> Ints:
+    """Returns the time (ns) of each of STEP_PHASES, and of OTHER, in each step of host_steps: [phase, step]."""
+    window = context.get(host_steps)
+    taken, shares = union(np.empty(0, np.int64), np.empty(0, np.int64)), []
+    for phase in phase_times(context):
+        shares.append(difference(phase, taken).within(window.start, window.end))
+        taken = union(np.concatenate([taken.start, phase.start]), np.concatenate([taken.end, phase.end]))
+    shares.append(window.end - window.start - taken.within(window.start, window.end))
+    return np.stack(shares)
+
+
+def phase_times(context: Context) -> tuple[Union, Union, Union, Union]:
+    """Returns when each of STEP_PHASES runs on the host; where they overlap, the first one counts."""
+    thread, table, roles = context.get(host_steps).thread, context.trace.table("cpu_op"), context.get(op_roles)
+    outermost = context.get(ops).nested.tree.parent[context.get(ops).place] < 0
+    start, end = table["start"], table.end()
+    backward = roles.backward & outermost
+    forward = roles.linked & outermost & (table["thread"] == thread) & ~backward
+    loading = annotated_time(context, context.get(data_loading_names))
+    optimizer = annotated_time(context, matches(context.trace.strings, OPTIMIZER))
+    ahead, back = (union(start[chosen], end[chosen]) for chosen in (forward, backward))
+    borders = [loading.start, optimizer.start]
+    return (
+        loading,
+        _closed(ahead, np.concatenate([*borders, back.start])),
+        _closed(back, np.concatenate([*borders, ahead.start])),
+        optimizer,
+    )
+
+
+def _closed(found: Union, borders: Ints) -> Union:
+    """Closes the union's short gaps that contain no border."""
+    if not len(found.start):
+        return found
+    low, high = found.end[:-1], found.start[1:]
+    borders = np.sort(borders)
+    crossed = np.searchsorted(borders, high, side="left") > np.searchsorted(borders, low, side="left")
+    apart = (high - low > LONG_GAP_NS) | crossed
+    return Union(found.start[np.append(True, apart)], found.end[np.append(apart, True)])

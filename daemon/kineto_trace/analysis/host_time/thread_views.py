@@ -1,41 +1,40 @@
 """Views of threads and the process on the host's CPUs: what ran, what waited for a CPU, and what limits them.
 
 The figures of the kernel (model/kernel_counters.py) come first: they cover every thread and all of the time. Samples
-say what the kernel does not know: whether a thread waited for the GIL or held it.
+add what the kernel does not know: whether a thread waited for the GIL or held it.
 """
 
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from kineto_trace.base.array_types import Floats, Ints
 from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
-from kineto_trace.model.kernel_counters import UNKNOWN, Ints, KernelCounters
+from kineto_trace.model.kernel_counters import UNKNOWN, KernelCounters
 from kineto_trace.model.line_counts import WAITS
 from kineto_trace.structure.activity_links import calls
-from kineto_trace.structure.python.python_samples import idle_for
-from kineto_trace.structure.python.thread_use import ThreadUse, is_native, thread_use, window_ns
+from kineto_trace.structure.python_frames import ThreadUse, idle_reasons, is_native, thread_use, window_ns
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view
 
 NOTED_WAIT_PCT = 5.0  # of the CPU time that threads wanted
 NOTED_THROTTLING_PCT = 5.0  # of the periods of a CPU quota
-CROWDED = 0.25  # of the time in which threads or processes could have run they had no CPU
+CROWDED = 0.25  # share of the time without a CPU while threads or processes could have run
 LEAST_WAIT = 0.05  # of the trace
-MIN_COVERED = 0.95  # of the window, else the views say so
+MIN_COVERED = 0.95  # of the window; below it the views have a note
 NO_COUNTERS = "the kernel's counters of threads are not in this trace: kinetod records them, other tools do not"
 
 
 def counters_of(context: Context) -> KernelCounters | None:
-    """Returns what the kernel counted for the process; None if it was not recorded."""
+    """Returns the kernel's counters of the process; None if they were not recorded."""
     return KernelCounters.parse(context.trace.target.kernel_counters)
 
 
 def share_without_cpu(context: Context) -> float:
     """Returns the share of the time in which threads that launch work could have run, but waited for a CPU.
 
-    0.0: they waited for less than a quarter of it or 5 % of the trace, or it is unknown.
+    0.0 if that is less than a quarter of it or 5 % of the trace, or unknown.
     """
     found = counters_of(context)
     if found is None:
@@ -112,7 +111,7 @@ _COLUMNS = ("thread", "python", "cpu_us", "cpu_pct", *_FROM_KERNEL, *_EVENTS, *_
 
 
 def _thread_rows(found: KernelCounters | None, uses: dict[int, ThreadUse], window: int) -> list[dict[str, Any]]:
-    """One row for each thread that ran, waited for a CPU or was sampled."""
+    """Returns one row for each thread that ran, waited for a CPU or was sampled."""
     counted = found.by_thread() if found is not None else {}
     events = _events(found) if found is not None else {}
     lives = found.life_of() if found is not None else {}
@@ -129,7 +128,7 @@ def _thread_rows(found: KernelCounters | None, uses: dict[int, ThreadUse], windo
             row |= {"cpu_us": use.cpu_ns / 1000, "cpu_pct": 100 * use.cpu_ns / window}
         if use is not None:
             row |= {"python": not is_native(use), **{name: getattr(use, name) for name in _SAMPLED}}
-            row["idle_for"] = idle_for([getattr(use, name, 0) for name in WAITS])
+            row["idle_for"] = idle_reasons([getattr(use, name, 0) for name in WAITS])
         rows.append(row)
     return sorted(rows, key=lambda row: (-row["cpu_us"], -(row["cpu_wait_us"] or 0), row["thread"]))
 
@@ -223,7 +222,7 @@ _TIMES = ("start_us", "duration_us", "thread", "name", "cpu_pct", "cpu_wait_pct"
     ),
 )
 def process_use(context: Context) -> Answer:
-    """What the process used of the host's CPUs, memory pages and storage, and what limits it; one row.
+    """How the process used the host's CPUs, memory pages and storage, and what limits it; one row.
 
     All figures are the kernel's own counters for the process, without its child processes (DataLoader workers).
     """
@@ -298,7 +297,7 @@ def child_processes(context: Context) -> Answer:
 _CHILD = ("pid", "name", "seconds", "cpu_pct", "cpu_wait_pct", "major_faults", "read_bytes")
 
 
-def _known_rate(values: Ints, seconds: npt.NDArray[np.float64]) -> list[float | None]:
+def _known_rate(values: Ints, seconds: Floats) -> list[float | None]:
     pairs = zip(values.tolist(), seconds.tolist(), strict=True)
     return [None if value == UNKNOWN else value / length for value, length in pairs]
 
@@ -312,7 +311,7 @@ def throttled_pct(found: KernelCounters) -> float | None:
 
 
 def _limits_noted(found: KernelCounters) -> list[str]:
-    """Notes on what keeps threads from running."""
+    """Returns notes on limits that keep threads from running."""
     notes = list(found.notes)
     share = throttled_pct(found)
     if share is not None and share >= NOTED_THROTTLING_PCT:

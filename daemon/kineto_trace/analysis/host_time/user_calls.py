@@ -1,4 +1,4 @@
-"""The calls of the training thread as a tree of the user's functions and of what these call in libraries.
+"""The program's own functions in the training: the tree of their calls, their lines and their callees.
 
 Theory of operation
     A node is a user's function below the node that called it, or the first library function that a user's function
@@ -7,52 +7,156 @@ Theory of operation
     one depth are numbered at once.
 
     A slice also has the phase that the innermost function of torch around it began (none in the closure of an
-    optimizer), and the kind of the outermost
-    library function of a known kind below the innermost user's function, or a kind that holds for all below it.
+    optimizer), and the kind of the outermost library function of a known kind below the innermost user's function, or a
+    kind that holds for everything below it.
 
-    What runs below an import, up to the user's code, is importing: the modules of a compiler, of the DataLoader and of
-    the optimizers neither compile nor begin a phase when they are imported. An import inside a compilation is a part
-    of it, but one in the call of torch.compile is none: that call compiles nothing.
+    Everything below an import, up to the user's code, is importing: the modules of a compiler, of the DataLoader and of
+    the optimizers neither compile nor begin a phase when they are imported. An import inside a compilation is part of
+    it, but one in the call of torch.compile is not: that call compiles nothing.
+
+Callees of the training thread's lines that are not Python functions but C, according to the samples.
+    A slice of a function that calls many operators counts many samples, and only the first one's time is known. The
+    callees of the others ("loss.mean", "torch.matmul") name their operators. If nearly all operators of that name on
+    the training thread have a backward, those samples are a part of the forward. A method of another class may have
+    the same name: then its samples have more time than those operators, and are ignored.
 """
 
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import IntEnum
 
 import numpy as np
-import numpy.typing as npt
 
-from kineto_trace.analysis.host_time.call_tree import CallTree, call_tree, levels
-from kineto_trace.analysis.host_time.host_moments import NOTHING, thread_slices
-from kineto_trace.analysis.host_time.step_functions import StepPhase, begun_phases
+from kineto_trace.analysis.host_time.host_moments import ThreadSlices, host_steps, moments, thread_slices
+from kineto_trace.arrays.row_groups import group, places_by_value
+from kineto_trace.base.array_types import NOTHING, AnyArray, Flags, Floats, Ints, Ints8
 from kineto_trace.model.context import Context
-from kineto_trace.structure.python.library_calls import CallKind, function_kinds
+from kineto_trace.structure.activity_links import ops
+from kineto_trace.structure.fwd_bwd import op_roles
+from kineto_trace.structure.library_calls import CallKind, CodePlace, code_place, function_kinds, function_places
+from kineto_trace.structure.python_frames import CalleeSamples, callee_kind, callee_samples, line_samples
 
-STICKY = (CallKind.COMPILE, CallKind.ANOMALY, CallKind.RESET)  # hold for everything below, also for user's code
+STICKY = (CallKind.COMPILE, CallKind.ANOMALY, CallKind.RESET)  # hold for everything below, including user's code
+_CLOSURE = r": (?:.*\.)?(?:_wrap_)?closure$|: Closure\.__call__$"  # Lightning's, and that of torch's documentation
+_NO_OPTIMIZER = r"(?!\w+\.(?:__|state_dict|load_state|register_))"
+_NO_FORWARD = (
+    r"(?!\w+\.(?:__(?!call__)|_apply|_?named_|parameters|buffers|children|modules|state_dict|load_state|_save_to|_load_from"
+    r"|train$|eval$|to$|zero_grad|requires_grad|register_)|Parameter(?:Dict|List)\.)"
+)
+NEARLY_ALL = 0.9  # of the operators of a name
+LONGER = 2  # times the operators: the cost of calling them
+FEW = 4  # more samples than this are not chance
+TOLD = 0.1  # of a finding's time: callees with less are not named
+MOST_TOLD = 3
+FEW_ON_A_LINE = 3  # samples of a call: if there are so few, all agree on its line, or nearly
 
-Ints = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
+
+# The functions of torch and Keras in which the parts of a training step begin, by name.
+# A phase begins in a library's function: the DataLoader's iterators, the call of a module, backward(), an optimizer. An
+# optimizer that is given a closure calls the whole step: what runs below the closure is not the optimizer's.
+class StepPhase(IntEnum):
+    """The parts of a training step on the host. CLOSURE: called by an optimizer, for the loss and its gradients."""
+
+    NONE = 0
+    LOADING = 1
+    FORWARD = 2
+    BACKWARD = 3
+    OPTIMIZER = 4
+    CLOSURE = 5
+
+
+_BEGINS = (
+    (
+        StepPhase.LOADING,
+        r"(?:^|/)torch/utils/data/[^:]*: |(?:^|/)keras/(?:[^:]*/)?(?:epoch_iterator\.py|data_adapters/[^:]*): ",
+    ),
+    (
+        StepPhase.OPTIMIZER,
+        rf"(?:^|/)torch/optim/[^:]*: {_NO_OPTIMIZER}|(?:^|/)torch/amp/grad_scaler\.py: "
+        r"|(?:^|/)keras/(?:[^:]*/)?optimizers/[^:]*: .*(?:apply|step)\w*$",
+    ),
+    (
+        StepPhase.BACKWARD,
+        r"(?:^|/)torch/_tensor\.py: (?:Tensor\.)?backward$"
+        r"|(?:^|/)torch/autograd/(?:__init__\.py: (?:backward|grad)$|graph\.py: _engine_run_backward)",
+    ),
+    (
+        StepPhase.FORWARD,
+        rf"(?:^|/)torch/nn/(?:modules/|functional\.py|parallel/)[^:]*: {_NO_FORWARD}|^nn\.Module: ",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CallTree:
+    """A tree of calls.
+
+    name, parent, user: of each node; outer ones first.
+    node: of each slice of thread_slices.
+    """
+
+    name: Ints
+    parent: Ints
+    user: Flags
+    node: Ints
+
+    def __len__(self) -> int:
+        return len(self.name)
 
 
 @dataclass(frozen=True, slots=True)
 class UserCalls(CallTree):
     """The nodes, and of each slice of thread_slices:
 
-    phase: innermost StepPhase. kind: CallKind. outer: the kind of the library that called the innermost user's
-    function. loading: whether the slice is below the DataLoader. user_slice, phase_slice: place of the innermost slice
-    at or above each slice that is of a user's function, or began a phase (a module's forward is one, inside another
-    one, too).
+    phase: innermost StepPhase.
+    kind: CallKind.
+    outer: the kind of the library that called the innermost user's function.
+    loading: whether the slice is below the DataLoader.
+    user_slice, phase_slice: place of the innermost slice at or above each slice that is of a user's function, or began
+        a phase (a module's forward begins one inside another one, too).
     """
 
-    phase: npt.NDArray[np.int8]
-    kind: npt.NDArray[np.int8]
-    outer: npt.NDArray[np.int8]
+    phase: Ints8
+    kind: Ints8
+    outer: Ints8
     loading: Flags
     user_slice: Ints
     phase_slice: Ints
 
 
+@dataclass(frozen=True, slots=True)
+class SliceCallees:
+    """Callees of the slices of thread_slices, one value per slice, line and callee.
+
+    name: place in `names`.
+    kind: CallKind.
+    share: of the slice's own samples.
+    """
+
+    names: list[str]
+    place: Ints
+    line: Ints
+    name: Ints
+    kind: Ints
+    share: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedCallees:
+    """Callees whose samples are in operators with a backward.
+
+    callee: per name of slice_callees.
+    moment: per moment.
+    """
+
+    callee: Flags
+    moment: Flags
+
+
 def user_calls(context: Context) -> UserCalls:
     """Returns the tree of the training thread."""
-    slices, kinds, begins = context.get(thread_slices), context.get(function_kinds), context.get(begun_phases)
+    slices, kinds, begins = context.get(thread_slices), context.get(function_kinds), context.get(phases_by_name)
     name = context.trace.table("python_function")["name"][slices.row].astype(np.int64)
     user, own_phase, own_kind = kinds.user[name], begins[name], kinds.call[name]
     count = len(slices)
@@ -84,10 +188,248 @@ def user_calls(context: Context) -> UserCalls:
     )
 
 
-def _kinds(own: npt.NDArray[np.int8], above: npt.NDArray[np.int8], user: Flags) -> npt.NDArray[np.int8]:
+def _kinds(own: Ints8, above: Ints8, user: Flags) -> Ints8:
     """The kind of each slice. own: of its function alone. above: of its caller's slice."""
     kept = np.where(user & ~np.isin(above, STICKY), CallKind.NONE, above)
     stronger = np.isin(own, STICKY) & ~np.isin(kept, (*STICKY, CallKind.IMPORT))
     stronger |= (own == CallKind.IMPORT) & (kept == CallKind.RESET)
-    kinds: npt.NDArray[np.int8] = np.where((kept == CallKind.NONE) | stronger, own, kept)
+    kinds: Ints8 = np.where((kept == CallKind.NONE) | stronger, own, kept)
     return kinds
+
+
+def phases_by_name(context: Context) -> Ints8:
+    """Returns for each string of the trace the StepPhase that it begins as the name of a Python function."""
+    begins = np.zeros(len(context.trace.strings), np.int8)
+    user = context.get(function_kinds).user
+    for number, place in context.get(function_places).items():
+        known = ((StepPhase.CLOSURE, _CLOSURE), *(() if user[number] else _BEGINS))
+        begins[number] = next((phase for phase, text in known if re.search(text, place.name)), StepPhase.NONE)
+    return begins
+
+
+def levels(slices: ThreadSlices) -> Iterator[tuple[Ints, Ints]]:
+    """Yields the places of the slices of each depth, outer ones first, and the places of their callers."""
+    order = np.argsort(slices.depth, kind="stable")
+    bounds = np.append(np.unique(slices.depth[order], return_index=True)[1], len(order))
+    for first, last in zip(bounds[:-1], bounds[1:], strict=True):
+        at = order[first:last]
+        yield at, slices.parent[at]
+
+
+def call_tree(slices: ThreadSlices, name: Ints, user: Flags, opens: Flags) -> CallTree:
+    """Returns the tree of these slices. User's functions, and the callees of slices that open, have nodes.
+
+    name, user, opens: of each slice. All others belong to the node of their caller.
+    """
+    node = np.full(len(slices) + 1, NOTHING, np.int64)  # the last one is for "no caller"
+    opens = np.append(opens, True)
+    names, parents, users = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty(0, np.bool_)]
+    made = 0
+    for at, above in levels(slices):
+        new = user[at] | opens[above]
+        node[at] = node[above]
+        groups = group([node[above[new]], name[at[new]]])
+        node[at[new]] = groups.number + made
+        first = at[new][groups.first]
+        names.append(name[first])
+        parents.append(node[slices.parent[first]])
+        users.append(user[first])
+        made += len(groups)
+    return CallTree(np.concatenate(names), np.concatenate(parents), np.concatenate(users), node[:-1])
+
+
+def inclusive_sums(tree: CallTree, own: AnyArray) -> Floats:
+    """Returns for each node the sum over it and all nodes below. own: a value, or a row of values, for each node."""
+    total = own.astype(np.float64)
+    for node in range(len(tree) - 1, -1, -1):  # inner nodes have larger numbers
+        above = tree.parent[node]
+        if above != NOTHING:
+            total[above] += total[node]
+    return total
+
+
+def below(tree: CallTree, begins: Flags) -> Flags:
+    """Returns for each node whether it, or one that called it, is one of these."""
+    found = begins.copy()
+    for node in range(len(tree)):  # outer nodes have smaller numbers
+        found[node] |= tree.parent[node] != NOTHING and found[tree.parent[node]]
+    return found
+
+
+def heaviest_below(tree: CallTree, weight: Floats) -> Ints:
+    """Returns for each node the child with most weight (the first if equal), or NOTHING."""
+    heaviest = np.full(len(tree) + 1, NOTHING, np.int64)  # the last one is for "no caller"
+    order = np.lexsort((-np.arange(len(tree)), weight))
+    heaviest[tree.parent[order]] = order
+    return heaviest[:-1]
+
+
+def slice_callees(context: Context) -> SliceCallees:
+    """Returns the callees of the training thread."""
+    told, slices, table = context.get(_samples), context.get(thread_slices), context.trace.table("python_function")
+    place = np.full(len(table), NOTHING, np.int64)
+    place[slices.row] = np.arange(len(slices))
+    own = place[told.row] != NOTHING
+    row, name = told.row[own], told.name[own]
+    kinds = np.array([callee_kind(text) for text in told.names], np.int64)
+    share = np.minimum(told.counts[own].sum(axis=1) / np.maximum(table["self_samples"][row], 1), 1.0)
+    return SliceCallees(told.names, place[row], told.line[own], name, kinds[name] if len(name) else name, share)
+
+
+def own_callees(context: Context) -> tuple[list[str], Ints]:
+    """Returns the names of callees, and for each row of python_function the place of its callee among them.
+
+    That is the callee with most samples at the line of own_lines; NOTHING if more of these have none.
+    """
+    told, lines = context.get(_samples), context.get(own_lines)
+    all_of_line = np.zeros(len(lines), np.int64)
+    by_line = line_samples(context.trace)
+    here = by_line.line == lines[by_line.row]
+    np.add.at(all_of_line, by_line.row[here], by_line.counts[here].sum(axis=1))
+    found = np.full(len(lines), NOTHING, np.int64)
+    mine = np.flatnonzero(told.line == lines[told.row])
+    counts = told.counts[mine].sum(axis=1)
+    order = np.argsort(counts, kind="stable")
+    mine, counts = mine[order], counts[order]
+    without = all_of_line.copy()
+    np.subtract.at(without, told.row[mine], counts)
+    best = counts >= without[told.row[mine]]
+    found[told.row[mine[best]]] = told.name[mine[best]]
+    return told.names, found
+
+
+def kind_weights(context: Context, rows: Ints, share: Floats) -> Floats:
+    """Returns the weight of each CallKind by the callees of moments whose Python functions have no kind.
+
+    rows: places of moments.
+    share: weight of each.
+    """
+    told, place = context.get(slice_callees), context.get(moments).place[rows]
+    unknown = context.get(user_calls).kind[place] == CallKind.NONE
+    by_slice = np.bincount(place[unknown], share[unknown], len(context.get(thread_slices)))
+    weights: Floats = np.bincount(told.kind, by_slice[told.place] * told.share, len(CallKind)).astype(np.float64)
+    return weights
+
+
+def callees_text(context: Context, rows: Ints, share: Floats) -> str:
+    """Formats what the user's functions called in most of these moments: "; 48 % in pickle.dumps (line 77)".
+
+    rows: places of moments outside the training.
+    share: of each, 1 in total.
+
+    "" if no callee has enough of them.
+    """
+    told, place = context.get(slice_callees), context.get(moments).place[rows]
+    own = context.get(user_calls).user_slice[place] == place
+    by_slice = np.bincount(place[own], share[own], len(context.get(thread_slices)))
+    gone = context.get(trained_callees).callee[told.name]
+    left = 1 - np.bincount(told.place, told.share * gone, len(by_slice))  # of each slice's samples
+    weight = by_slice[told.place] * np.minimum(told.share / np.maximum(left[told.place], told.share), 1.0) * ~gone
+    if not (weight > 0).any():
+        return ""
+    groups = group([told.name, told.line])
+    weights = np.bincount(groups.number, weight)
+    best = [place for place in np.argsort(-weights, kind="stable")[:MOST_TOLD].tolist() if weights[place] >= TOLD]
+    named = [(weights[at], told.names[told.name[groups.first[at]]], told.line[groups.first[at]]) for at in best]
+    return "".join(f"; {100 * part:.0f} % in {name} (line {line})" for part, name, line in named)
+
+
+def _samples(context: Context) -> CalleeSamples:
+    return callee_samples(context.trace)
+
+
+def trained_callees(context: Context) -> TrainedCallees:
+    """Returns which callees of the user's functions are operators with a backward, and which moments count for them."""
+    told, found, calls = context.get(slice_callees), context.get(moments), context.get(user_calls)
+    slices = len(context.get(thread_slices))
+    chosen, took = np.zeros(len(found), np.bool_), _took(context, told.names)
+    own = (calls.kind == CallKind.NONE) & (calls.user_slice == np.arange(slices))
+    use = np.flatnonzero(own[told.place])
+    weight = np.bincount(found.place, found.weight, slices)
+    spent = np.bincount(told.name[use], weight[told.place[use]] * told.share[use], len(took))
+    callee: Flags = (took > 0) & (spent <= LONGER * took + FEW * weight.sum() / max(len(found), 1))
+    use = use[callee[told.name[use]]]
+    share = np.minimum(np.bincount(told.place[use], told.share[use], slices), 1.0)
+    mine = np.flatnonzero(share[found.place] > 0)
+    for place, rows in places_by_value(found.place[mine].astype(np.int64)):
+        count = round(float(share[place]) * len(rows))
+        chosen[mine[rows[len(rows) - count :]]] = True
+    return TrainedCallees(callee, chosen)
+
+
+def _took(context: Context, names: list[str]) -> Floats:
+    """Returns for each callee the time (ns) of the operators of its name; 0 unless nearly all have a backward."""
+    table, window, tree = context.trace.table("cpu_op"), context.get(host_steps), context.get(ops)
+    outermost = (tree.nested.tree.parent[tree.place] < 0) & (table["thread"] == window.thread)
+    rows = np.flatnonzero(outermost)
+    rows = rows[window.of(table["start"][rows]) >= 0]
+    linked, name = context.get(op_roles).linked[rows], table["name"][rows]
+    count = len(context.trace.strings)
+    total, trained = np.bincount(name, minlength=count), np.bincount(name, linked, count)
+    time = np.bincount(name, table["duration"][rows] * linked, count) * (trained >= NEARLY_ALL * np.maximum(total, 1))
+    place = {context.trace.strings[number]: number for number in np.flatnonzero(time > 0).tolist()}
+    at = [place.get("aten::" + text.rpartition(".")[2], NOTHING) if "." in text else NOTHING for text in names]
+    return np.append(time, 0.0)[np.array(at, np.int64)] if at else np.zeros(0)
+
+
+def own_lines(context: Context) -> Ints:
+    """Returns for each row of python_function the line with most of its own samples; 0 if unknown."""
+    told = line_samples(context.trace)
+    known = told.line > 0
+    lines = context.trace.table("python_function")["line"].astype(np.int64)
+    order = np.argsort(told.counts.sum(axis=1), kind="stable")
+    order = order[known[order]]
+    lines[told.row[order]] = told.line[order]
+    return lines
+
+
+def user_lines(context: Context) -> Ints:
+    """Returns for each moment the line in its innermost function of the user; 0 if unknown.
+
+    A slice states the line at which it was called. Where a trace does not record that, a slice that calls others has
+    the line of most of its samples, if there are few of them or all belong to one child.
+    """
+    found, calls, slices = context.get(moments), context.get(user_calls), context.get(thread_slices)
+    if not len(calls):
+        return np.zeros(len(found), np.int64)
+    table = context.trace.table("python_function")
+    inner = calls.user_slice[found.place]
+    row = slices.row[inner]
+    samples = table["samples"][slices.row].astype(np.int64)
+    entry = _child_toward(found.place, inner, slices.parent)
+    sure = (samples[inner] <= FEW_ON_A_LINE) | (2 * samples[entry] > samples[inner])
+    told = table["call_line"][slices.row[entry]]
+    called = np.where(told > 0, told, np.where(sure, table["line"][row], 0))
+    lines: Ints = np.where(inner == found.place, context.get(own_lines)[row], called)
+    return np.where(inner == NOTHING, 0, lines)
+
+
+def commonest_place(context: Context, rows: Ints, weight: Floats) -> CodePlace | None:
+    """Returns the user's function, with its line, that has most weight of these moments; None if none is known.
+
+    rows: places of moments.
+    weight: of each of them.
+
+    Moments whose line is unknown count only if no line is known.
+    """
+    calls, slices = context.get(user_calls), context.get(thread_slices)
+    inner, lines = calls.user_slice[context.get(moments).place[rows]], context.get(user_lines)[rows]
+    known = (inner != NOTHING) & (weight > 0)
+    if (known & (lines > 0)).any():
+        known &= lines > 0
+    if not known.any():
+        return None
+    names = context.trace.table("python_function")["name"][slices.row[inner[known]]].astype(np.int64)
+    groups = group([names, lines[known]])
+    best = int(groups.first[int(np.argmax(groups.sums(weight[known])))])
+    return code_place(context.trace.strings[int(names[best])], int(lines[known][best]))
+
+
+def _child_toward(place: Ints, inner: Ints, parent: Ints) -> Ints:
+    """Returns the slice directly below `inner` on the path to `place`; `place` itself where they are the same."""
+    at = place.copy()
+    while True:
+        up = (at != inner) & (inner != NOTHING) & (parent[at] != inner)
+        if not up.any():
+            return at
+        at[up] = parent[at[up]]

@@ -4,9 +4,9 @@ import re
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from kineto_trace.base.array_types import Ints, UInts32
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import Trace
 from kineto_trace.structure.activity_links import ops
@@ -18,8 +18,6 @@ from kineto_trace.view_api.view import Answer, view
 CATEGORY = "cuda_profiler_range"
 _LAUNCH = "cudaLaunchKernel"
 _FLOP = re.compile(r"smsp__sass_thread_inst_executed_op_[fhd](fma|mul|add)_pred_on\.sum$")
-
-Ints = npt.NDArray[np.int64]
 
 
 class _Pairs(NamedTuple):
@@ -91,7 +89,7 @@ def counter_columns(context: Context, ranges: Ints, launches: Ints) -> Answer:
 
 
 def _flops(counter: str) -> float:
-    """Operations per count; NaN: it counts none."""
+    """Returns operations per count; NaN if it counts none."""
     found = _FLOP.match(counter)
     return float("nan") if found is None else 2.0 if found[1] == "fma" else 1.0
 
@@ -111,7 +109,7 @@ def _paired(trace: Trace, ranges: Ints, launches: Ints) -> _Pairs:
     return _Pairs(ranges, launches[np.argsort(calls["start"][launches], kind="stable")], "")
 
 
-def _stacks(context: Context, thread: npt.NDArray[np.uint32], start: Ints) -> tuple[pa.Array, Ints, Ints]:
+def _stacks(context: Context, thread: UInts32, start: Ints) -> tuple[pa.Array, Ints, Ints]:
     """For each launch the operators around it, and the names of the outermost and the innermost one; -1: none."""
     tree, name = context.get(ops), context.trace.table("cpu_op")["name"]
     place = tree.nested.innermost(thread, start).astype(np.int64)

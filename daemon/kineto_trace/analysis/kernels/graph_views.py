@@ -1,25 +1,23 @@
-"""The views of CUDA graphs: what their launches ran, how long it took, who launched them, and for which operators."""
+"""The views of CUDA graphs: what their launches ran, for how long, who launched them, and for which operators."""
 
 import re
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from kineto_trace.analysis.host_time.op_inputs import SHAPES
+from kineto_trace.analysis.host_time.operator_views import SHAPES
 from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.row_groups import Groups, group, sums
+from kineto_trace.base.array_types import NOTHING, Ints
 from kineto_trace.kernel_traits.kernel_types import matches
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import GPU_TABLES, NO_STRING
-from kineto_trace.structure.activity_links import KERNEL, NOTHING, calls, captured_ops, gpu, launch_owners
+from kineto_trace.structure.activity_links import KERNEL, calls, captured_ops, gpu, launch_owners
 from kineto_trace.structure.captured_graphs import KNOWN, captured_graphs, op_paths
 from kineto_trace.structure.event_arguments import parse
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view
-
-Ints = npt.NDArray[np.int64]
 
 _LAUNCH = re.compile(r"(?:cuda|cu|hip)GraphLaunch")
 _MIX = np.uint64(0x9E3779B97F4A7C15)
@@ -36,9 +34,12 @@ _NO_IDS_NO_OPS = (
 
 @dataclass(frozen=True, slots=True)
 class GraphLaunches:
-    """Launches of CUDA graphs. nodes: rows of Gpu that belong to one; launch: the number of each one's launch.
+    """Launches of CUDA graphs.
 
-    graph: of each launch, the graph's id, 0 where it is not recorded. first: of each launch the first of `nodes`.
+    nodes: rows of Gpu that belong to one.
+    launch: the number of each node's launch.
+    graph: of each launch, the graph's id, 0 if it is not recorded.
+    first: of each launch, its first place in `nodes`.
     """
 
     nodes: Ints
@@ -91,8 +92,8 @@ def cuda_graphs(context: Context) -> Answer:
     """The CUDA graphs that were launched, those with the most GPU time first.
 
     A launch runs everything that was captured into the graph, with one call. Launches of one graph from different
-    operators are different rows. A graph is known by its id; traces without such ids are grouped by what ran. The view
-    `graph_operators` has the operators that captured its work.
+    operators are different rows. A graph is identified by its id; traces without such ids are grouped by the kernels
+    that ran. The view `graph_operators` has the operators that captured its work.
     """
     found = context.get(graph_launches)
     rows = _rows_of(context, found)
@@ -107,17 +108,17 @@ def cuda_graphs(context: Context) -> Answer:
 
 
 def _rows_of(context: Context, found: GraphLaunches) -> Groups:
-    """The launches by row of the view."""
+    """Groups the launches by row of the view."""
     activity = context.get(gpu)
     lead = found.nodes[found.first]
-    ran = np.zeros(len(found), np.uint64)  # what a launch without an id ran, whatever the order
+    ran = np.zeros(len(found), np.uint64)  # identifies the work of a launch without an id, whatever the order
     np.add.at(ran, found.launch, (activity.name[found.nodes].astype(np.uint64) + np.uint64(1)) * _MIX)
     ran[found.graph != 0] = 0
     return group([found.graph, ran.view(np.int64), activity.device[lead], context.get(launch_owners)[lead]])
 
 
 def _figures(context: Context, found: GraphLaunches, rows: Groups) -> dict[str, list[Any]]:
-    """The columns of the view, in the order of `rows`."""
+    """Returns the columns of the view, in the order of `rows`."""
     activity, strings, count = context.get(gpu), context.trace.strings, len(rows)
     nodes, row = found.nodes, rows.number[found.launch]
     launches, first = rows.sizes(), found.nodes[found.first[rows.first]]
@@ -148,12 +149,12 @@ def _figures(context: Context, found: GraphLaunches, rows: Groups) -> dict[str, 
 
 
 def _state(context: Context, graph: int) -> str | None:
-    """Tells what is known of the operators of a graph; None if the trace has no ids of graphs."""
+    """Returns the status of a graph's operators; None if the trace has no ids of graphs."""
     return context.get(captured_graphs).state.get(graph)
 
 
 def _call_times(context: Context, found: GraphLaunches, rows: Groups) -> list[float | None]:
-    """The mean length (us) of the calls that launched each row."""
+    """Returns the mean length (us) of the calls that launched each row."""
     call = context.get(gpu).call[found.nodes[found.first]]
     called, known = context.get(calls), call != NOTHING
     took = (called.end - called.start)[call[known]]
@@ -163,12 +164,12 @@ def _call_times(context: Context, found: GraphLaunches, rows: Groups) -> list[fl
 
 
 def _top_kernels(context: Context, nodes: Ints, row: Ints, took: Ints, count: int) -> list[str | None]:
-    """The name of the kernel with the most time in each row."""
+    """Returns the name of the kernel with the most time in each row."""
     activity = context.get(gpu)
     own = activity.kind[nodes] == KERNEL
     pairs = group([row[own], activity.name[nodes[own]]])
     of_pair = np.flatnonzero(own)[pairs.first]
-    order = np.argsort(pairs.sums(took[own]), kind="stable")  # the last one of each row stays
+    order = np.argsort(pairs.sums(took[own]), kind="stable")  # the last one of each row wins
     top = np.full(count, NOTHING, np.int64)
     top[row[of_pair[order]]] = activity.name[nodes[of_pair[order]]]
     return [context.trace.strings[name] if name != NOTHING else None for name in top.tolist()]
@@ -215,7 +216,7 @@ def graph_operators(context: Context) -> Answer:
 
 
 def _operators(context: Context, found: GraphLaunches, nodes: Ints, launch: Ints) -> dict[str, list[Any]]:
-    """The columns of the view, for these nodes of launches."""
+    """Returns the columns of the view for these nodes of launches."""
     activity, strings, ops = context.get(gpu), context.trace.strings, context.trace.table("graph_op")
     operator, graph = context.get(captured_ops)[nodes], found.graph[launch]
     paths, shapes = context.get(op_paths), context.get(captured_graphs).shapes
@@ -251,7 +252,9 @@ def _operators(context: Context, found: GraphLaunches, nodes: Ints, launch: Ints
 
 
 def _shapes(context: Context) -> tuple[list[str | None], Ints]:
-    """Distinct texts of input shapes, None first, and for each row of graph_op, and at the end for none, its text."""
+    """Returns distinct texts of input shapes, None first, and the text of each row of graph_op; one more entry is for
+    none.
+    """
     strings, column = context.trace.strings, context.trace.table("graph_op")["inputs"]
     texts: dict[str | None, int] = {None: 0}
     places = {NO_STRING: 0}

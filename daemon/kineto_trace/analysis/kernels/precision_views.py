@@ -1,31 +1,98 @@
-"""In which precision the kernels compute."""
+"""How well kernels use the GPU: precision, tensor cores and occupancy.
+
+How much of the kernels' time uses tensor cores, and how much of it could.
+
+Kernels could use them if they were launched in one of the deepest eligible operators (kernel_traits/precisions.py),
+those with no eligible operator inside.
+
+How well the launch of each kernel fills its GPU: blocks and warps per multiprocessor, estimated occupancy.
+
+Traces of other tools contain these figures as arguments of their kernels. Where one has none, and in our own captures,
+they are computed from the launch shape and the properties of the device, once per distinct shape: by CUDA's rules for
+NVIDIA's GPUs, by AMD's for Instinct. For other vendors' GPUs nothing is computed: Intel's kernels state neither their
+shape in threads nor their registers.
+
+Kineto takes the grid of AMD's kernels from the call that launched them, and hipExtModuleLaunchKernel, by which rocBLAS
+and MIOpen launch, counts threads where others count blocks. Where the call is not known (graphs), nothing is computed.
+"""
+
+import re
+from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from kineto_trace.analysis.gpu_time.gpu_events import NO_GPU
-from kineto_trace.arrays.row_groups import group
+from kineto_trace.analysis.gpu_time_views import NO_GPU
+from kineto_trace.analysis.host_time.operator_views import tensor_times
+from kineto_trace.arrays.id_sets import unique_values
+from kineto_trace.arrays.row_groups import group, subtree_sums
+from kineto_trace.base.array_types import NOTHING, Flags, Floats, Ints, UInts8
+from kineto_trace.kernel_traits.gpu_vendors import GpuVendor
+from kineto_trace.kernel_traits.kernel_types import matches
+from kineto_trace.kernel_traits.occupancy import Shapes, amd_figures, is_supported, is_supported_amd, occupancy
 from kineto_trace.kernel_traits.precisions import (
     BITS,
     UNKNOWN,
+    names_tell,
     precision_name,
     precision_number,
     precision_of_name,
     precision_of_types,
+    uses_tensor_cores,
 )
-from kineto_trace.kernel_traits.tensor_cores import names_tell, uses_tensor_cores
 from kineto_trace.model.context import Context
-from kineto_trace.structure.activity_links import KERNEL, gpu
-from kineto_trace.structure.event_arguments import NOTHING, argument_objects
-from kineto_trace.structure.gpu_devices import gpu_vendor
+from kineto_trace.model.trace import Table
+from kineto_trace.structure.activity_links import KERNEL, calls, device_properties, gpu, gpu_vendor, ops
+from kineto_trace.structure.event_arguments import argument, argument_objects
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view
 
+NAN = float("nan")
+BLOCKS, WARPS, OCCUPANCY = "blocks per SM", "warps per SM", "est. achieved occupancy %"  # Kineto's arguments
+_SHAPE = (
+    "device",
+    "grid_x",
+    "grid_y",
+    "grid_z",
+    "block_x",
+    "block_y",
+    "block_z",
+    "registers",
+    "static_shared_memory",
+    "dynamic_shared_memory",
+)
+_NO_UNIT, _BLOCKS, _THREADS = range(3)
+_LAUNCHES_BLOCKS = re.compile(r"^hip(?:Ext)?(?:Module)?Launch(?:Cooperative)?Kernel")
+_LAUNCHES_THREADS = re.compile(r"^hip(?:Ext|Hcc)ModuleLaunchKernel")
+_INT_MAX = 2**31 - 1
 
-def activity_precisions(context: Context) -> npt.NDArray[np.int64]:
-    """Returns for each GPU activity the number of the precision in which it computes; UNKNOWN: nothing tells.
 
-    Copies, fills and collectives do not compute: theirs is unknown.
+@dataclass(frozen=True, slots=True)
+class TensorUse:
+    """Shares 0 to 1 of kernel time; NaN if there is none, or if names of kernels on these GPUs do not show it.
+
+    kernel_share: of all kernels' time, in kernels that use tensor cores.
+    by_device: the same for each GPU.
+    eligible_share: of the kernel time of all operators, that of eligible ones.
+    """
+
+    kernel_share: float
+    by_device: dict[int, float]
+    eligible_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchFigures:
+    """One value per row of the table `kernel`; NaN if unknown. occupancy: estimated achieved occupancy, 0 to 100 %."""
+
+    blocks_per_sm: Floats
+    warps_per_sm: Floats
+    occupancy: Floats
+
+
+def activity_precisions(context: Context) -> Ints:
+    """Returns for each GPU activity the number of the precision in which it computes, or UNKNOWN.
+
+    UNKNOWN for copies, fills and collectives, which do not compute.
     """
     activity = context.get(gpu)
     rows = np.flatnonzero((activity.kind == KERNEL) & ~activity.communication)
@@ -54,8 +121,8 @@ def activity_precisions(context: Context) -> npt.NDArray[np.int64]:
 def kernel_precision(context: Context) -> Answer:
     """In which precision the kernels compute, those with the most time first. Collectives do not compute.
 
-    The narrowest type in a kernel's name counts, since wider ones beside it are those of sums and results; where a name
-    has none (compiled and fused kernels), the narrowest type of the operator's inputs, if they were recorded.
+    The narrowest type in a kernel's name counts, since wider ones beside it are those of sums and results. If a name
+    has none (compiled and fused kernels), the narrowest type of the operator's inputs counts, if they were recorded.
     """
     activity = context.get(gpu)
     rows = np.flatnonzero((activity.kind == KERNEL) & ~activity.communication)
@@ -78,3 +145,106 @@ def kernel_precision(context: Context) -> Answer:
         },
         [] if len(rows) else [NO_GPU if not len(activity) else "the trace has no kernels"],
     )
+
+
+def tensor_use(context: Context) -> TensorUse:
+    """Returns the figures of all kernels, attributed by call and thread."""
+    activity = context.get(gpu)
+    kernel = activity.kind == KERNEL
+    took = np.where(kernel, activity.end - activity.start, 0)
+    uses = kernel & context.get(uses_tensor_cores)[activity.name]
+    owned = np.flatnonzero(kernel & (activity.op >= 0))
+    of_ops, told = took[owned], names_tell(context.get(gpu_vendor))
+    eligible = _below_deepest(context)[activity.op[owned]] if len(owned) else np.zeros(0, np.bool_)
+    return TensorUse(
+        kernel_share=share_of(took[uses].sum(), took.sum()) if told else NAN,
+        by_device={
+            device: share_of(took[uses & (activity.device == device)].sum(), took[activity.device == device].sum())
+            if told
+            else NAN
+            for device in unique_values(activity.device[kernel]).tolist()
+        },
+        eligible_share=share_of(of_ops[eligible].sum(), of_ops.sum()),
+    )
+
+
+def _below_deepest(context: Context) -> Flags:
+    """Returns for each row of cpu_op whether it is one of the deepest eligible operators or inside one."""
+    tree = context.get(ops)
+    stop = tree.nested.tree.stop
+    eligible = context.get(tensor_times).eligible[tree.row]
+    deepest = np.flatnonzero(eligible & (subtree_sums(eligible, stop) == 1))
+    change = np.zeros(len(eligible) + 1, np.int64)
+    change[deepest] += 1
+    np.subtract.at(change, stop[deepest], 1)
+    inside: Flags = (np.cumsum(change)[:-1] > 0)[tree.place]
+    return inside
+
+
+def share_of(part: float, whole: float, of_nothing: float = NAN) -> float:
+    """Returns the part of a whole, or `of_nothing` if the whole is 0."""
+    return float(part) / float(whole) if whole else of_nothing
+
+
+def launch_figures(context: Context) -> LaunchFigures:
+    """Returns the figures of all kernels: from the file, else computed."""
+    table, found = context.trace.table("kernel"), stated_figures(context)
+    missing = np.flatnonzero(np.isnan(found.blocks_per_sm) | np.isnan(found.occupancy))
+    if len(missing):
+        stated = (found.blocks_per_sm, found.warps_per_sm, found.occupancy)
+        for known, computed in zip(stated, _computed(context, table, missing), strict=True):
+            known[missing] = np.where(np.isnan(known[missing]), computed, known[missing])
+    return found
+
+
+def stated_figures(context: Context) -> LaunchFigures:
+    """Returns the figures of all kernels in the file."""
+    table = context.trace.table("kernel")
+    return LaunchFigures(*(_argument(context, table, name) for name in (BLOCKS, WARPS, OCCUPANCY)))
+
+
+def _argument(context: Context, table: Table, name: str) -> Floats:
+    if not table.origin:
+        return np.full(len(table), np.nan)
+    return argument(context, "kernel", name).copy()
+
+
+def _computed(context: Context, table: Table, rows: Ints) -> list[Floats]:
+    """Returns the three figures of these rows; NaN if the device's properties are unknown or no shape was recorded."""
+    devices, unit = context.get(device_properties), _grid_unit(context, table)[rows]
+    shapes = group([unit, *(table[name][rows] for name in _SHAPE)])
+    values = np.stack([table[name][rows[shapes.first]].astype(np.int64) for name in _SHAPE]).clip(0, _INT_MAX)
+    found = np.full((3, len(shapes.first)), np.nan)
+    for device, properties in devices.items():
+        units = unit[shapes.first]
+        own = np.flatnonzero((values[0] == device) & (values[1:7].min(axis=0) > 0) & (units != _NO_UNIT))
+        if not len(own):
+            continue
+        shape = values[:, own]
+        threads, grid = shape[4] * shape[5] * shape[6], shape[1] * shape[2] * shape[3]
+        launched = Shapes(
+            blocks=np.where(units[own] == _THREADS, -(-grid // threads), grid),
+            threads=threads,
+            registers=shape[7],
+            static_shared_memory=shape[8],
+            dynamic_shared_memory=shape[9],
+        )
+        if is_supported(properties):
+            figures = occupancy(properties, launched)
+            found[:, own] = figures.blocks_per_sm, figures.warps_per_sm, figures.percent
+        elif is_supported_amd(properties):
+            found[:, own] = amd_figures(properties, launched)
+    return [row[shapes.number] for row in found]
+
+
+def _grid_unit(context: Context, table: Table) -> UInts8:
+    """What the grid of each row of the table `kernel` counts: _BLOCKS, _THREADS, or _NO_UNIT."""
+    if not table.origin or context.get(gpu_vendor) is not GpuVendor.AMD:
+        return np.full(len(table), _BLOCKS, np.uint8)
+    strings, found = context.trace.strings, np.full(len(table), _NO_UNIT, np.uint8)
+    units = np.where(matches(strings, _LAUNCHES_BLOCKS), _BLOCKS, _NO_UNIT).astype(np.uint8)
+    units[matches(strings, _LAUNCHES_THREADS)] = _THREADS
+    activity, called = context.get(gpu), context.get(calls)
+    known = np.flatnonzero((activity.kind == KERNEL) & (activity.call >= 0))
+    found[activity.row[known]] = units[called.name[activity.call[known]]]
+    return found

@@ -1,17 +1,17 @@
-"""Every counter of a trace over time: the hardware's, the file's, the allocator's, and what the kernel counted."""
+"""Every counter of a trace over time: of the hardware, the file, the allocator and the kernel."""
 
 import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from kineto_trace.analysis.counters.sampled_counters import NO_COUNTERS as NO_HARDWARE
 from kineto_trace.analysis.counters.sampled_counters import PERCENT, SampledCounter, left_out_note, sampled_counters
 from kineto_trace.analysis.host_time.thread_views import counters_of
+from kineto_trace.base.array_types import Floats, Ints
 from kineto_trace.errors import ViewError
-from kineto_trace.formats.chrome.counter_rows import gap_rows
+from kineto_trace.formats.chrome.counter_tracks import gap_rows
 from kineto_trace.model.activity_tables import KINDS
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import TEXT_ID
@@ -23,7 +23,7 @@ from kineto_trace.view_api.view import Answer, view
 COUNTER = ord("C")  # the phase of a counter in a Chrome trace
 _NS_PER_S = 1e9
 _LARGEST = sys.float_info.max  # JSON has larger integers
-# What the kernel counted in an interval -> its title, the unit of what it is per second, and by what that is divided.
+# Kernel counters of an interval -> title, unit of the value per second, and divisor.
 _RATES = {
     "cpu_ns": ("process: CPU time", "cores", 1e9),
     "host_busy_ns": ("host: CPU time of all processes", "cores", 1e9),
@@ -41,12 +41,9 @@ NO_COUNTERS = (
 )
 NO_PERCENTAGES = "no counter of the trace is a percentage; the view counters has all of them"
 
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-
 
 class CounterValues(NamedTuple):
-    """One counter. time: Unix ns, ascending; value: holds from its time on; NaN: it is not known from then on."""
+    """One counter. time: Unix ns, ascending. value: valid from its time on; NaN if unknown from then on."""
 
     name: str
     unit: str
@@ -61,7 +58,7 @@ def counter_series(context: Context) -> list[CounterValues]:
 
 
 def _of_hardware(context: Context) -> Iterator[CounterValues]:
-    """The samples of the hardware's counters; where none follows at once, what was sampled ends."""
+    """Yields the samples of the hardware's counters; a series ends where no sample follows at once."""
     for track in context.get(sampled_counters):
         yield _samples_of(track)
 
@@ -81,7 +78,7 @@ def _of_kernel(context: Context) -> Iterator[CounterValues]:
     seconds = np.diff(counters.times) / _NS_PER_S
     for name, (title, unit, scale) in _RATES.items():
         values = counters.process[name]
-        if values.any() and (values >= 0).any():  # what never happened, or could not be read, is no series
+        if values.any() and (values >= 0).any():  # events that never happened, or could not be read, are not a series
             known = values >= 0
             yield CounterValues(title, unit, counters.times[:-1][known], (values / seconds / scale)[known])
 
@@ -97,9 +94,9 @@ def _of_allocator(context: Context) -> Iterator[CounterValues]:
 
 
 def _of_file(context: Context) -> Iterator[CounterValues]:
-    """Each counter of a file and each member of its arguments. A file states no units.
+    """Yields each counter of a file and each member of its arguments. A file states no units.
 
-    A counter is one of a process (of a GPU): its name has the process where several have a counter of this name.
+    A counter belongs to a process (of a GPU): its name has the process where several have a counter of this name.
     """
     table, strings = context.trace.table("other"), context.trace.strings
     if not len(table) or not table.origin:
@@ -141,7 +138,7 @@ def _members(context: Context, rows: Ints) -> Iterator[tuple[int, str, float]]:
 
 
 def _check(name: str, max_points: int) -> None:
-    """Raises ViewError for a number of points that is no curve."""
+    """Raises ViewError for an invalid number of points."""
     if max_points < 0 or 0 < max_points < 3:
         raise ViewError(f"view {name}: max_points={max_points} cannot show a curve; use 3 or more, or 0 for all")
 
@@ -149,7 +146,7 @@ def _check(name: str, max_points: int) -> None:
 def _shown(series: CounterValues, since_ns: int, max_points: int) -> Ints:
     """Returns the places that show the shape of the curve best; all of them if they are few, or if max_points is 0.
 
-    Stretches of unknown value stay if they are as long as the time between two points; of many the longest.
+    Spans of unknown value stay if they are as long as the time between two points; if there are many, the longest.
     """
     if not max_points or len(series.time) <= max_points:
         return np.arange(len(series.time))
@@ -175,11 +172,11 @@ def _shown(series: CounterValues, since_ns: int, max_points: int) -> Ints:
     nothing=NO_COUNTERS,
 )
 def counters(context: Context, *, max_points: int = 0) -> Answer:
-    """Every counter of the trace over time: the hardware's, what the kernel counted, the allocator's, and a file's own.
+    """Every counter of the trace over time: the hardware's, the kernel's, the allocator's, and a file's own.
 
-    A hardware counter's value is the mean of its sample, which begins at the time of the row; a missing value says that
-    no sample followed. What the kernel counted is given per second of the interval that begins at the time of the row.
-    Samples that a file has from before or after the window of its events (hardware counters that run longer) have rows,
+    A hardware counter's value is the mean of its sample, which begins at the time of the row; a missing value means
+    that no sample followed. Counters of the kernel are given per second of the interval that begins at the time of the
+    row. Samples in a file from before or after the window of its events (hardware counters that run longer) have rows,
     too: the last one before the window holds at its beginning.
 
     Options:
@@ -215,8 +212,8 @@ def counters(context: Context, *, max_points: int = 0) -> Answer:
 def counter_summary(context: Context) -> Answer:
     """Each counter of the trace in one row: its mean over time, its extremes and its last value.
 
-    A value holds until the next one, and the last one to the end of the recording. What was sampled before the window
-    of the recording counts from its beginning.
+    A value holds until the next one, and the last one to the end of the recording. Samples from before the window of
+    the recording count from its beginning.
     """
     low, high = context.trace.window_start_ns, context.trace.window_end_ns
     values: dict[str, list[Any]] = {column.name: [] for column in counter_summary.columns}

@@ -1,32 +1,48 @@
-"""How many floating-point operations ran, how fast, and how fast the GPU could have been."""
+"""The cost of the model's products by operator, and how much of the peak the model reaches.
 
+Computes the floating-point operations of operators, and the bytes that they read and write, from recorded inputs.
+
+Theory of operation
+    Only products count: of matrices, convolutions, attention, which are nearly all work of a model. A multiplication
+    and an addition are two operations. Of an attention with a causal mask, half of the scores count: kernels skip the
+    others. Attention's backward computes the scores once more, which counts.
+
+    Bytes are those of the operands and the result, each once: the minimum that must be moved, if caches keep all data
+    that is reused. Both are per call. Inputs that do not fit an operator are ignored.
+"""
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from kineto_trace.analysis.gpu_time.gpu_events import NO_GPU
-from kineto_trace.analysis.host_time.op_inputs import input_shapes
-from kineto_trace.analysis.host_time.op_times import op_times, tensor_times
-from kineto_trace.analysis.kernels.operator_work import operator_work
-from kineto_trace.analysis.kernels.tensor_core_use import share_of
+from kineto_trace.analysis.gpu_time_views import NO_GPU
+from kineto_trace.analysis.host_time.operator_views import input_shapes, op_times, tensor_times
+from kineto_trace.analysis.kernels.precision_views import share_of
 from kineto_trace.analysis.overview.gpu_figures import global_memory
 from kineto_trace.analysis.overview.step_breakdown import host_ranges
 from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.row_groups import group, subtree_sums, sums
+from kineto_trace.base.array_types import NOTHING, Flags, Floats, Ints
 from kineto_trace.errors import ViewError
-from kineto_trace.kernel_traits.gpu_peaks import GpuPeaks, gpu_peaks
-from kineto_trace.kernel_traits.gpu_vendors import GpuVendor
-from kineto_trace.kernel_traits.precisions import PRECISIONS, precision_name
+from kineto_trace.kernel_traits.gpu_vendors import GpuPeaks, GpuVendor, gpu_peaks
+from kineto_trace.kernel_traits.precisions import (
+    BITS,
+    PRECISIONS,
+    UNKNOWN,
+    precision_name,
+    precision_number,
+    precision_of_types,
+)
 from kineto_trace.model.context import Context
-from kineto_trace.structure.activity_links import KERNEL, gpu, ops
-from kineto_trace.structure.gpu_devices import device_properties, gpu_vendor
+from kineto_trace.structure.activity_links import KERNEL, device_properties, gpu, gpu_vendor, ops
+from kineto_trace.structure.event_arguments import arguments
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 NAN = float("nan")
 ARITHMETIC, MEMORY = "arithmetic", "memory"
@@ -36,14 +52,22 @@ _NO_SHAPES = (
 )
 _NO_PEAKS = "how fast {name} can be is not in the table of this version: set the option peak from its data sheet"
 _FP32, _TF32 = PRECISIONS.index("fp32"), PRECISIONS.index("tf32")
+Sizes = Sequence[int]
+MAX_SIZE = 1 << 40  # of one dimension; the text is not trusted
+MAX_DIMENSIONS = 64  # torch's limit
+MAX_FLOP = 1 << 50  # of one call: ten minutes of the fastest GPU
+_SDPA = "aten::_scaled_dot_product_"
 
 
 @dataclass(frozen=True, slots=True)
 class Products:
-    """The innermost operators whose operations are known, one value each. row: of cpu_op.
+    """The innermost operators whose operations are known, one value each.
 
-    flop, bytes: of the call. precision: number into PRECISIONS, or UNKNOWN; tf32 is fp32 on NVIDIA's tensor cores
-    (AMD's matrix cores multiply fp32 as it is). device_ns: of all GPU activities that it launched.
+    row: of cpu_op.
+    flop, bytes: of the call.
+    precision: number into PRECISIONS, or UNKNOWN; tf32 is fp32 on NVIDIA's tensor cores (AMD's matrix cores multiply
+        fp32 as it is).
+    device_ns: of all GPU activities that it launched.
     """
 
     row: Ints
@@ -53,8 +77,66 @@ class Products:
     device_ns: Ints
 
 
+class CallWork(NamedTuple):
+    """The work of one call. elements: of the operands and the result."""
+
+    flop: int
+    elements: int
+
+
+class _CallInputs:
+    """The recorded inputs of a call: sizes of tensors, and texts of other values."""
+
+    def __init__(self, recorded: Mapping[str, Any]) -> None:
+        self._sizes: Any = recorded.get("Input Dims", recorded.get("Input dims"))
+        self._texts: Any = recorded.get("Concrete Inputs")
+
+    def sizes(self, at: int) -> Sizes:
+        """Returns the sizes of a tensor. Raises ValueError if the input is not one."""
+        value = self._sizes[at]
+        if not isinstance(value, list) or not 0 < len(value) <= MAX_DIMENSIONS:
+            raise ValueError
+        if not all(type(size) is int and 0 <= size < MAX_SIZE for size in value):
+            raise ValueError
+        return value
+
+    def value(self, at: int) -> Any:
+        """Returns a number, a list or a truth value. Raises ValueError."""
+        return json.loads(self._texts[at].lower())
+
+    def flag(self, at: int) -> bool:
+        """Returns a truth value. Raises ValueError."""
+        value = self.value(at)
+        if not isinstance(value, bool):
+            raise ValueError
+        return value
+
+    def numbers(self, at: int, count: int) -> list[int]:
+        """Returns one number for each dimension of an image: torch allows one for all. Raises ValueError."""
+        value = self.value(at)
+        found = [value] if isinstance(value, int) else value
+        if not all(type(each) is int for each in found) or len(found) not in (1, count):
+            raise ValueError
+        return list(found) * (count if len(found) == 1 else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorWork:
+    """One value per row of cpu_op.
+
+    flop, bytes: 0 if unknown.
+    precision: number into PRECISIONS, or UNKNOWN.
+    products: rows whose operator has a formula, whether or not its inputs were recorded.
+    """
+
+    flop: Ints
+    bytes: Ints
+    precision: Ints
+    products: Flags
+
+
 def products(context: Context) -> Products:
-    """An operator in another one with the same product counts alone: aten::convolution, aten::cudnn_convolution."""
+    """Returns the products; of nested operators with the same product (aten::convolution), only the innermost one."""
     work, tree = context.get(operator_work), context.get(ops)
     known = (work.flop > 0)[tree.row]
     nvidia = context.get(gpu_vendor) in (GpuVendor.NVIDIA, GpuVendor.UNKNOWN)
@@ -96,13 +178,13 @@ def products(context: Context) -> Products:
 def operator_flops(context: Context, *, peak: float = 0.0, bandwidth: float = 0.0) -> Answer:
     """The products of the model by operator and shape (roofline): operations, speed, and what limits the speed at best.
 
-    Counted are products of matrices, convolutions and attention, by the recorded sizes of their inputs, two operations
-    for a multiplication and an addition; of attention with a causal mask, half. Bytes are those that must move at
-    least, so that "memory" is certain, and "arithmetic" what could be with perfect caches. The rows with the most GPU
+    Products of matrices, convolutions and attention count, by the recorded sizes of their inputs, with two operations
+    for a multiplication and an addition; with a causal mask, half of the attention. Bytes are the minimum that must
+    move, so that "memory" is certain, and "arithmetic" is the limit with perfect caches. The rows with the most GPU
     time come first.
 
     Options:
-    - peak: the most that the GPU can do, in TFLOP/s, for all precisions; 0: by the GPU's data sheet.
+    - peak: the peak of the GPU in TFLOP/s, for all precisions; 0: by the GPU's data sheet.
     - bandwidth: of the GPU's memory, in GB/s; 0: by the GPU's data sheet.
     """
     _check("operator_flops", peak, bandwidth)
@@ -164,13 +246,13 @@ def operator_flops(context: Context, *, peak: float = 0.0, bandwidth: float = 0.
     ),
 )
 def flops_utilization(context: Context, *, peak: float = 0.0) -> Answer:
-    """How much of what the GPU can compute the model used (model FLOPs utilization, MFU).
+    """How much of the GPU's peak the model used (model FLOPs utilization, MFU).
 
-    Operations are those of `operator_flops`: products of matrices, convolutions and attention that ran; those computed
-    again by activation checkpointing count, too.
+    Operations are those of `operator_flops`: products of matrices, convolutions and attention that ran, including those
+    recomputed by activation checkpointing.
 
     Options:
-    - peak: the most that the GPU can do, in TFLOP/s, for all precisions; 0: by the GPU's data sheet.
+    - peak: the peak of the GPU in TFLOP/s, for all precisions; 0: by the GPU's data sheet.
     """
     _check("flops_utilization", peak)
     found, table = context.get(products), context.trace.table("cpu_op")
@@ -208,20 +290,20 @@ def flops_utilization(context: Context, *, peak: float = 0.0) -> Answer:
 
 
 def _check(name: str, *given: float) -> None:
-    """Raises ViewError for what is no speed."""
+    """Raises ViewError for an invalid speed."""
     if not all(isfinite(value) and value >= 0 for value in given):
         raise ViewError(f"view {name}: peak and bandwidth are numbers above 0, or 0 for those of the data sheet")
 
 
 def _notes(context: Context) -> list[str]:
-    """Why there are no rows; empty: there are."""
+    """Returns the reason why there are no rows; empty if there are."""
     if len(context.get(products).row):
         return []
     return [_NO_SHAPES if context.get(operator_work).products.any() else _NO_PRODUCTS]
 
 
 def _gpu(context: Context) -> tuple[str | None, int | None]:
-    """The model of the GPU whose kernels took the most time, and the bytes of its memory."""
+    """Returns the model of the GPU whose kernels took the most time, and the bytes of its memory."""
     activity = context.get(gpu)
     kernel = activity.kind == KERNEL
     if not kernel.any():
@@ -232,13 +314,145 @@ def _gpu(context: Context) -> tuple[str | None, int | None]:
 
 
 def _peak(limits: GpuPeaks | None, precision: str | None, given: float) -> float:
-    """TFLOP/s; NaN: unknown."""
+    """Returns the peak in TFLOP/s; NaN if unknown."""
     if given:
         return given
     return NAN if limits is None or precision is None else limits.tflops.get(precision, NAN)
 
 
 def _ratio(part: Floats, whole: Floats) -> Floats:
-    """NaN where there is nothing to divide by."""
+    """Returns the ratio; NaN where the divisor is 0."""
     found: Floats = np.divide(part, whole, out=np.full(len(whole), NAN), where=whole > 0)
     return found
+
+
+def _product(first: int, second: int) -> Callable[[_CallInputs], CallWork]:
+    """Returns the work of a product of the matrices, or of stacks of them, at these places."""
+
+    def work(call: _CallInputs) -> CallWork:
+        left, right = call.sizes(first), call.sizes(second)
+        if len(left) != len(right) or len(left) not in (2, 3) or left[-1] != right[-2] or left[:-2] != right[:-2]:
+            raise ValueError
+        result = math.prod(left[:-1]) * right[-1]
+        return CallWork(2 * result * left[-1], math.prod(left) + math.prod(right) + result)
+
+    return work
+
+
+def _convolution(
+    stride: int, padding: int, dilation: int, transposed: int | None = None
+) -> Callable[[_CallInputs], CallWork]:
+    """Returns the work of a convolution of the first input with the second; its other inputs are at these places."""
+
+    def work(call: _CallInputs) -> CallWork:
+        image, weight = call.sizes(0), call.sizes(1)
+        kernel = weight[2:]
+        if len(image) != len(weight) or not kernel:
+            raise ValueError
+        if transposed is not None and call.flag(transposed):
+            return _convolved(image, image, weight)
+        steps, edges, gaps = (call.numbers(at, len(kernel)) for at in (stride, padding, dilation))
+        if min(steps) < 1:
+            raise ValueError
+        outside = [
+            max((size + 2 * edge - gap * (width - 1) - 1) // step + 1, 0)
+            for size, width, step, edge, gap in zip(image[2:], kernel, steps, edges, gaps, strict=True)
+        ]
+        return _convolved(image, [image[0], weight[0], *outside], weight)
+
+    return work
+
+
+def _convolved(image: Sizes, placed: Sizes, weight: Sizes) -> CallWork:
+    """Returns the work of a convolution.
+
+    placed: each of its elements meets the weights of one channel: the result, or the input of a transposed one.
+    """
+    return CallWork(2 * math.prod(placed) * math.prod(weight[1:]), sum(map(math.prod, (image, placed, weight))))
+
+
+def _convolution_backward(call: _CallInputs) -> CallWork:
+    gradient, image, weight = (call.sizes(at) for at in range(3))
+    wanted = call.value(10)
+    if not isinstance(wanted, list) or len(wanted) != 3 or len(image) != len(weight):
+        raise ValueError
+    one = _convolved(image, image if call.flag(7) else gradient, weight)
+    times = int(bool(wanted[0])) + int(bool(wanted[1]))
+    moved = sum(math.prod(sizes) for sizes in (gradient, image, weight))
+    return CallWork(one.flop * times, moved + math.prod(image) * bool(wanted[0]) + math.prod(weight) * bool(wanted[1]))
+
+
+def _attention(query: int, causal: int, *, backward: bool = False) -> Callable[[_CallInputs], CallWork]:
+    """Returns the work of attention of the input at `query` with the next two; the causal flag is at `causal`."""
+
+    def work(call: _CallInputs) -> CallWork:
+        asked, keys, values = (call.sizes(query + at) for at in range(3))
+        if not len(asked) == len(keys) == len(values) == 4 or asked[3] != keys[3] or keys[2] != values[2]:
+            raise ValueError
+        scores = math.prod(asked[:3]) * keys[2]
+        if call.flag(causal):
+            scores //= 2
+        result = math.prod(asked[:3]) * values[3]
+        own = math.prod(asked) + math.prod(keys) + math.prod(values)
+        if backward:  # scores again, gradients of scores and values, of queries and keys
+            return CallWork(2 * scores * (3 * asked[3] + 2 * values[3]), 2 * own + 2 * result)
+        return CallWork(2 * scores * (asked[3] + values[3]), own + result)
+
+    return work
+
+
+def work_of(name: str, recorded: Mapping[str, Any]) -> CallWork | None:
+    """Returns the work of one call with these arguments (Kineto's); None if unknown."""
+    compute = _WORK.get(name)
+    if compute is None:
+        return None
+    try:
+        return compute(_CallInputs(recorded))
+    except (ValueError, TypeError, IndexError, AttributeError, RecursionError):
+        return None
+
+
+def operator_work(context: Context) -> OperatorWork:
+    """Returns the work of all operators. Each distinct pair of name and inputs is read once."""
+    table, recorded = context.trace.table("cpu_op"), arguments(context, "cpu_op")
+    strings = context.trace.strings
+    named = np.array([text in _WORK for text in strings], np.bool_)
+    products = named[table["name"]] if len(table) else np.zeros(0, np.bool_)
+    rows = np.flatnonzero(products & (recorded.text != NOTHING))
+    groups = group([table["name"][rows], recorded.text[rows]])
+    found = np.tile(np.array([0, 0, UNKNOWN]), (len(groups), 1))
+    for at, row in enumerate(rows[groups.first].tolist()):
+        call = recorded.objects[recorded.text[row]]
+        work, precision = work_of(strings[table["name"][row]], call), precision_of_types(call.get("Input type"))
+        if work is not None and work.flop < MAX_FLOP:
+            size = work.elements * BITS[precision] // 8 if precision else 0
+            found[at] = work.flop, size, precision_number(precision)
+    work_of_row = np.tile(np.array([0, 0, UNKNOWN]), (len(table), 1))
+    work_of_row[rows] = found[groups.number]
+    flop, size, precision_of_row = work_of_row.T
+    return OperatorWork(flop, size, precision_of_row, products)
+
+
+_WORK: Mapping[str, Callable[[_CallInputs], CallWork]] = {
+    "aten::mm": _product(0, 1),
+    "aten::bmm": _product(0, 1),
+    "aten::addmm": _product(1, 2),
+    "aten::_addmm_activation": _product(1, 2),
+    "aten::baddbmm": _product(1, 2),
+    "aten::_scaled_mm": _product(0, 1),
+    "aten::_int_mm": _product(0, 1),
+    "aten::convolution": _convolution(3, 4, 5, 6),
+    "aten::_convolution": _convolution(3, 4, 5, 6),
+    "aten::cudnn_convolution": _convolution(3, 2, 4),
+    "aten::mkldnn_convolution": _convolution(4, 3, 5),
+    "aten::miopen_convolution": _convolution(4, 3, 5),
+    "aten::convolution_backward": _convolution_backward,
+    f"{_SDPA}flash_attention": _attention(0, 4),
+    f"{_SDPA}efficient_attention": _attention(0, 6),
+    f"{_SDPA}cudnn_attention": _attention(0, 6),
+    f"{_SDPA}flash_attention_for_cpu": _attention(0, 4),
+    f"{_SDPA}flash_attention_backward": _attention(1, 11, backward=True),
+    f"{_SDPA}efficient_attention_backward": _attention(1, 11, backward=True),
+    f"{_SDPA}cudnn_attention_backward": _attention(1, 14, backward=True),
+    f"{_SDPA}flash_attention_for_cpu_backward": _attention(1, 7, backward=True),
+}

@@ -1,17 +1,21 @@
-"""The views of the overview: where the time of steps goes, and how busy each GPU was."""
+"""The headline figures of a trace, and what was recorded where."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from kineto_trace.analysis.gpu_time.gpu_events import NO_GPU, unknown_without_gpu
-from kineto_trace.analysis.kernels.launch_occupancy import launch_figures
-from kineto_trace.analysis.kernels.tensor_core_use import TensorUse, tensor_use
-from kineto_trace.analysis.overview.gpu_figures import GpuFigures, gpu_figures, kernel_rows, unix_times
-from kineto_trace.analysis.overview.gpu_utilization import Course, utilization_course
-from kineto_trace.analysis.overview.gpu_utilization import sm_efficiency as efficiency_course
+from kineto_trace.analysis.gpu_time_views import NO_GPU, unknown_without_gpu
+from kineto_trace.analysis.kernels.precision_views import TensorUse, launch_figures, tensor_use
+from kineto_trace.analysis.overview.gpu_figures import (
+    GpuFigures,
+    TimeCourse,
+    gpu_figures,
+    kernel_rows,
+    unix_times,
+    utilization_course,
+)
+from kineto_trace.analysis.overview.gpu_figures import sm_efficiency as efficiency_course
 from kineto_trace.analysis.overview.step_breakdown import (
     OTHER,
     ROLES,
@@ -19,23 +23,21 @@ from kineto_trace.analysis.overview.step_breakdown import (
     Breakdown,
     breakdown,
     device_breakdown,
+    incomplete_note,
 )
-from kineto_trace.analysis.overview.step_views import incomplete_note
 from kineto_trace.arrays.intervals import union
+from kineto_trace.base.array_types import AnyArray, Floats, Ints
 from kineto_trace.model.context import Context
+from kineto_trace.model.target_info import header_value
 from kineto_trace.model.trace import GPU_TABLES
 from kineto_trace.structure.activity_links import gpu
-from kineto_trace.structure.recorded_time import unrecorded
+from kineto_trace.structure.nesting import unrecorded
 from kineto_trace.structure.recording_span import recording_span
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view
 
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-
 StepEnds = Literal["host", "device"]
 AVERAGE = "average"
-
 _OF_GPUS = (  # columns of step_breakdown and overview
     *(f"{role}_{unit}" for role in ("kernel", "memcpy", "memset") for unit in ("us", "pct")),
     "gpus",
@@ -60,6 +62,15 @@ _SHARES = (
     *((f"{role}_pct", "float", "%", f"share of the step: {title}") for role, title in _TITLES.items()),
     (f"{UNRECORDED}_pct", "float", "%", f"share of the step: {_UNKNOWN}"),
 )
+MAX_COMMAND = 2000  # characters
+
+
+class ShareSpans(NamedTuple):
+    """A share (0 to 1) of one GPU over time."""
+
+    start_ns: Ints
+    duration_us: Floats
+    share: Floats
 
 
 @view(
@@ -84,11 +95,12 @@ def step_breakdown(context: Context, *, step_ends: StepEnds = "host") -> Answer:
     do first steps that do not show the pace of the program: warm-up, and those in which the host ran ahead of the GPU.
 
     Each moment of a step counts for one role: the first of kernel, memcpy, memset, communication, runtime, dataloader,
-    cpu_exec that is active then, otherwise other. Where a source did not record (view validate), what it might have
-    recorded is unknown: such time is unrecorded. A row therefore sums to the length of the step, and the average is
-    that of the steps without unrecorded time, if there are any. Kernels are those that do not communicate;
-    communication is NCCL's kernels, recognized by names or arguments, and host ranges such as "nccl:all_reduce" and
-    "gloo:broadcast". Without any GPU activity in the trace, times of kernels, copies and fills are missing, not zero.
+    cpu_exec that is active then, otherwise other. Where a source did not record (view validate), its roles are
+    unknown: such time is unrecorded. A row therefore sums to the length of the step, and the average is that of the
+    steps without unrecorded time, if there are any. Kernels are those that do not communicate; communication is
+    NCCL's kernels, recognized by names or arguments, and host ranges such as "nccl:all_reduce" and
+    "gloo:broadcast". Without any GPU activity in the trace, times of kernels, copies and fills are missing, not
+    zero.
 
     Options:
     - step_ends: "host" takes the steps as the host saw them ("ProfilerStep#N"). "device" applies the plug-in's rule:
@@ -287,17 +299,9 @@ def _unrecorded_share(found: Breakdown) -> float:
     return float(found.unrecorded.sum() / total) if total and found.unrecorded_us is not None else float("nan")
 
 
-class Stretches(NamedTuple):
-    """A share (0 to 1) of one GPU over time."""
-
-    start_ns: Ints
-    duration_us: Floats
-    share: Floats
-
-
-def stretches(course: Course) -> Stretches:
-    """Returns the stretches of a course, whose times are Unix ns."""
-    return Stretches(course.start, (course.end - course.start) / 1000, course.value)
+def share_spans(course: TimeCourse) -> ShareSpans:
+    """Returns the spans of a course, whose times are Unix ns."""
+    return ShareSpans(course.start, (course.end - course.start) / 1000, course.value)
 
 
 @view(
@@ -318,20 +322,20 @@ def gpu_utilization(context: Context) -> Answer:
     """How busy each GPU was over the recording, in 10 to 100 buckets of equal length, a power of ten of µs.
 
     The recording spans the profiler's own range if the file has it, otherwise the time from the first to the last
-    event. The last bucket takes what is left over. Time that the GPU's source did not record does not count.
+    event. The last bucket takes the remainder. Time that the GPU's source did not record does not count.
     """
     low, high = recording_span(context)
     missing = unrecorded(context.trace, GPU_TABLES)
     start, end = unix_times(context.trace.table("kernel"))
     return utilization_columns(
         {
-            device: stretches(utilization_course(union(start[rows], end[rows]), low, high, missing=missing))
+            device: share_spans(utilization_course(union(start[rows], end[rows]), low, high, missing=missing))
             for device, rows in context.get(kernel_rows).items()
         }
     )
 
 
-def utilization_columns(found: Mapping[int, Stretches]) -> Answer:
+def utilization_columns(found: Mapping[int, ShareSpans]) -> Answer:
     """The columns of the view gpu_utilization."""
     return Answer(_stretch_columns(found, "utilization_pct"), [] if found else [NO_GPU])
 
@@ -346,7 +350,7 @@ def utilization_columns(found: Mapping[int, Stretches]) -> Answer:
     ),
 )
 def sm_efficiency(context: Context) -> Answer:
-    """The estimated SM efficiency of each GPU over time: one row per stretch in which the same kernels run.
+    """The estimated SM efficiency of each GPU over time: one row per span in which the same kernels run.
 
     The estimate is min(sum of the running kernels' blocks per multiprocessor, 1). There are no rows for times without
     kernels.
@@ -355,21 +359,83 @@ def sm_efficiency(context: Context) -> Answer:
     start, end = unix_times(context.trace.table("kernel"))
     return efficiency_columns(
         {
-            device: stretches(efficiency_course(blocks[rows], start[rows], end[rows]))
+            device: share_spans(efficiency_course(blocks[rows], start[rows], end[rows]))
             for device, rows in context.get(kernel_rows).items()
         }
     )
 
 
-def efficiency_columns(found: Mapping[int, Stretches]) -> Answer:
+def efficiency_columns(found: Mapping[int, ShareSpans]) -> Answer:
     """The columns of the view sm_efficiency."""
     values = _stretch_columns(found, "sm_efficiency_pct")
     known = len(values["device"]) > 0
     return Answer(values, [] if known else ["no kernel has a launch shape and a GPU with known properties"])
 
 
-def _stretch_columns(found: Mapping[int, Stretches], name: str) -> dict[str, npt.NDArray[Any]]:
-    none = Stretches(np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
+def _stretch_columns(found: Mapping[int, ShareSpans], name: str) -> dict[str, AnyArray]:
+    none = ShareSpans(np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
     start, duration, share = (np.concatenate(parts) for parts in zip(none, *found.values(), strict=True))
     device = np.repeat(np.array(list(found), np.int64), [len(each.start_ns) for each in found.values()])
     return {"device": device, "start_ns": start, "duration_us": duration, name: 100 * share}
+
+
+@view(
+    "recordings",
+    columns(
+        ("world_size", "int", "", "number of ranks of the job"),
+        ("host", "text", "", "name of the machine"),
+        ("process", "text", "", "name of the process"),
+        ("pid", "int", "", "number of the process, as it sees it itself"),
+        ("command", "text", "", "command line of the process"),
+        ("job", "text", "", "id of the job, from its launcher, such as Slurm"),
+        ("labels", "texts", "", "labels of the capture, as key=value"),
+        ("gpus", "texts", "", "names of the GPUs that the process could see"),
+        ("framework", "text", "", "framework and its version"),
+        ("python", "text", "", "version of Python"),
+        ("cuda", "text", "", "version of the CUDA runtime"),
+        ("driver_cuda", "text", "", "latest version of CUDA that the driver knows"),
+        ("cupti", "text", "", "version of CUPTI, as CUPTI numbers it"),
+        ("kinetod", "text", "", "version of kinetod that wrote the trace"),
+        ("capture", "text", "", "id of the capture"),
+        ("start_ns", "int", "ns", "beginning of the window"),
+        ("length_us", "float", "us", "length of the window"),
+    ),
+)
+def recordings(context: Context) -> Answer:
+    """What was recorded, where and with which versions: one row for each trace.
+
+    All values come from the trace; values that it does not have are missing. Only kinetod's own traces have the command
+    line and the job. The window is the requested one, or else spans the activities of the trace.
+    """
+    trace, target = context.trace, context.trace.target
+    length = trace.window_end_ns - trace.window_start_ns
+    found: dict[str, Any] = {
+        "world_size": target.world_size,
+        "host": target.host,
+        "process": target.process_name,
+        "pid": target.pid,
+        "command": " ".join(target.command)[:MAX_COMMAND],
+        "job": target.job_id,
+        "labels": [f"{key}={text}" for key, text in sorted(target.labels.items())],
+        "gpus": [name for device in trace.devices if isinstance(name := device.get("name"), str)],
+        "framework": target.framework,
+        "python": target.python_version,
+        "cuda": _cuda(trace.versions.get("cuda_runtime_version")),
+        "driver_cuda": _cuda(trace.versions.get("cuda_driver_version")),
+        "cupti": str(trace.versions.get("cupti_version", "")),
+        "kinetod": _kinetod(header_value(trace.head or {}, "kinetod")),
+        "capture": target.capture_id,
+        "start_ns": trace.window_start_ns if trace.window_start_ns > 0 else None,
+        "length_us": length / 1e3 if length > 0 else None,
+    }
+    return Answer({name: [each or None] for name, each in found.items()})
+
+
+def _cuda(number: int | None) -> str:
+    """Converts CUDA's own number: 13020 is 13.2."""
+    return f"{number // 1000}.{number % 1000 // 10}" if number else ""
+
+
+def _kinetod(written: Any) -> str:
+    version = written.get("version") if isinstance(written, dict) else None
+    return version if isinstance(version, str) else ""

@@ -1,1 +1,1 @@
-"""Decodes what PyTorch recorded: operators, their inputs, allocator events and documents of torch's own profiler."""
+"""Decodes PyTorch's records: operators, their inputs, allocator events and documents of torch's own profiler."""

@@ -2,8 +2,8 @@
 
 Theory of operation
     The graphs lie one after the other in the buffers, each with its own nodes, operators and texts. They come from the
-    target: a graph whose sizes or numbers contradict each other is left out, and so is everything behind it, because
-    nobody knows where the next one begins. So is one whose operators are nested deeper than the agent notes, or whose
+    target: a graph whose sizes or numbers contradict each other is dropped, and so is everything after it, because the
+    beginning of the next one is unknown. So is one whose operators are nested deeper than the agent records, or whose
     texts overlap: a few bytes would become very many.
 """
 
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from kineto_agent.protocol.records import (
     GRAPH_HEAD,
     GRAPH_MAGIC,
@@ -23,11 +22,11 @@ from kineto_agent.protocol.records import (
     GRAPH_OP_FIELDS,
 )
 
+from kineto_trace.base.array_types import AnyArray, Ints
 from kineto_trace.base.visible_text import visible
 from kineto_trace.decode import activity_names
-from kineto_trace.decode.decoded import EVERYTHING, Decoded, DecodeWindow
-from kineto_trace.decode.fixed_records import record_dtype
-from kineto_trace.decode.torch.torch_inputs import UnreadableInputs, inputs_text
+from kineto_trace.decode.decoded import EVERYTHING, Decoded, DecodeWindow, record_dtype
+from kineto_trace.decode.torch.torch_ops import UnreadableInputs, inputs_text
 from kineto_trace.model.trace import NO_ROW, NO_STRING, StringTable, Table, make_table
 from kineto_trace.spool.raw_records import RawSource
 
@@ -36,9 +35,6 @@ _NODE, _OP = record_dtype(GRAPH_NODE_FIELDS), record_dtype(GRAPH_OP_FIELDS)
 _LENGTH = struct.Struct("<I")
 _MOST_REASONS = 4
 _MOST_DEPTH = 128  # of nested operators: DEPTH_MOST of capture_watch.c
-
-AnyArray = npt.NDArray[Any]
-Ints = npt.NDArray[np.int64]
 
 
 class _Damaged(ValueError):
@@ -82,7 +78,7 @@ def decode(source: RawSource, strings: StringTable, _window: DecodeWindow = EVER
 
 
 def _left_out(metadata: Mapping[str, Any]) -> list[tuple[str, int]]:
-    """Returns for how many graphs, and why, the agent knows nothing."""
+    """Counts the graphs without capture data, by reason."""
     found = metadata.get("left_out")
     pairs = found.items() if isinstance(found, dict) else ()
     valid = [(visible(str(reason))[:200], count) for reason, count in pairs if isinstance(count, int) and count > 0]
@@ -120,7 +116,7 @@ class _Reader:
         self._op_rows = 0
 
     def add(self, graph: _Graph) -> None:
-        """Adds one graph. Raises _Damaged; then nothing of it is added."""
+        """Adds one graph. Raises _Damaged, and then adds nothing of it."""
         ops = self._op_columns(graph)
         operator = _numbers(graph.nodes["op"])
         if (operator >= len(graph.ops)).any():
@@ -185,7 +181,7 @@ class _Reader:
 
 
 def _check_depth(parent: Ints) -> None:
-    """Raises _Damaged if operators are nested deeper than the agent notes."""
+    """Raises _Damaged if operators are nested deeper than the agent records."""
     above = parent
     for _ in range(_MOST_DEPTH):
         if (above == NO_ROW).all():

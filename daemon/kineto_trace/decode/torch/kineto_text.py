@@ -7,18 +7,25 @@ Theory of operation
     JSON array. Text of another form is kept until its document ends and parsed as a whole.
     If a block cannot be parsed, its rows are parsed in groups of GROUP, then one by one. Torch up to 2.13 does not
     escape the quotes in names: such a row has its name on a line of its own, which is repaired. If only the arguments
-    of a row cannot be parsed, they are left out. Rows that remain unreadable are counted, as is a truncated row.
+    of a row cannot be parsed, they are dropped. Rows that remain unreadable are counted, as is a truncated row.
+
+Decodes exact Python calls as Kineto writes them into the table python_function.
+
+A row names its caller by an id that is valid within one document. If only calls of modules are wanted (the program's
+functions are then sampled), a call's caller is the nearest enclosing module.
 """
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
+
+from kineto_trace.base.array_types import AnyArray, Flags, Ints, Ints32, UInts32
+from kineto_trace.model.trace import NO_MODULE, NO_ROW, Table, make_table
 
 DOCUMENT = b"\x1e"
 BLOCK_BYTES = 4 << 20
@@ -34,12 +41,15 @@ _NAME_LINE = re.compile(rb'^( *"name": ")(.*)(", *)$', re.MULTILINE)
 _BARE_QUOTE = re.compile(rb'(?<!\\)"')
 _ARGUMENTS = re.compile(rb',\s*"args": \{.*\Z', re.DOTALL)
 _NO_ARGUMENTS = msgspec.Raw(b"{}")
+_head = json.JSONDecoder()
+MAX_DEPTH = 4096  # calls; deeper chains are rejected
+_NO_ID = -1
 
 
 class Row(msgspec.Struct, gc=False):
     """One row. Times are microseconds after the document's base; tid is a text in rows that belong to no thread.
 
-    pid: of rows on a device, the number of that.
+    pid: for rows on a device, the device number.
     """
 
     ph: str = ""
@@ -53,13 +63,20 @@ class Row(msgspec.Struct, gc=False):
     args: msgspec.Raw = _NO_ARGUMENTS
 
 
+_rows = msgspec.json.Decoder(list[Row])
+_row = msgspec.json.Decoder(Row)
+
+
 class _Whole(msgspec.Struct):
     traceEvents: list[Row]  # the name in the format
 
 
+_whole = msgspec.json.Decoder(_Whole)
+
+
 @dataclass(slots=True)
 class Damage:
-    """Counts what could not be read."""
+    """Counts unreadable rows and documents."""
 
     rows: int = 0
     arguments: int = 0  # rows whose arguments alone were unreadable
@@ -78,25 +95,6 @@ class Document:
     whole: bool = False  # whether its end was read
 
 
-_head = json.JSONDecoder()
-_rows = msgspec.json.Decoder(list[Row])
-_row = msgspec.json.Decoder(Row)
-_whole = msgspec.json.Decoder(_Whole)
-
-
-def thread_ids(rows: Iterable[Row]) -> npt.NDArray[np.uint32]:
-    """Returns the system thread ids; 0 for rows with a text instead."""
-    return np.array([row.tid & 0xFFFFFFFF if isinstance(row.tid, int) else 0 for row in rows], np.uint32)
-
-
-def documents(buffers: Iterable[bytes], damage: Damage) -> Iterator[tuple[Document, Iterator[list[Row]]]]:
-    """Yields each document and its rows in blocks. Read each document to its end before requesting the next one."""
-    feed = _Feed(buffers)
-    while feed.next_document():
-        document = Document()
-        yield document, _blocks(feed, document, damage)
-
-
 class _Feed:
     """Provides the bytes of one document at a time."""
 
@@ -106,7 +104,7 @@ class _Feed:
         self._over = False
 
     def next_document(self) -> bool:
-        """Tells whether there is another document; data before the first mark counts as one too."""
+        """Returns whether there is another document; data before the first mark counts as one too."""
         while not self._rest.strip(b" \n") and not self._over:
             self._pull()
         self._rest = self._rest.removeprefix(DOCUMENT)
@@ -130,6 +128,79 @@ class _Feed:
             if self._over:
                 return
             self._pull()
+
+
+class _CallArgs(msgspec.Struct, gc=False):
+    id: int | None = msgspec.field(name="Python id", default=None)
+    parent: int | None = msgspec.field(name="Python parent id", default=None)
+    module: int | None = msgspec.field(name="Python module id", default=None)
+
+
+_args = msgspec.json.Decoder(list[_CallArgs])
+_one = msgspec.json.Decoder(_CallArgs)
+
+
+class PythonCalls:
+    """Collects the calls of all documents."""
+
+    def __init__(self, *, modules_only: bool) -> None:
+        self._modules_only = modules_only
+        self._parts: list[dict[str, AnyArray]] = []  # of the current document
+        self._documents: list[dict[str, AnyArray]] = []
+        self._rows = 0
+
+    def add(self, rows: list[Row], times: Mapping[str, AnyArray], names: list[int]) -> None:
+        """Adds rows, with their times in ns after the document's base, and the numbers of their names."""
+        if not rows:
+            return
+        args = _call_args([bytes(row.args) for row in rows])
+        self._parts.append(
+            {
+                **times,
+                "name": np.array(names, np.int32),
+                "thread": thread_ids(rows),
+                "id": np.array([_NO_ID if arg.id is None else arg.id for arg in args], np.int64),
+                "parent": np.array([_NO_ID if arg.parent is None else arg.parent for arg in args], np.int64),
+                "module": np.array([NO_MODULE if arg.module is None else arg.module for arg in args], np.int32),
+            }
+        )
+
+    def end_document(self, base_ns: int) -> None:
+        """Completes the document whose rows were added since the previous one. base_ns: its base, in Unix ns."""
+        if not self._parts:
+            return
+        joined = {name: np.concatenate([part[name] for part in self._parts]) for name in self._parts[0]}
+        self._parts = []
+        joined["start"] += base_ns
+        joined["parent"] = parent_rows(joined.pop("id"), joined["parent"])
+        if self._modules_only:
+            joined = _only(joined, joined["module"] != NO_MODULE)
+        joined["depth"] = depths(joined["parent"])
+        joined["parent"] = np.where(joined["parent"] == NO_ROW, NO_ROW, joined["parent"] + self._rows)
+        self._rows += len(joined["start"])
+        self._documents.append(joined)
+
+    def table(self) -> Table:
+        """Returns all calls. They were not sampled: `samples` is 0."""
+        if not self._documents:
+            return make_table("python_function", 0, {})
+        columns = {
+            name: np.concatenate([document[name] for document in self._documents]) for name in self._documents[0]
+        }
+        return make_table("python_function", self._rows, columns)
+
+
+def thread_ids(rows: Iterable[Row]) -> UInts32:
+    """Returns the system thread ids; 0 for rows with a text instead."""
+    return np.array([row.tid & 0xFFFFFFFF if isinstance(row.tid, int) else 0 for row in rows], np.uint32)
+
+
+def documents(buffers: Iterable[bytes], damage: Damage) -> Iterator[tuple[Document, Iterator[list[Row]]]]:
+    """Yields each document and its rows in blocks. Read each document to its end before requesting the next one."""
+    feed = _Feed(buffers)
+    while feed.next_document():
+        document = Document()
+        yield document, _blocks(feed, document, damage)
 
 
 def _blocks(feed: _Feed, document: Document, damage: Damage) -> Iterator[list[Row]]:
@@ -158,7 +229,7 @@ def _blocks(feed: _Feed, document: Document, damage: Damage) -> Iterator[list[Ro
 
 
 def _devices(head: str) -> list[dict[str, Any]]:
-    """Returns Kineto's deviceProperties; nothing where there are none that can be read."""
+    """Returns Kineto's deviceProperties; empty if they are missing or unreadable."""
     found = _DEVICES.search(head)
     if found is None:
         return []
@@ -225,3 +296,61 @@ def _decoded(decoder: Any, text: bytes) -> Any:
         return decoder.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
+
+
+def parent_rows(ids: Ints, parents: Ints) -> Ints:
+    """Returns the rows of the callers; NO_ROW for callers without a row."""
+    order = np.argsort(ids, kind="stable")
+    at = np.minimum(np.searchsorted(ids, parents, sorter=order), len(ids) - 1)
+    found = order[at]
+    known = (ids[found] == parents) & (parents != _NO_ID) & (found != np.arange(len(ids)))
+    return np.where(known, found, NO_ROW)
+
+
+def _only(columns: Mapping[str, AnyArray], kept: Flags) -> dict[str, AnyArray]:
+    """Selects the kept rows; the caller of each becomes its nearest kept ancestor."""
+    parent = columns["parent"].copy()
+    for _ in range(MAX_DEPTH):
+        through = np.flatnonzero((parent != NO_ROW) & ~kept[parent])
+        if not len(through):
+            break
+        parent[through] = columns["parent"][parent[through]]
+    parent[(parent != NO_ROW) & ~kept[parent]] = NO_ROW
+    row = np.cumsum(kept) - 1
+    result = {name: column[kept] for name, column in columns.items()}
+    result["parent"] = np.where(parent[kept] == NO_ROW, NO_ROW, row[parent[kept]])
+    return result
+
+
+def depths(parent: Ints) -> Ints32:
+    """Returns how many callers each row has.
+
+    Endless chains are cut at MAX_DEPTH: their rows lose their callers.
+    """
+    depth = np.zeros(len(parent), np.int32)
+    rows = np.flatnonzero(parent != NO_ROW)
+    above = parent[rows]
+    while len(rows):
+        depth[rows] += 1
+        above = parent[above]
+        going = above != NO_ROW
+        rows, above = rows[going], above[going]
+        if len(rows) and depth[rows[0]] >= MAX_DEPTH:
+            parent[rows] = NO_ROW
+            depth[rows] = 0
+            break
+    return depth
+
+
+def _call_args(texts: list[bytes]) -> list[_CallArgs]:
+    try:
+        return _args.decode(b"[" + b",".join(texts) + b"]")
+    except msgspec.DecodeError:
+        return [_call_args_of_one(text) for text in texts]
+
+
+def _call_args_of_one(text: bytes) -> _CallArgs:
+    try:
+        return _one.decode(text)
+    except msgspec.DecodeError:
+        return _CallArgs()

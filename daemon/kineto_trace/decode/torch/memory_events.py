@@ -1,7 +1,7 @@
 """Decodes allocator actions ("memory_events/1") into the table cpu_instant_event: [memory] and [OutOfMemory] rows.
 
-The source states what each device held when the recording ended (`metadata["totals"]`); going backwards from there
-gives what it held after each earlier action. Sizes are those that the program requested, times are truncated to
+The source states what each device held when the recording ended (`metadata["totals"]`); the totals after earlier
+actions are computed backwards from there. Sizes are those that the program requested, times are truncated to
 microseconds. torch's history does not record the thread.
 """
 
@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from kineto_agent.protocol.records import (
     MEMORY_ALLOCATED,
     MEMORY_EVENT_FIELDS,
@@ -21,8 +20,8 @@ from kineto_agent.protocol.records import (
 )
 
 from kineto_trace.arrays.id_sets import unique_values
-from kineto_trace.decode.decoded import EVERYTHING, Decoded, DecodeWindow
-from kineto_trace.decode.fixed_records import fixed_records, record_dtype
+from kineto_trace.base.array_types import AnyArray, Ints
+from kineto_trace.decode.decoded import EVERYTHING, Decoded, DecodeWindow, fixed_records, record_dtype
 from kineto_trace.model.trace import StringTable, Table, make_table
 from kineto_trace.spool.raw_records import RawSource
 
@@ -31,9 +30,6 @@ NAME, OUT_OF_MEMORY_NAME = "[memory]", "[OutOfMemory]"
 CUDA = 1  # c10::DeviceType
 UNKNOWN = -1
 _EVENT = record_dtype(MEMORY_EVENT_FIELDS)
-
-Ints = npt.NDArray[np.int64]
-AnyArray = npt.NDArray[Any]
 
 
 def decode(source: RawSource, strings: StringTable, _window: DecodeWindow = EVERYTHING) -> Decoded:

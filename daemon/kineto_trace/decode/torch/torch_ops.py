@@ -1,4 +1,4 @@
-"""Decodes operator records ("torch_ops/1") into the tables cpu_op, user_annotation and op_tensor.
+"""Decodes the operators that the agent records in torch, and their inputs.
 
 Theory of operation
     Each thread of the target writes a record when an operator ends, so children come before their parents. The decoder
@@ -8,14 +8,34 @@ Theory of operation
     Names and inputs are hashes of entries in the string table. Entries that never arrived are counted; a name is then
     shown as its hash. An operator that was still running when the recording ended gets an end that encloses everything
     that its thread did, at least up to the window's end.
+
+Converts an operator's inputs from the agent's binary form to Kineto's JSON arguments.
+    An entry describes the inputs of one call: their types, sizes, strides and values, in the form that
+    kineto_agent/protocol/records.py defines. Equal calls share one entry, so a training run has a few thousand of them,
+    whatever the number of its ops: they are read one by one.
+
+    The text is that of PyTorch's profiler for the same call: C++ names of types, numbers as torch prints them, and
+    nothing where the profiler shows nothing (None, strings, devices, long lists). Entries come from the target: those
+    of another form are refused, never guessed.
 """
 
-from collections.abc import Mapping
-from typing import Any
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from kineto_agent.protocol.records import (
+    COMMS_NUMBERS,
+    INPUT_BOOL,
+    INPUT_DOUBLE,
+    INPUT_INT,
+    INPUT_NONE,
+    INPUT_OTHER,
+    INPUT_SCALAR_LIST,
+    INPUT_TENSOR,
+    INPUT_TENSOR_LIST,
+    INPUTS_CUT,
     KIND_OP,
     KIND_OP_COMMS,
     KIND_OP_TENSORS,
@@ -28,25 +48,170 @@ from kineto_agent.protocol.records import (
     SPACE_OP_INPUTS,
     SPACE_OP_NAME,
     SPACE_TORCH_THREAD,
+    TENSOR_NO_SIZES,
+    TENSOR_NO_STRIDES,
     TENSORS_PER_RECORD,
     TORCH_OPS_FORMAT,
 )
 
 from kineto_trace.arrays.codec import Interner
 from kineto_trace.arrays.id_sets import unique_values
-from kineto_trace.decode.decoded import EVERYTHING, Decoded, DecodeWindow
-from kineto_trace.decode.fixed_records import fixed_records, record_dtype
-from kineto_trace.decode.torch.torch_comms import comms_text
-from kineto_trace.decode.torch.torch_inputs import UnreadableInputs, inputs_text
+from kineto_trace.base.array_types import AnyArray, Flags, Ints, Ints32, UInts32, UInts64
+from kineto_trace.decode.decoded import EVERYTHING, Decoded, DecodeWindow, fixed_records, record_dtype
 from kineto_trace.model.trace import NO_STRING, OP_TABLES, StringTable, Table, make_table
 from kineto_trace.spool.raw_records import RawSource
 
 FORMAT = TORCH_OPS_FORMAT
 RECORD = record_dtype(OP_FIELDS)
 _TENSORS, _COMMS = record_dtype(OP_TENSORS_FIELDS), record_dtype(OP_COMMS_FIELDS)
+SHOWN = 30  # items shown of a list of numbers, as in PyTorch's profiler
+_TYPES = {  # C++ names -> at::ScalarType's names
+    "unsigned char": "Byte",
+    "signed char": "Char",
+    "short int": "Short",
+    "int": "Int",
+    "long int": "Long",
+    "float": "Float",
+    "double": "Double",
+    "bool": "Bool",
+    "short unsigned int": "UInt16",
+    "unsigned int": "UInt32",
+    "long unsigned int": "UInt64",
+    "c10::complex<c10::Half>": "ComplexHalf",
+    "c10::complex<float>": "ComplexFloat",
+    "c10::complex<double>": "ComplexDouble",
+}
+LIST_SHOWN = 30  # longer lists are shown as empty, as in PyTorch's profiler
 
-Ints = npt.NDArray[np.int64]
-AnyArray = npt.NDArray[Any]
+
+class _Index:
+    """Finds the row of an op by its thread and its number within the thread."""
+
+    def __init__(self, ops: AnyArray) -> None:
+        self._key = _key(ops)
+        self._order = np.argsort(self._key, kind="stable")
+
+    def find(self, records: AnyArray) -> tuple[Ints, Flags]:
+        """Returns the row of each record's op, and whether that op exists."""
+        wanted = _key(records)
+        if not len(self._key):
+            return np.zeros(len(wanted), np.int64), np.zeros(len(wanted), np.bool_)
+        at = np.searchsorted(self._key, wanted, sorter=self._order)
+        place: Ints = self._order[np.minimum(at, len(self._key) - 1)]
+        return place, self._key[place] == wanted
+
+
+class _Reader:
+    """Reads one entry from its beginning."""
+
+    def __init__(self, entry: bytes) -> None:
+        self._entry = entry
+        self._at = 0
+
+    def numbers(self) -> tuple[int, ...]:
+        return COMMS_NUMBERS.unpack(self._take(COMMS_NUMBERS.size))
+
+    def text(self) -> str:
+        return self._take(self._take(1)[0]).decode("utf-8", "replace")
+
+    def list(self) -> str:
+        count = int.from_bytes(self._take(4), "little")
+        kept = min(count, SHOWN)
+        values = [str(number) for number in struct.unpack(f"<{kept}q", self._take(8 * kept))]
+        if kept < count:
+            values.insert(-1, "...")
+        return f"[{', '.join(values)}]"
+
+    def end(self) -> None:
+        if self._at != len(self._entry):
+            raise UnreadableInputs(f"{len(self._entry) - self._at} bytes too many")
+
+    def _take(self, count: int) -> bytes:
+        taken = self._entry[self._at : self._at + count]
+        if len(taken) != count:
+            raise UnreadableInputs(f"cut at byte {self._at}")
+        self._at += count
+        return taken
+
+
+class UnreadableInputs(ValueError):
+    """The entry does not have the form that the agent writes."""
+
+
+class Input(NamedTuple):
+    """One input as the profiler shows it."""
+
+    dims: list[Any]
+    strides: list[Any]
+    type: str
+    concrete: str
+
+
+NOTHING = Input([], [], "", "")
+
+
+class _InputReader:
+    """Reads one entry from its beginning."""
+
+    def __init__(self, entry: bytes, dtypes: Sequence[str]) -> None:
+        self._entry = entry
+        self._dtypes = dtypes
+        self._at = 0
+
+    def inputs(self) -> list[Input]:
+        """Returns all inputs; the entry must end with the last one."""
+        count, _ = self._take("<BB")
+        found = [self._input() for _ in range(count)]
+        if self._at != len(self._entry):
+            raise UnreadableInputs(f"{len(self._entry) - self._at} bytes too many")
+        return found
+
+    def _take(self, layout: str) -> tuple[Any, ...]:
+        try:
+            values = struct.unpack_from(layout, self._entry, self._at)
+        except struct.error as exc:
+            raise UnreadableInputs(f"cut at byte {self._at}") from exc
+        self._at += struct.calcsize(layout)
+        return values
+
+    def _input(self) -> Input:
+        (kind,) = self._take("<B")
+        if kind in (INPUT_OTHER, INPUT_NONE):
+            return NOTHING
+        if kind == INPUT_TENSOR:
+            return self._tensor()
+        if kind == INPUT_TENSOR_LIST:
+            return self._tensor_list()
+        if kind == INPUT_SCALAR_LIST:
+            return self._scalar_list()
+        return Input([], [], "Scalar", self._scalar(kind))
+
+    def _tensor(self) -> Input:
+        dtype, dims, flags = self._take("<BBB")
+        sizes = list(self._take(f"<{dims}q"))
+        strides = [] if flags & (TENSOR_NO_STRIDES | TENSOR_NO_SIZES) else list(self._take(f"<{dims}q"))
+        return Input(sizes, strides, self._dtypes[dtype] if dtype < len(self._dtypes) else "", "")
+
+    def _tensor_list(self) -> Input:
+        count, flags = self._take("<BB")
+        tensors = [self._tensor() for _ in range(count)]
+        if flags & INPUTS_CUT or count > LIST_SHOWN:
+            return Input([], [], "TensorList", "")
+        return Input([each.dims for each in tensors], [each.strides for each in tensors], "TensorList", "")
+
+    def _scalar_list(self) -> Input:
+        count, flags = self._take("<BB")
+        values = [self._scalar(self._take("<B")[0]) for _ in range(count)]
+        return NOTHING if flags & INPUTS_CUT else Input([], [], "ScalarList", f"[{', '.join(values)}]")
+
+    def _scalar(self, kind: int) -> str:
+        if kind == INPUT_INT:
+            return str(self._take("<q")[0])
+        if kind == INPUT_DOUBLE:
+            return _printed(self._take("<d")[0])
+        if kind == INPUT_BOOL:
+            return "True" if self._take("<B")[0] else "False"
+        raise UnreadableInputs(f"an input of kind {kind}")
 
 
 def decode(source: RawSource, strings: StringTable, window: DecodeWindow = EVERYTHING) -> Decoded:
@@ -74,7 +239,7 @@ def decode(source: RawSource, strings: StringTable, window: DecodeWindow = EVERY
     if isinstance(wanted, list):
         for unwanted in set(OP_TABLES) - set(map(str, wanted)):
             del tables[unwanted]
-    if source.dropped:  # an op is written when it ends, what describes it before: those ops are among the dropped
+    if source.dropped:  # an op is written when it ends, its description before: those ops are among the dropped
         lost = 0
     unknown = int(np.count_nonzero(kind > KIND_OP_COMMS))
     return Decoded(tables=tables, records=len(records), undecoded=cut + unknown + lost, warnings=tuple(warnings))
@@ -101,7 +266,7 @@ def _columns(ops: AnyArray, window_end_ns: int) -> dict[str, AnyArray]:
     return columns
 
 
-def _ended(thread: AnyArray, start: Ints, end: Ints, running: npt.NDArray[np.bool_], window_end_ns: int) -> Ints:
+def _ended(thread: AnyArray, start: Ints, end: Ints, running: Flags, window_end_ns: int) -> Ints:
     """Returns the ends; a running op gets the latest end on its thread, at least window_end_ns."""
     ended = np.where(running, np.maximum(start, window_end_ns), end)
     for number in unique_values(thread[running]).tolist():
@@ -110,16 +275,16 @@ def _ended(thread: AnyArray, start: Ints, end: Ints, running: npt.NDArray[np.boo
     return ended
 
 
-def _torch_threads(thread: AnyArray, numbers: Mapping[int, bytes]) -> npt.NDArray[np.uint32]:
+def _torch_threads(thread: AnyArray, numbers: Mapping[int, bytes]) -> UInts32:
     """Returns torch's own number of each row's thread; 0 if it is unknown."""
     threads = Interner()
     places = threads.intern(thread.astype(np.uint64))
     known = [int.from_bytes(numbers.get(tid, b"")[:4], "little") for tid in threads.keys().tolist()]
-    result: npt.NDArray[np.uint32] = np.array(known, np.uint32)[places]
+    result: UInts32 = np.array(known, np.uint32)[places]
     return result
 
 
-def _names(hashes: AnyArray, source: RawSource, strings: StringTable, warnings: list[str]) -> npt.NDArray[np.int32]:
+def _names(hashes: AnyArray, source: RawSource, strings: StringTable, warnings: list[str]) -> Ints32:
     """Returns the number of each row's name."""
     interner = Interner()
     numbers = interner.intern(hashes)
@@ -141,7 +306,7 @@ def _dtypes(source: RawSource) -> list[str]:
     return [str(name) for name in names] if isinstance(names, list) else []
 
 
-def _inputs(hashes: AnyArray, source: RawSource, strings: StringTable, warnings: list[str]) -> npt.NDArray[np.int32]:
+def _inputs(hashes: AnyArray, source: RawSource, strings: StringTable, warnings: list[str]) -> Ints32:
     """Returns the number of each row's inputs as JSON arguments; NO_STRING if none were recorded."""
     known = source.strings.get(SPACE_OP_INPUTS, {})
     if not known and not hashes.any():
@@ -170,23 +335,6 @@ def _inputs(hashes: AnyArray, source: RawSource, strings: StringTable, warnings:
     if unreadable:
         warnings.append(f"{unreadable} descriptions of inputs could not be read")
     return np.array(texts, np.int32)[numbers]
-
-
-class _Index:
-    """Finds the row of an op by its thread and its number within the thread."""
-
-    def __init__(self, ops: AnyArray) -> None:
-        self._key = _key(ops)
-        self._order = np.argsort(self._key, kind="stable")
-
-    def find(self, records: AnyArray) -> tuple[Ints, npt.NDArray[np.bool_]]:
-        """Returns the row of each record's op, and whether that op exists."""
-        wanted = _key(records)
-        if not len(self._key):
-            return np.zeros(len(wanted), np.int64), np.zeros(len(wanted), np.bool_)
-        at = np.searchsorted(self._key, wanted, sorter=self._order)
-        place: Ints = self._order[np.minimum(at, len(self._key) - 1)]
-        return place, self._key[place] == wanted
 
 
 def _tensor_table(tensors: AnyArray, index: _Index) -> tuple[Table, int]:
@@ -228,12 +376,77 @@ def _describe_collectives(
     return int(np.count_nonzero(~known))
 
 
-def _key(records: AnyArray) -> npt.NDArray[np.uint64]:
+def _key(records: AnyArray) -> UInts64:
     """Combines the thread and the op's number within it."""
-    key: npt.NDArray[np.uint64] = records["thread"].astype(np.uint64) << np.uint64(32) | records["number"]
+    key: UInts64 = records["thread"].astype(np.uint64) << np.uint64(32) | records["number"]
     return key
 
 
-def _table(kind: str, columns: Mapping[str, AnyArray], chosen: npt.NDArray[np.bool_]) -> Table:
+def _table(kind: str, columns: Mapping[str, AnyArray], chosen: Flags) -> Table:
     taken = columns if chosen.all() else {name: column[chosen] for name, column in columns.items()}
     return make_table(kind, len(taken["start"]), taken)
+
+
+# Converts an operator's description of its collective from the agent's binary form to Kineto's JSON arguments.
+# kineto_agent/protocol/records.py defines the form of an entry; the names are those of PyTorch's saveNcclMeta.
+def comms_text(entry: bytes, sequence: int, dtypes: Sequence[str]) -> str:
+    """Returns the arguments "Collective name", "dtype", "In msg nelems" and so on, as JSON members.
+
+    sequence: the number in the process group; negative if unknown.
+    dtypes: names of types by torch's numbers.
+
+    Raises UnreadableInputs.
+    """
+    reader = _Reader(entry)
+    rank, size, first, stride, elements_in, elements_out, dtype = reader.numbers()
+    name, group, description = reader.text(), reader.text(), reader.text()
+    arguments: dict[str, Any] = {
+        "Collective name": name,
+        "In msg nelems": elements_in,
+        "Out msg nelems": elements_out,
+        "Group size": size,
+        "dtype": _type(dtypes[dtype]) if 0 <= dtype < len(dtypes) else "",
+        "In split size": reader.list(),
+        "Out split size": reader.list(),
+        "Process Group Name": group,
+        "Process Group Description": description,
+        "Process Group Ranks": reader.list(),
+        "Rank": rank,
+    }
+    reader.end()
+    for key, number, least in (
+        ("Global rank start", first, 0),
+        ("Global rank stride", stride, 1),
+        ("Seq", sequence, 0),
+    ):
+        if number >= least:
+            arguments[key] = number
+    return json.dumps({key: value for key, value in arguments.items() if value != ""})[1:-1]
+
+
+def _type(name: str) -> str:
+    return _TYPES.get(name, name.removeprefix("c10::"))
+
+
+def inputs_text(entry: bytes, dtypes: Sequence[str]) -> str:
+    """Returns the arguments "Input Dims", "Input Strides", "Input type" and "Concrete Inputs". Raises UnreadableInputs.
+
+    dtypes: names of the tensors' types by torch's numbers. An op without inputs has no arguments: "".
+    """
+    inputs = _InputReader(entry, dtypes).inputs()
+    if not inputs:
+        return ""
+    arguments = {
+        "Concrete Inputs": [each.concrete for each in inputs],
+        "Input type": [each.type for each in inputs],
+        "Input Strides": [each.strides for each in inputs],
+        "Input Dims": [each.dims for each in inputs],
+    }
+    return json.dumps(arguments)[1:-1]
+
+
+def _printed(value: float) -> str:
+    """Returns a double as torch prints it: whole numbers with a point and no digits after it."""
+    if abs(value) < 2**63 and value.is_integer():
+        return f"{int(value)}."
+    return f"{value:.17g}"

@@ -5,11 +5,10 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from kineto_trace.arrays import codec
-from kineto_trace.model.activity_tables import CATEGORIES, COUNTER, FLOW, KINDS, MEMORY, OTHER
-from kineto_trace.model.event_kinds import DTYPES, I32X3, MAX_ARGS
+from kineto_trace.base.array_types import AnyArray, Ints
+from kineto_trace.model.activity_tables import CATEGORIES, COUNTER, DTYPES, FLOW, I32X3, KINDS, MAX_ARGS, MEMORY, OTHER
 
 PADDING = 64  # zero bytes after every piece
 MORE, MEMBER, DONE, NOT_JSON, DAMAGE, NO_MEMORY = range(6)  # Fed.status
@@ -43,8 +42,6 @@ FIXED = (
     ("ts_real", "float64"),
     ("dur_real", "float64"),
 )
-
-AnyArray = npt.NDArray[Any]
 
 
 class _Arg(ctypes.Structure):
@@ -277,7 +274,7 @@ class Parser:
         text = memoryview((ctypes.c_char * ends[-1]).from_address(data)) if ends[-1] else memoryview(b"")
         return [str(text[first:last], "utf-8", "replace") for first, last in zip(ends, ends[1:], strict=False)]
 
-    def tracks(self) -> npt.NDArray[np.int64]:
+    def tracks(self) -> Ints:
         """Returns pid and tid of every track, one row each."""
         count = self.counts().tracks
         if not count:

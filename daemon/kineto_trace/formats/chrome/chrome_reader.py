@@ -2,92 +2,53 @@
 
 Theory of operation
     The file passes through the native reader (daemon/native/chrome/chrome.h) piece by piece, unpacked if it is gzip, so
-    that only one piece is in memory beside the columns. chrome_tables.py builds the tables; chrome_target.py reads what
-    the file says about its process.
+    that only one piece is in memory beside the columns. chrome_tables.py builds the tables; the file's statements on
+    its process are read below.
 
     Everything that is read is written back (formats/chrome/verbatim_writer.py): numbers go into columns if those hold
-    the exact value, everything else stays JSON text. Trace.notes lists what could not be read, with places;
-    Trace.losses.undecoded counts it.
+    the exact value, everything else stays JSON text. Trace.notes lists unreadable parts, with places;
+    Trace.losses.undecoded counts them.
 
     Times are Unix ns if the file has a base (baseTimeNanoseconds), otherwise ns since its writer's own origin.
 """
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
+import msgspec
 import numpy as np
 from isal import igzip_lib
 
+from kineto_trace.base.quantities import require_memory
 from kineto_trace.errors import DamagedError, FileError
 from kineto_trace.formats.chrome import chrome_native_reader as native
 from kineto_trace.formats.chrome.chrome_native_reader import Fed, Parser
-from kineto_trace.formats.chrome.chrome_tables import build
-from kineto_trace.formats.chrome.chrome_target import describe
-from kineto_trace.model.trace import COUNTER_TABLES, FILE_TABLES, UNTIMED_TABLES, Table, Trace
-from kineto_trace.model.trace_header import base_ns, mended
+from kineto_trace.formats.chrome.chrome_tables import MADE_UP, ChromeRows, build
+from kineto_trace.formats.chrome.chrome_writer import LOSS_KEYS, OPTION_KEYS
+from kineto_trace.model import source_coverage
+from kineto_trace.model.source_coverage import SourceCoverage
+from kineto_trace.model.target_info import MAX_RATIO, TargetInfo, base_ns, header_value, repair_json
+from kineto_trace.model.trace import COUNTER_TABLES, FILE_TABLES, TEXT_ID, UNTIMED_TABLES, Losses, Table, Trace
 
 PIECE_BYTES = 4 << 20
 PACKED_BYTES = 1 << 18
 UNPACKED_BYTES = 1 << 16  # decompressed at a time: damage loses up to this much of the data in front of it
 MAX_EVENT_BYTES = 64 << 20  # anything longer is not an event
-SHOWN_PLACES = 5  # places listed for one sort of damage
+MAX_HEAD_BYTES = 256 << 20  # of the file without its events
+MEMBER_BYTES = 1024  # a member of that counts as this much in addition to its texts: it takes some 15 us
+ROW_BYTES = 64  # per event, counted again when the tables are made
+SHOWN_PLACES = 5  # places listed per kind of damage
 _GZIP = b"\x1f\x8b"
 _UNPACK_ERROR: type[Exception] = igzip_lib.IsalError  # type: ignore[assignment]
-
 MERGED = "kinetodMerge"  # member of files that merge/ wrote: the ranks in the file, and their clocks
 Read = Callable[[memoryview], int]  # fills part of the view and returns the count; 0: end
-
-
-def load_chrome(source: Path | str | BinaryIO, *, name: str = "", whole: bool = False) -> Trace:
-    """Reads a file, or the content of a binary file object, plain or gzip. name: used in errors.
-
-    whole: whether a truncated file is an error. Raises FileError if the content is not a trace, DamagedError if it has
-    to be whole and is not, OSError if it cannot be read.
-    """
-    if isinstance(source, (Path, str)):
-        with Path(source).open("rb", buffering=0) as file:
-            return _load(file, name or str(source), whole=whole)
-    return _load(source, name or str(getattr(source, "name", "the trace")), whole=whole)
-
-
-def _load(file: BinaryIO, name: str, *, whole: bool) -> Trace:
-    document = _Document(name)
-    document.read(_Input(file, document))
-    if whole and document.truncated:
-        raise DamagedError(f"{name} is not whole: {'; '.join(document.notes)}")
-    head, notes = document.head, document.notes
-    base = base_ns(head, notes)
-    if MERGED in head:
-        notes.append("it holds the traces of several ranks; analyses of one rank need that rank's own trace")
-    loaded = build(document.parser, base)
-    start, end = _window(loaded.tables)
-    description = describe(head, loaded)
-    return Trace(
-        target=description.target,
-        strings=loaded.strings,
-        tables=loaded.tables,
-        window_start_ns=start,
-        window_end_ns=end,
-        devices=description.devices,
-        versions=description.versions,
-        losses=replace(description.losses, undecoded=description.losses.undecoded + document.undecoded),
-        head=head,
-        notes=tuple(notes),
-        coverage=description.coverage,
-    )
-
-
-def _window(tables: Mapping[str, Table]) -> tuple[int, int]:
-    """Returns the first start and the last end (Unix ns) of the activities; of all rows if there are no activities."""
-    no_activities = (*FILE_TABLES, *UNTIMED_TABLES, *COUNTER_TABLES)
-    timed = [table for kind, table in tables.items() if kind not in no_activities and len(table)]
-    timed = timed or [table for table in tables.values() if len(table)]
-    if not timed:
-        return 0, 0
-    return min(int(table["start"].min()) for table in timed), max(int(table.end().max()) for table in timed)
+MAX_METADATA_ROWS = 1 << 16
+_THREAD = re.compile(r"thread -?\d+ \((.*)\)$", re.DOTALL)
+_NAME = msgspec.json.Decoder(dict[str, Any])
 
 
 class _Input:
@@ -159,7 +120,7 @@ class _Input:
 
 
 class _Nothing:
-    """A file that is at its end."""
+    """A file at its end."""
 
     def read(self, size: int = -1, /) -> bytes:
         """Returns no bytes."""
@@ -167,10 +128,6 @@ class _Nothing:
 
 
 _NOTHING: BinaryIO = _Nothing()  # type: ignore[assignment]
-
-
-def _read_some(file: BinaryIO, size: int) -> bytes:
-    return file.read(size) or b""
 
 
 class _Document:
@@ -181,18 +138,20 @@ class _Document:
         self.head: dict[str, str] = {}
         self.notes: list[str] = []
         self.undecoded = 0
-        self.truncated = False  # once it is read: it ended before its last bracket
+        self.truncated = False  # valid after reading: whether it ended before its last bracket
         self._name = name
         self._buffer = np.zeros(PIECE_BYTES + native.PADDING, np.uint8)
         self._begin = self._end = 0  # of the bytes that are not consumed yet
         self._damage: dict[tuple[int, int], list[int]] = defaultdict(list)  # (lost, why) -> places
         self._damaged: Counter[tuple[int, int]] = Counter()
+        self._head_bytes = 0
 
     def read(self, source: _Input) -> None:
         """Reads the whole document. Raises FileError if it is not a trace."""
         final = False
         while True:
             final = final or not self._fill(source)
+            require_memory(len(self._buffer), self._name)
             fed = self._feed(final=final)
             if fed.status == native.DONE:
                 rest = bytes(self._buffer[self._begin : self._end])
@@ -207,7 +166,7 @@ class _Document:
         self._finish()
 
     def _more(self, source: _Input) -> bool:
-        """Tells whether anything other than white space follows."""
+        """Returns whether anything other than white space follows."""
         view = self._buffer.data[:PACKED_BYTES]
         while count := source.read(view):
             if bytes(view[:count]).strip(b" \r\n\t\0"):
@@ -255,8 +214,11 @@ class _Document:
 
     def _add_member(self, fed: Fed) -> None:
         key, value = self._text(fed.key_begin, fed.key_end), self._text(fed.value_begin, fed.value_end)
-        name = mended(key)
-        self.head[str(name.value)] = mended(value).text
+        name = repair_json(key)
+        self.head[str(name.value)] = repair_json(value).text
+        self._head_bytes += len(key) + len(value) + MEMBER_BYTES
+        if self._head_bytes > MAX_HEAD_BYTES:
+            raise FileError(f"{self._name} is not a trace: too much of it is not events ({len(self.head)} members)")
 
     def _beginning(self) -> str:
         shown = bytes(self._buffer[self._begin : self._begin + 16])
@@ -308,9 +270,220 @@ class _Document:
                 self.undecoded += count
 
 
+class TargetDescription(NamedTuple):
+    """The statements of a file beside its tables.
+
+    devices: Kineto's deviceProperties.
+    versions: cupti_version, cuda_runtime_version, …
+    losses: when it was recorded.
+    """
+
+    target: TargetInfo
+    devices: tuple[Mapping[str, Any], ...]
+    versions: dict[str, int]
+    coverage: tuple[SourceCoverage, ...]
+    losses: Losses
+
+
+def load_chrome(source: Path | str | BinaryIO, *, name: str = "", whole: bool = False) -> Trace:
+    """Reads a file, or the content of a binary file object, plain or gzip. name: used in errors.
+
+    whole: whether a truncated file is an error. Raises FileError if the content is not a trace, DamagedError if it has
+    to be whole and is not, OSError if it cannot be read.
+    """
+    if isinstance(source, (Path, str)):
+        with Path(source).open("rb", buffering=0) as file:
+            return _load(file, name or str(source), whole=whole)
+    return _load(source, name or str(getattr(source, "name", "the trace")), whole=whole)
+
+
+def _load(file: BinaryIO, name: str, *, whole: bool) -> Trace:
+    document = _Document(name)
+    document.read(_Input(file, document))
+    if whole and document.truncated:
+        raise DamagedError(f"{name} is not whole: {'; '.join(document.notes)}")
+    head, notes = document.head, document.notes
+    require_memory(document.parser.counts().events * ROW_BYTES, name)
+    base = base_ns(head, notes)
+    if MERGED in head:
+        notes.append("it holds the traces of several ranks; analyses of one rank need that rank's own trace")
+    loaded = build(document.parser, base)
+    start, end = _window(loaded.tables)
+    description = describe(head, loaded)
+    return Trace(
+        target=description.target,
+        strings=loaded.strings,
+        tables=loaded.tables,
+        window_start_ns=start,
+        window_end_ns=end,
+        devices=description.devices,
+        versions=description.versions,
+        losses=replace(description.losses, undecoded=description.losses.undecoded + document.undecoded),
+        head=head,
+        notes=tuple(notes),
+        coverage=description.coverage,
+    )
+
+
+def _window(tables: Mapping[str, Table]) -> tuple[int, int]:
+    """Returns the first start and the last end (Unix ns) of the activities; of all rows if there are no activities."""
+    no_activities = (*FILE_TABLES, *UNTIMED_TABLES, *COUNTER_TABLES)
+    timed = [table for kind, table in tables.items() if kind not in no_activities and len(table)]
+    timed = timed or [table for table in tables.values() if len(table)]
+    if not timed:
+        return 0, 0
+    return min(int(table["start"].min()) for table in timed), max(int(table.end().max()) for table in timed)
+
+
+def _read_some(file: BinaryIO, size: int) -> bytes:
+    return file.read(size) or b""
+
+
 def _events(count: int) -> str:
     return "1 event" if count == 1 else f"{count} events"
 
 
 def _read(count: int) -> str:
     return f"{_events(count)} {'was' if count == 1 else 'were'} read"
+
+
+def describe(head: Mapping[str, str], loaded: ChromeRows) -> TargetDescription:
+    """Returns what the head and the metadata rows (ph "M") state."""
+    pid = _main_pid(loaded)
+    distributed = header_value(head, "distributedInfo")
+    distributed = distributed if isinstance(distributed, dict) else {}
+    ours = header_value(head, "kinetod")
+    ours = ours if isinstance(ours, dict) else {}
+    process, threads = _names(loaded, pid)
+    devices = header_value(head, "deviceProperties")
+    target = TargetInfo(
+        capture_id=_text(ours.get("capture_id")),
+        host=_text(header_value(head, "host_name")),
+        pid=pid if 0 <= pid < 2**31 else 0,
+        process_name=process,
+        command=_texts(ours.get("command")) or [],
+        job_id=_text(ours.get("job_id")),
+        rank=_count(distributed.get("rank")),
+        world_size=_count(distributed.get("world_size")),
+        framework=_text(ours.get("framework")),
+        python_version=_text(ours.get("python_version")),
+        threads=threads,
+        thread_use=ours["threads"] if isinstance(ours.get("threads"), list) else [],
+        kernel_counters=ours["kernel_counters"] if isinstance(ours.get("kernel_counters"), dict) else {},
+        settings=_settings(ours.get("settings")),
+        labels={str(k): str(v) for k, v in ours["labels"].items()} if isinstance(ours.get("labels"), dict) else {},
+        resource=_texts_by_name(ours.get("resource")),
+        trace_parent=_text(ours.get("trace_parent")),
+        options={names[0]: True for key, names in OPTION_KEYS.items() if header_value(head, key)},
+        activity_types=_texts(ours.get("activity_types")),
+        not_recorded=_texts_by_name(ours.get("not_recorded")),
+        clock_offset_ns=_whole(ours.get("clock_offset_ns")),
+        clock_uncertainty_ns=_whole(ours.get("clock_uncertainty_ns")),
+        step_ratio=_ratio(ours.get("step_ratio")),
+        least_step_ratio=_ratio(ours.get("least_step_ratio")),
+        complete=ours.get("complete") is True,
+    )
+    return TargetDescription(
+        target,
+        tuple(item for item in devices if isinstance(item, dict)) if isinstance(devices, list) else (),
+        {
+            name: number
+            for name in head
+            if name.endswith("_version") and (number := _count(header_value(head, name))) is not None
+        },
+        source_coverage.from_json(ours.get("coverage")),
+        recorded_losses(head),
+    )
+
+
+def recorded_losses(head: Mapping[str, str]) -> Losses:
+    """Returns the losses before the file was written, from its head."""
+    ours = header_value(head, "kinetod")
+    ours = ours if isinstance(ours, dict) else {}
+    return Losses(**{name: _number(ours.get(key)) for name, key in LOSS_KEYS.items()})
+
+
+def _settings(found: Any) -> dict[str, bool | int | float | str]:
+    values = found.items() if isinstance(found, dict) else ()
+    return {str(name): value for name, value in values if isinstance(value, (bool, int, float, str))}
+
+
+def _texts(found: Any) -> list[str] | None:
+    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+        return None
+    return found
+
+
+def _texts_by_name(found: Any) -> dict[str, str]:
+    values = found.items() if isinstance(found, dict) else ()
+    return {str(name): why for name, why in values if isinstance(why, str)}
+
+
+def _text(found: Any) -> str:
+    return found if isinstance(found, str) else ""
+
+
+def _whole(found: Any) -> int | None:
+    return found if isinstance(found, int) and not isinstance(found, bool) else None
+
+
+def _ratio(found: Any) -> float:
+    """Returns a ratio of times; 0 if the file has no plausible one."""
+    return float(found) if isinstance(found, (int, float)) and 0 < found < MAX_RATIO else 0.0
+
+
+def _number(found: Any) -> int:
+    """Returns a number of records; 0 if the file has no plausible one."""
+    return found if type(found) is int and 0 <= found < 2**62 else 0
+
+
+def _count(found: Any) -> int | None:
+    if isinstance(found, str) and found.isdecimal() and len(found) < 10:
+        return int(found)
+    return found if isinstance(found, int) and not isinstance(found, bool) and 0 <= found < 2**31 else None
+
+
+def _main_pid(loaded: ChromeRows) -> int:
+    """Returns the pid of the process with the most host rows."""
+    tracks = loaded.tracks
+    if not tracks.rows.any():
+        return 0
+    pids, places = np.unique(tracks.pid[tracks.host], return_inverse=True)
+    return int(pids[np.argmax(np.bincount(places, tracks.rows[tracks.host]))])
+
+
+def _names(loaded: ChromeRows, pid: int) -> tuple[str, dict[int, str]]:
+    """Returns the name of the process, and the names of its threads by number."""
+    process, threads = "", {}
+    numbers = {int(t): int(n) for t, n in zip(loaded.tracks.tid, loaded.tracks.thread, strict=True) if t > TEXT_ID}
+    for name, tid, text in _metadata(loaded, pid):
+        if name == "process_name":
+            process = text
+        elif tid in numbers or tid <= TEXT_ID or 0 <= tid < MADE_UP:
+            found = _THREAD.match(text)
+            number = numbers.get(tid, tid)
+            if number > 0:
+                threads[number] = found[1] if found else text
+    return process, threads
+
+
+def _metadata(loaded: ChromeRows, pid: int) -> list[tuple[str, int, str]]:
+    """Returns (kind of row, tid, text) for the metadata rows that name the process and its threads."""
+    table = loaded.tables.get("other")
+    if table is None or not table.origin:
+        return []
+    strings = loaded.strings
+    wanted = [number for number, text in enumerate(strings) if text in ("process_name", "thread_name")]
+    chosen = (table["phase"] == ord("M")) & np.isin(table["name"], wanted) & (table.origin["pid"] == pid)
+    rows = np.flatnonzero(chosen)[:MAX_METADATA_ROWS]
+    return [(strings[table["name"][row]], int(table.origin["tid"][row]), _named(table, strings, row)) for row in rows]
+
+
+def _named(table: Table, strings: list[str], row: int) -> str:
+    number = int(table.origin["args"][row])
+    if number < 0:
+        return ""
+    try:
+        return _text(_NAME.decode(("{" + strings[number] + "}").encode()).get("name"))
+    except (msgspec.DecodeError, UnicodeEncodeError):
+        return ""

@@ -1,8 +1,7 @@
 """Builds the tables of a trace from the columns that the native reader of Chrome traces made.
 
 Theory of operation
-    The reader delivers what the file says about each row. This module derives the rest of the tables with array
-    operations:
+    The reader delivers each row as it is in the file. This module derives the rest of the tables with array operations:
 
     - Threads. A row's pid and tid form a track. Tracks with host rows are threads, numbered by their tid. If two
       threads have the same tid (in files of several processes), the one with more rows keeps it; the other gets a
@@ -21,19 +20,17 @@ Theory of operation
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from kineto_agent.protocol.records import SCOPE_BACKWARD_FUNCTION, SCOPE_USER
 
 from kineto_trace.arrays.id_sets import distinct, lookup
+from kineto_trace.base.array_types import AnyArray, Flags, Ints, UInts32, UInts64
 from kineto_trace.decode.activity_names import MEMCPY_KINDS, MEMORY_KINDS, OVERHEAD_KINDS, SYNC_TYPES
-from kineto_trace.decode.torch.kineto_python_calls import depths
+from kineto_trace.decode.torch.kineto_text import depths
 from kineto_trace.formats.chrome.chrome_native_reader import Parser
-from kineto_trace.formats.chrome.counter_rows import fill_counters, with_lengths
-from kineto_trace.model.activity_tables import COUNTER, KINDS
-from kineto_trace.model.event_kinds import FIRST_ARG_BIT, TS
+from kineto_trace.formats.chrome.counter_tracks import fill_counters, with_lengths
+from kineto_trace.model.activity_tables import COUNTER, FIRST_ARG_BIT, KINDS, TS
 from kineto_trace.model.trace import (
     FILE_TABLES,
     HOST_TABLES,
@@ -59,8 +56,6 @@ _SAMPLED_TEXTS = {  # columns of sampled slices
 _MEMCPY = re.compile(r"Memcpy (\w+)(?: \(([\w ]+) -> ([\w ]+)\))?")
 _MEMSET = re.compile(r"Memset \(([\w ]+)\)")
 
-Ints = npt.NDArray[np.int64]
-AnyArray = npt.NDArray[Any]
 Columns = dict[str, AnyArray]
 
 
@@ -70,8 +65,8 @@ class ChromeTracks:
 
     pid: Ints
     tid: Ints
-    thread: npt.NDArray[np.uint32]
-    host: npt.NDArray[np.bool_]
+    thread: UInts32
+    host: Flags
     rows: Ints  # number of host rows
 
 
@@ -207,7 +202,7 @@ def _defaults(kind: str, columns: Columns, count: int) -> None:
 
 
 def _fill_names(columns: Columns, strings: list[str]) -> None:
-    """Gives activities without a name an empty one: everything looks names up."""
+    """Gives activities without a name an empty one: all code looks names up."""
     nameless = columns["name"] < 0
     if nameless.any():
         if "" not in strings:
@@ -237,7 +232,7 @@ def _place_on_gpu(columns: Columns, track: AnyArray, tracks: ChromeTracks, strin
 
 
 def _by_name(kind: str, columns: Columns, strings: Sequence[str], present: AnyArray) -> None:
-    """Fills the columns that only the row's name states, and marks copies between two devices."""
+    """Fills the columns whose values are only in the row's name, and marks copies between two devices."""
     if kind == "gpu_memcpy":
         keys = [arg.key for arg in KINDS[kind]]
         peer = np.uint64(1 << FIRST_ARG_BIT + keys.index("fromDevice"))
@@ -252,7 +247,7 @@ def _by_name(kind: str, columns: Columns, strings: Sequence[str], present: AnyAr
 
 
 def _part(pattern: re.Pattern[str], group: int, known: Sequence[str]) -> Callable[[str], int]:
-    """Returns a function that gives the number of the word in this group of a name; 0: unknown."""
+    """Returns a function that maps a name to the number of the word in this group; 0 if unknown."""
 
     def number(name: str) -> int:
         found = pattern.match(name)
@@ -340,14 +335,14 @@ def _with_torch_threads(ops: Table, flow: Table, strings: Sequence[str]) -> Tabl
     return ops.with_columns({"torch_thread": column})
 
 
-def _keys(values: AnyArray) -> npt.NDArray[np.uint64]:
+def _keys(values: AnyArray) -> UInts64:
     return values.astype(np.int64).view(np.uint64)
 
 
-def _moments(table: Table, rows: AnyArray) -> npt.NDArray[np.uint64]:
+def _moments(table: Table, rows: AnyArray) -> UInts64:
     """Returns a hash of thread and start for each of the rows."""
     mixed = table["thread"][rows].astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    keys: npt.NDArray[np.uint64] = mixed ^ _keys(table["start"][rows])
+    keys: UInts64 = mixed ^ _keys(table["start"][rows])
     return keys
 
 

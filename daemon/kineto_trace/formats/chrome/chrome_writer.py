@@ -10,26 +10,41 @@ Theory of operation
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from kineto_agent import __version__
 
 from kineto_trace.arrays.codec import PreparedTexts, RowWriter
-from kineto_trace.arrays.id_sets import unique_values
-from kineto_trace.formats.chrome import metadata_events
-from kineto_trace.formats.chrome.chrome_fields import FieldNames
-from kineto_trace.formats.chrome.chrome_sections import Section, sections
+from kineto_trace.arrays.id_sets import distinct, is_in, unique_values
+from kineto_trace.base.array_types import AnyArray, Flags, Ints, Ints32
+from kineto_trace.collectives.nccl import collective_columns
+from kineto_trace.formats.chrome import chrome_events
+from kineto_trace.formats.chrome.chrome_events import Columns, FieldNames, Render
 from kineto_trace.formats.chrome.counter_tracks import CounterTrack, hardware_tracks, write_counters
 from kineto_trace.formats.chrome.verbatim_writer import is_verbatim, write_rows, write_verbatim
-from kineto_trace.formats.shared.launch_shape_texts import LaunchShapes
-from kineto_trace.formats.shared.text_sinks import TextSink, escaped, name_text
-from kineto_trace.model.activity_table import OWN_ROWS, arguments_of
+from kineto_trace.formats.text_sinks import TextSink, escaped, name_text
+from kineto_trace.formats.viewer_rows import ANNOTATIONS, LaunchShapes, gpu_rows, row_name, sync_rows
+from kineto_trace.model.activity_tables import COUNTER, OWN_ROWS, ViewerRow, arguments_of
 from kineto_trace.model.target_info import TargetInfo
-from kineto_trace.model.trace import NO_STRING, OP_TABLES, Trace, own_tables
+from kineto_trace.model.trace import (
+    API_TABLES,
+    DEVICE_TABLES,
+    GPU_TABLES,
+    HOST_TABLES,
+    NO_ROW,
+    NO_STRING,
+    OP_TABLES,
+    Table,
+    Trace,
+    own_tables,
+)
+from kineto_trace.structure.captured_graphs import captured_columns
+from kineto_trace.structure.event_tree import build
+from kineto_trace.structure.fwd_bwd import forward_backward
 
 TRIMONTH_NS = 7_889_238 * 1_000_000_000
 # Kineto's keys (1, or absent) and the options that each stands for
@@ -47,6 +62,30 @@ LOSS_KEYS = {  # of Losses -> ours
     "out_of_window": "records_out_of_window",
 }
 BLOCK_ROWS = 64 * 1024
+GPU_SORT_INDEX = 5_000_000
+OVERHEAD_SORT_INDEX = 0x100000A
+SPANS_SORT_INDEX = 1 << 29
+OVERHEAD_PID = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """Rows of one table with the same form. `chosen`: their places in the table; None for all rows."""
+
+    kind: str
+    columns: Mapping[str, AnyArray]
+    chosen: Ints | None
+    render: Render
+
+    @property
+    def count(self) -> int:
+        """The number of rows."""
+        return len(self.columns["start"] if self.chosen is None else self.chosen)
+
+    def block(self, first: int, last: int) -> Columns:
+        """Returns the columns of the rows first … last - 1."""
+        rows = slice(first, last) if self.chosen is None else self.chosen[first:last]
+        return {name: column[rows] for name, column in self.columns.items()}
 
 
 def base_ns(time_ns: int) -> int:
@@ -55,10 +94,12 @@ def base_ns(time_ns: int) -> int:
 
 
 def write_chrome(trace: Trace, sink: TextSink, *, trace_name: str, tracks: Sequence[CounterTrack] = ()) -> None:
-    """Writes the whole file into the sink. trace_name: the file's name, which the file contains.
+    """Writes the whole file into the sink.
 
-    A trace that was read from a Chrome trace is written back as it was, with its own name. tracks: counters that are
-    not in the trace.
+    A trace that was read from a Chrome trace is written back unchanged, with its own name.
+
+    trace_name: the file's name, which the file contains.
+    tracks: counters that are not in the trace.
     """
     if is_verbatim(trace):
         write_verbatim(trace, sink, tracks)
@@ -86,25 +127,25 @@ def write_chrome(trace: Trace, sink: TextSink, *, trace_name: str, tracks: Seque
     )
     parts = sections(trace)
     sink.text(_header(trace, base))
-    for row in metadata_events.rows(trace, parts, base):
+    for row in rows(trace, parts, base):
         sink.text(row + b",\n")
     for part in parts:
         _write_section(part, names, sink)
     write_rows(trace, [table for table in (trace.table("other"),) if table.origin], base, sink)
     write_counters(chain(hardware_tracks(trace), tracks), trace, base, sink)
-    sink.text(b",\n".join(metadata_events.closing_rows(trace, base)))
+    sink.text(b",\n".join(closing_rows(trace, base)))
     sink.text(b'\n],\n"traceName": %s\n}\n' % json.dumps(trace_name).encode())
 
 
 def _arguments(trace: Trace) -> list[bool]:
-    """Tells for each string whether it consists of ready-made arguments (inputs of an operator, HLO of a kernel)."""
+    """Returns for each string whether it consists of ready-made arguments (inputs of an operator, HLO of a kernel)."""
     ready = np.zeros(len(trace.strings), np.bool_)
     for numbers in (*(trace.table(kind)["inputs"] for kind in OP_TABLES), trace.table("kernel")["hlo"]):
         ready[numbers[numbers != NO_STRING]] = True
     return [bool(value) for value in ready.tolist()]
 
 
-def _as_argument(trace: Trace, key: str, numbers: npt.NDArray[np.int32]) -> PreparedTexts:
+def _as_argument(trace: Trace, key: str, numbers: Ints32) -> PreparedTexts:
     """Returns each of these strings as an argument with a leading comma; nothing for the other strings."""
     texts = [b""] * len(trace.strings)
     for number in unique_values(numbers[numbers != NO_STRING]).tolist():
@@ -161,7 +202,7 @@ def head_texts(trace: Trace, base: int) -> dict[str, str]:
 
 
 def _stack_samples(trace: Trace) -> dict[str, Any]:
-    """Returns what each sampled thread did, and the sampling period."""
+    """Returns the use of each sampled thread, and the sampling period."""
     if not trace.target.thread_use:
         return {}
     return {"sample_period_ns": trace.sample_period_ns, "threads": trace.target.thread_use}
@@ -191,3 +232,254 @@ def _write_section(section: Section, names: FieldNames, sink: TextSink) -> None:
     for first in range(0, section.count, BLOCK_ROWS):
         block = section.block(first, min(first + BLOCK_ROWS, section.count))
         sink.rows(RowWriter(section.render(block, names)), len(block["start"]))
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+
+
+def _time(time_ns: int, base_ns: int) -> float:
+    return max(0, time_ns - base_ns) / 1000
+
+
+def rows(trace: Trace, sections: Sequence[Section], base_ns: int) -> Iterator[bytes]:
+    """Yields the names, labels and order of all processes and threads that the sections use."""
+    for row in _rows(trace, sections):
+        yield _json({"ph": "M", "ts": _time(trace.window_start_ns, base_ns), **row})
+
+
+def _rows(trace: Trace, sections: Sequence[Section]) -> Iterator[dict[str, Any]]:
+    target = trace.target
+    yield from _process(target.pid, target.process_name, "CPU", target.pid)
+    gpu = _gpu_rows(sections, {*DEVICE_TABLES, *own_tables(trace.tables, ViewerRow.GPU)})
+    measured = distinct(trace.table(COUNTER)["device"]).tolist()
+    devices = {device for device, _ in gpu} | {_device_id(item) for item in trace.devices} - {-1} | set(measured)
+    for device in sorted(devices):
+        yield from _process(device, target.process_name, f"GPU {device}", GPU_SORT_INDEX + device)
+    if any(section.kind == "overhead" for section in sections):
+        yield from _process(OVERHEAD_PID, "CUPTI Overhead", "CUPTI Overhead", OVERHEAD_SORT_INDEX)
+    for device, row in sorted(gpu):
+        yield from _thread(device, row, row_name(device, row))
+    threads = set(target.threads) | _host_threads(sections, {*HOST_TABLES, *own_tables(trace.tables, ViewerRow.CALL)})
+    for tid in sorted(threads):
+        name = target.threads.get(tid, target.process_name if tid else "unknown: allocations")
+        yield from _thread(target.pid, tid, f"thread {tid} ({name})")
+
+
+def _process(pid: int, name: str, label: str, sort_index: int) -> Iterator[dict[str, Any]]:
+    yield {"name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}}
+    yield {"name": "process_labels", "pid": pid, "tid": 0, "args": {"labels": label}}
+    yield {"name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": sort_index}}
+
+
+def _thread(pid: int, tid: int, name: str) -> Iterator[dict[str, Any]]:
+    yield {"name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}}
+    yield {"name": "thread_sort_index", "pid": pid, "tid": tid, "args": {"sort_index": tid}}
+
+
+def _device_id(properties: Any) -> int:
+    number = properties.get("id")
+    return number if isinstance(number, int) and number >= 0 else -1
+
+
+def _gpu_rows(sections: Sequence[Section], kinds: Set[str]) -> set[tuple[int, int]]:
+    """Returns the (device, row) pairs on which there are activities of these tables."""
+    found: set[tuple[int, int]] = set()
+    for section in sections:
+        if section.kind in kinds:
+            device = section.columns["device"].astype(np.int64)
+            keys = distinct((device << 32) + section.columns["tid"] + 1)
+            found.update((key >> 32, (key & 0xFFFFFFFF) - 1) for key in keys.tolist())
+    return found
+
+
+def _host_threads(sections: Sequence[Section], kinds: Set[str]) -> set[int]:
+    found: set[int] = set()
+    for section in sections:
+        if section.kind in kinds:
+            found.update(distinct(section.columns["thread"]).tolist())
+    return found
+
+
+def closing_rows(trace: Trace, base_ns: int) -> list[bytes]:
+    """Returns the window as a span and as marks. "Record Window End" is the last row of the file."""
+    start = _time(trace.window_start_ns, base_ns)
+    length = (trace.window_end_ns - trace.window_start_ns) / 1000
+    span = {"ph": "X", "cat": "Trace", "ts": start, "dur": length, "pid": "Spans", "tid": "PyTorch Profiler"}
+    return [
+        _json({**span, "name": "PyTorch Profiler (0)", "args": {"Op count": 0}}),
+        _json(
+            {
+                "name": "process_sort_index",
+                "ph": "M",
+                "ts": start,
+                "pid": "Spans",
+                "tid": 0,
+                "args": {"sort_index": SPANS_SORT_INDEX},
+            }
+        ),
+        _json(
+            {
+                "name": "Iteration Start: PyTorch Profiler",
+                "ph": "i",
+                "s": "g",
+                "pid": "Traces",
+                "tid": "Trace PyTorch Profiler",
+                "ts": start,
+            }
+        ),
+        _json(
+            {
+                "name": "Record Window End",
+                "ph": "i",
+                "s": "g",
+                "pid": "",
+                "tid": "",
+                "ts": _time(trace.window_end_ns, base_ns),
+            }
+        ),
+    ]
+
+
+def sections(trace: Trace) -> list[Section]:
+    """Returns all rows of a trace. Where rows of one thread start together, enclosing rows come first."""
+    parts = _ops(trace)
+    work = (*GPU_TABLES, *own_tables(trace.tables, ViewerRow.GPU))
+    kinds = (*API_TABLES, *own_tables(trace.tables, ViewerRow.CALL))
+    calls = {kind: _call_starts(trace, kind, work) for kind in kinds}
+    started = [trace.table(kind)["correlation"][mask] for kind, mask in calls.items()]
+    correlations = np.concatenate(started)
+    correlations = correlations[correlations != 0]
+    for kind, mask in calls.items():
+        table = trace.table(kind)
+        parts += _linked_or_not(table, {**table.columns, "tid": table["thread"]}, mask)
+    rows = gpu_rows(trace.tables, margin_ns=chrome_events.ANNOTATION_MARGIN_NS)
+    parts += _gpu_annotations(trace.table(ANNOTATIONS), rows)
+    captured = captured_columns(trace)
+    for kind in work:
+        if kind in rows:
+            table = trace.table(kind)
+            extra: Columns = collective_columns(trace) if kind == "kernel" else {}
+            columns = {**table.columns, **extra, **captured.get(kind, {}), "tid": rows[kind]}
+            parts += _linked_or_not(table, columns, is_in(columns["correlation"], correlations))
+    parts += _sync(trace, correlations)
+    overhead = trace.table("overhead")
+    tid = {"tid": np.zeros(len(overhead), np.int64)}
+    parts.append(
+        Section(kind="overhead", columns={**overhead.columns, **tid}, chosen=None, render=chrome_events.overhead)
+    )
+    return [part for part in parts if part.count]
+
+
+def _call_starts(trace: Trace, kind: str, work: Sequence[str]) -> Flags:
+    """Marks the calls that begin a flow: those that Kineto names, and those that caused a recorded GPU activity.
+
+    work: the tables of GPU activities.
+    """
+    table = trace.table(kind)
+    if not len(table):
+        return np.zeros(0, np.bool_)
+    named: Flags = chrome_events.starts_flow(trace.strings)[table["name"]]
+    rest = np.flatnonzero(~named)
+    if len(rest):
+        used = np.concatenate([trace.table(gpu)["correlation"] for gpu in work])
+        named[rest] = is_in(table["correlation"][rest], used[used != 0])
+    return named
+
+
+def _linked_or_not(table: Table, columns: Columns, linked: Flags) -> list[Section]:
+    """Returns two sections for each form of the rows: rows followed by their flow event, and rows without one."""
+    parts, kind = [], table.kind
+    for form in chrome_events.forms(table):
+        among = np.ones(len(linked), np.bool_) if form.rows is None else form.rows(columns)
+        for chosen, render in (
+            (linked & among, chrome_events.with_flow(table, form.render)),
+            (~linked & among, form.render),
+        ):
+            parts.append(Section(kind=kind, columns=columns, chosen=_places(chosen), render=render))
+    return parts
+
+
+def _places(mask: Flags) -> Ints | None:
+    return None if mask.all() else np.flatnonzero(mask)
+
+
+def _sync(trace: Trace, correlations: AnyArray) -> list[Section]:
+    table = trace.table("cuda_sync")
+    if not len(table):
+        return []
+    columns = {**table.columns, "device": sync_devices(trace), "tid": sync_rows(table)}
+    return _linked_or_not(table, columns, is_in(table["correlation"], correlations))
+
+
+def sync_devices(trace: Trace) -> Ints32:
+    """Returns the device on which each synchronization is shown: its own, else the first one with GPU work."""
+    device = trace.table("cuda_sync")["device"]
+    fallback = min((int(trace.table(kind)["device"].min()) for kind in GPU_TABLES if len(trace.table(kind))), default=0)
+    return np.where(device < 0, fallback, device).astype(np.int32)
+
+
+def _gpu_annotations(table: Table, rows: Mapping[str, Ints]) -> list[Section]:
+    columns = {**table.columns, "tid": rows.get(table.kind, np.empty(0, np.int64))}
+    return [Section(kind=table.kind, columns=columns, chosen=None, render=chrome_events.gpu_user_annotation)]
+
+
+def _ops(trace: Trace) -> list[Section]:
+    """Returns the host's rows: Python functions, annotations, operators with their links, allocations."""
+    memory = trace.table("cpu_instant_event")
+    index = max((int(trace.table(kind)["id"].max()) for kind in OP_TABLES if len(trace.table(kind))), default=0)
+    return [
+        *_python(trace, index + len(memory)),
+        _host(trace.table("user_annotation"), chrome_events.user_annotation),
+        _host(trace.table("cpu_op"), chrome_events.cpu_op),
+        *_links(trace),
+        _host(memory, chrome_events.cpu_instant_event, index),
+    ]
+
+
+def _host(table: Table, render: Render, index: int = 0) -> Section:
+    columns = {**table.columns, "tid": table["thread"], "index": np.arange(index, index + len(table))}
+    return Section(kind=table.kind, columns=columns, chosen=None, render=render)
+
+
+def _links(trace: Trace) -> list[Section]:
+    """Returns both ends of each link between a forward and a backward operator."""
+    ops = trace.table("cpu_op")
+    links = forward_backward(trace.tables)
+    number = np.arange(1, len(links.forward_rows) + 1)
+    ends = ((links.forward_rows, chrome_events.forward), (links.backward_rows, chrome_events.backward))
+    return [
+        Section(
+            kind="fwdbwd",
+            columns={"start": ops["start"][rows], "tid": ops["thread"][rows], "link": number},
+            chosen=None,
+            render=render,
+        )
+        for rows, render in ends
+    ]
+
+
+def _python(trace: Trace, index: int) -> list[Section]:
+    table = trace.table("python_function")
+    row = np.arange(len(table))
+    columns = {**table.columns, "tid": table["thread"], "row": row, "index": row + index}
+    root = table["parent"] == NO_ROW
+    first, rest = chrome_events.python_call_root, chrome_events.python_call
+    if trace.sample_period_ns:
+        first, rest = chrome_events.python_sampled_root, chrome_events.python_sampled
+        columns.update(nested_python(trace, table))
+    return [
+        Section(kind=table.kind, columns=columns, chosen=np.flatnonzero(root), render=first),
+        Section(kind=table.kind, columns=columns, chosen=np.flatnonzero(~root), render=rest),
+    ]
+
+
+def nested_python(trace: Trace, python: Table) -> dict[str, AnyArray]:
+    """Returns times of sampled slices that nest with their thread's other events: viewers drop partial overlaps."""
+    if not any(len(trace.table(kind)) for kind in (*OP_TABLES, *API_TABLES)):
+        return {}
+    tree = build(trace.tables, trace.window_end_ns, sample_period_ns=trace.sample_period_ns)
+    nodes = tree.nodes_of(python.kind, len(python))
+    start = np.where(nodes >= 0, tree.start[nodes], python["start"])
+    end = np.where(nodes >= 0, tree.end[nodes], python.end())
+    return {"start": start, "duration": np.maximum(end - start, 0)}

@@ -4,22 +4,33 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from kineto_trace.arrays.codec import PreparedTexts
-from kineto_trace.collectives.collective_arguments import COLUMN, collective_columns
-from kineto_trace.formats.chrome.chrome_sections import OVERHEAD_PID, nested_python, sync_devices
-from kineto_trace.formats.chrome.device_events import EVENT_TYPES, ONE_DEVICE, TWO_DEVICES
-from kineto_trace.formats.perfetto.counter_parts import Place, hardware_counters
-from kineto_trace.formats.perfetto.packet_sections import AnyArray, FieldList, Ints, Numbers, PacketPart
-from kineto_trace.formats.perfetto.perfetto_proto import UNIT_BYTES, Annotations, Counter
-from kineto_trace.formats.perfetto.perfetto_tracks import OVERHEAD_RANK, Tracks
-from kineto_trace.formats.shared.counter_series import HardwareSeries
-from kineto_trace.formats.shared.launch_shape_texts import LaunchShapes
-from kineto_trace.formats.shared.native_packets import COUNTER, INSTANT, SLICE
-from kineto_trace.formats.shared.viewer_rows import NESTING, base_rows, sync_base_rows
-from kineto_trace.model.activity_table import OWN_ROWS, ActivityTable, ViewerRow, arguments_of
-from kineto_trace.model.activity_tables import NO_PRIORITY, SAMPLED_ARGUMENTS, numbers_of
+from kineto_trace.base.array_types import AnyArray, Ints
+from kineto_trace.collectives.nccl import COLUMN, collective_columns
+from kineto_trace.formats.chrome.chrome_events import EVENT_TYPES, ONE_DEVICE, TWO_DEVICES
+from kineto_trace.formats.chrome.chrome_writer import OVERHEAD_PID, nested_python, sync_devices
+from kineto_trace.formats.counter_series import HardwareSeries
+from kineto_trace.formats.perfetto.packet_sections import (
+    OVERHEAD_RANK,
+    FieldList,
+    Numbers,
+    PacketPart,
+    Place,
+    Tracks,
+    hardware_counters,
+)
+from kineto_trace.formats.perfetto_proto import COUNTER, INSTANT, SLICE, UNIT_BYTES, Annotations, Counter
+from kineto_trace.formats.viewer_rows import NESTING, LaunchShapes, base_rows, sync_base_rows
+from kineto_trace.model.activity_tables import (
+    NO_PRIORITY,
+    OWN_ROWS,
+    SAMPLED_ARGUMENTS,
+    ActivityTable,
+    ViewerRow,
+    arguments_of,
+    numbers_of,
+)
 from kineto_trace.model.trace import (
     API_TABLES,
     GPU_TABLES,
@@ -168,7 +179,7 @@ class CaptureParts:
         return self._on_stream(table, fields)
 
     def _declared(self, table: Table, declared: ActivityTable) -> PacketPart:
-        """Returns the part for an activity type of a vendor's own, with its columns as annotations."""
+        """Returns the part for a vendor's own activity type, with its columns as annotations."""
         fields = self._fields()
         for column in arguments_of(declared):
             if column.text:
@@ -274,7 +285,7 @@ class CaptureParts:
     # ---- counters
 
     def _counters(self) -> list[PacketPart]:
-        """Returns what hardware counters measured, and the memory of each device if the records state it."""
+        """Returns the samples of hardware counters, and the memory of each device if the records state it."""
         memory = memory_counters(self._trace.table("cpu_instant_event"), self._tracks, self._process)
         return [*memory, *hardware_counters(self._trace, self._tracks, self.ids, self._below_gpu)]
 
@@ -300,7 +311,7 @@ def memory_counters(table: Table, tracks: Tracks, process: int) -> list[PacketPa
     return parts
 
 
-def counter_part(start: Ints, value: npt.NDArray[np.int64], track: int) -> PacketPart:
+def counter_part(start: Ints, value: Ints, track: int) -> PacketPart:
     """Returns the values of one counter."""
     return PacketPart(
         type=COUNTER,

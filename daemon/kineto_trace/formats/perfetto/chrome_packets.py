@@ -3,35 +3,38 @@
 Theory of operation
     Every process and thread of the file is a track with the name that the file's metadata rows (ph "M") give it. GPU
     rows make their process a group of tracks. The arguments are those of the file: columns with a bit in `present`, and
-    the others from their JSON text.
-    A tid is the same as a text and as a number: old files have "7" at operators and 7 at flows.
-    Of the rows that are not activities, complete events, pairs of begin and end, instants and counters are shown;
-    metadata rows provide the names of tracks, also of those without events. A note states the number of the remaining
-    rows (asynchronous events, objects, …). What is not shown is kept (kept_rows.py), and so are the events of a counter
-    that have not exactly one number each: a sample of a track cannot tell which others are of its event.
+    the others from their JSON text. A tid is the same as a text and as a number: old files have "7" at operators and 7
+    at flows. Of the rows that are not activities, complete events, pairs of begin and end, instants and counters are
+    shown; metadata rows provide the names of tracks, also of those without events. A note states the number of the
+    remaining rows (asynchronous events, objects, …). Rows that are not shown are kept (perfetto_writer.py), and so are
+    counter events without exactly one number: a track's sample has no link to the other samples of its event.
 """
 
 import json
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from kineto_trace.arrays.codec import Interner
 from kineto_trace.arrays.id_sets import distinct, lookup, unique_values
+from kineto_trace.base.array_types import AnyArray, Ints, UInts64
 from kineto_trace.formats.chrome.chrome_tables import whole_number
-from kineto_trace.formats.chrome.counter_rows import gap_rows
-from kineto_trace.formats.chrome.counter_tracks import gpu_pid
-from kineto_trace.formats.perfetto.counter_parts import Place, hardware_counters
-from kineto_trace.formats.perfetto.packet_sections import AnyArray, FieldList, Ints, Numbers, PacketPart, used_numbers
-from kineto_trace.formats.perfetto.perfetto_proto import Annotations, Counter
-from kineto_trace.formats.perfetto.perfetto_tracks import INT32_LIMIT, Tracks
-from kineto_trace.formats.shared.counter_series import HardwareSeries
-from kineto_trace.formats.shared.native_packets import COUNTER, DOUBLE_COUNTER, INSTANT, SLICE
-from kineto_trace.formats.shared.viewer_rows import NESTING
-from kineto_trace.model import event_kinds as bits
-from kineto_trace.model.activity_tables import KINDS, MEMORY, OTHER
-from kineto_trace.model.event_kinds import FIRST_ARG_BIT, Arg
+from kineto_trace.formats.chrome.counter_tracks import gap_rows, gpu_pid
+from kineto_trace.formats.counter_series import HardwareSeries
+from kineto_trace.formats.perfetto.packet_sections import (
+    INT32_LIMIT,
+    FieldList,
+    Numbers,
+    PacketPart,
+    Place,
+    Tracks,
+    hardware_counters,
+    used_numbers,
+)
+from kineto_trace.formats.perfetto_proto import COUNTER, DOUBLE_COUNTER, INSTANT, SLICE, Annotations, Counter
+from kineto_trace.formats.viewer_rows import NESTING
+from kineto_trace.model import activity_tables as bits
+from kineto_trace.model.activity_tables import FIRST_ARG_BIT, KINDS, MEMORY, OTHER, Arg
 from kineto_trace.model.trace import COUNTER_TABLES, DEVICE_TABLES, GPU_TABLES, TEXT_ID, Table, Trace
 
 ORDER = (*NESTING, OTHER)
@@ -43,8 +46,9 @@ _INSTANTS = tuple(map(ord, "iIR"))
 
 
 class FileParts:
-    """Builds the parts. ids: for each track its pid and tid as JSON texts; for counters also name and member.
+    """Builds the parts.
 
+    ids: for each track its pid and tid as JSON texts; for counters also name and member.
     kept: rows that no part shows.
     """
 
@@ -86,7 +90,8 @@ class FileParts:
             numbers, first = np.unique(pairs, return_index=True)
             for number, row in zip(numbers.tolist(), first.tolist(), strict=True):
                 own = int(pid[row]), int(tid[row])
-                # What is a number anywhere is written as one: the plug-in fails on allocations whose tid is a text.
+                # A number in any row makes all rows use the number: the plug-in fails on allocations whose tid is a
+                # text.
                 self._spelled[number] = max(own, self._spelled.get(number, own))
         return pairs
 
@@ -244,7 +249,7 @@ class FileParts:
         fields.members(other, self._strings)
         return fields
 
-    def _argument(self, fields: FieldList, arg: Arg, table: Table, present: npt.NDArray[np.uint64], bit: int) -> None:
+    def _argument(self, fields: FieldList, arg: Arg, table: Table, present: UInts64, bit: int) -> None:
         if arg.type == bits.I32X3:
             self._triple(fields, arg, table, present, bit)
             return
@@ -262,7 +267,7 @@ class FileParts:
             fields.signed(arg.key, column.view(np.int32) if arg.type == bits.SIGNED_U32 else column)
         fields.fields[-1] = fields.fields[-1]._replace(present=present, bit=bit)
 
-    def _triple(self, fields: FieldList, arg: Arg, table: Table, present: npt.NDArray[np.uint64], bit: int) -> None:
+    def _triple(self, fields: FieldList, arg: Arg, table: Table, present: UInts64, bit: int) -> None:
         x, y, z = (_column(table, name).astype(np.uint32).astype(np.uint64) for name in arg.columns)
         pairs = Interner()
         number = pairs.intern(x << np.uint64(32) | y)
@@ -276,7 +281,7 @@ class FileParts:
         fields.ready(place, [self._annotations.ready({arg.key: triple}) for triple in signed])
         fields.fields[-1] = fields.fields[-1]._replace(present=present, bit=bit)
 
-    # ---- rows that are no activities
+    # ---- rows that are not activities
 
     def _others(self, table: Table) -> list[PacketPart]:
         phase = table["phase"]

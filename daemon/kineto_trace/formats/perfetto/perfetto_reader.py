@@ -2,11 +2,11 @@
 
 Theory of operation
     The native reader (daemon/native/perfetto/read_packets.h) turns the packets into the events of a Chrome trace, piece
-    by piece, and formats/chrome/chrome_reader.py reads these: in both formats the category tells the kind of an event.
-    The trace is thus read in pieces, and what an exporter of Chrome traces calls an argument gets its column.
+    by piece, and formats/chrome/chrome_reader.py reads these: in both formats the category states the kind of an event.
+    The trace is thus read in pieces, and arguments of Chrome traces get their columns.
 
     Our own files state what they contain: the head of the Chrome trace, pid and tid of every track, the capture, and
-    of a trace that was read from a file the rows that have no other form (kept_rows.py). In
+    of a trace that was read from a file the rows that have no other form (perfetto_writer.py). In
     other files, threads and processes are those of the track descriptors, and slices of unknown categories are rows of
     the table `other`; samples, scheduling and other data sources of Perfetto are not read.
 """
@@ -23,14 +23,14 @@ import numpy as np
 from isal import igzip_lib
 
 from kineto_trace.arrays import codec
+from kineto_trace.base.array_types import UInts32
 from kineto_trace.errors import FileError, SpoolError
-from kineto_trace.formats.chrome.chrome_reader import MERGED, load_chrome
-from kineto_trace.formats.chrome.chrome_target import told_losses
-from kineto_trace.formats.perfetto.begin_order import outer_first
-from kineto_trace.formats.perfetto.kept_rows import unpacked
-from kineto_trace.formats.perfetto.perfetto_proto import KEPT_ROWS
+from kineto_trace.formats.chrome.chrome_reader import MERGED, load_chrome, recorded_losses
+from kineto_trace.formats.perfetto.perfetto_writer import unpacked
+from kineto_trace.formats.perfetto_proto import KEPT_ROWS
+from kineto_trace.model.activity_tables import ViewerRow, tables_on
 from kineto_trace.model.target_info import TargetInfo
-from kineto_trace.model.trace import Losses, Trace
+from kineto_trace.model.trace import OP_TABLES, Losses, Table, Trace
 
 PIECE_BYTES = 4 << 20
 MAX_PACKET_BYTES = 256 << 20  # a longer one is treated as damage
@@ -40,6 +40,7 @@ _GZIP = b"\x1f\x8b"
 _MORE, _PACKET, _DAMAGED, _NO_MEMORY = range(4)
 
 Message = dict[int, list[Any]]  # field -> its values: int, or bytes
+_NESTING = tables_on(ViewerRow.OPERATOR, ViewerRow.CALL, ViewerRow.PYTHON)
 
 
 class _Fed(ctypes.Structure):
@@ -117,7 +118,7 @@ def _load(file: BinaryIO, name: str) -> Trace:
 
 
 def _with_ours(trace: Trace, about: Mapping[str, Any]) -> Trace:
-    """Returns the trace with what our exporter recorded about it; malformed parts are ignored."""
+    """Returns the trace with our exporter's information about it; malformed parts are ignored."""
     changes: dict[str, Any] = {}
     for key in ("window_start_ns", "window_end_ns", "sample_period_ns"):
         if isinstance(about.get(key), int) and 0 <= about[key] < 2**63:
@@ -126,7 +127,7 @@ def _with_ours(trace: Trace, about: Mapping[str, Any]) -> Trace:
         if MERGED not in (trace.head or {}):  # a merged file has the target of one rank there
             changes["target"] = TargetInfo.from_json(json.dumps(about["target"]))
         own = Losses(**about["losses"])
-        now = trace.losses.undecoded - told_losses(trace.head or {}).undecoded  # while the file was read
+        now = trace.losses.undecoded - recorded_losses(trace.head or {}).undecoded  # lost while the file was read
         changes["losses"] = replace(own, undecoded=own.undecoded + now)
     except (KeyError, TypeError, ValueError, SpoolError):
         pass
@@ -290,15 +291,15 @@ class _Packets:
 
     def __init__(self, name: str) -> None:
         self.notes: list[str] = []
-        self.about: Mapping[str, Any] | None = None  # our own files only
+        self.about: Mapping[str, Any] | None = None  # only in our own files
         self.counts = _Counts()
         self._name = name
         self._tracks: dict[int, _Track] = {}
         self._own: dict[int, list[str]] = {}
         self._named: set[tuple[str, ...]] = set()  # pids and tids of our tracks that have a name
         self._rows: list[dict[str, Any]] = []
-        self._kept: list[bytes] = []  # blocks of kept_rows.py
-        self._used = False  # whether the last text of ours about a trace was used
+        self._kept: list[bytes] = []  # blocks of perfetto_writer.py
+        self._used = False  # whether our last text about a trace was used
         self._library = _library()
         self._handle = self._library.kc_packet_reader_new()
         if not self._handle:
@@ -333,7 +334,7 @@ class _Packets:
         yield b"}\n"
 
     def _rows_of_file(self) -> Iterator[Pieces]:
-        """Yields the rows that are no events of tracks, each group without a comma around it."""
+        """Yields the rows that are not events of tracks, each group without a comma around it."""
         if self._rows:
             yield iter([b",\n".join(json.dumps({"ph": "M", **row}).encode() for row in self._rows)])
         for block in self._kept:
@@ -410,7 +411,7 @@ class _Packets:
                 "the Perfetto trace is from another program: its times are those of the clock of its track events"
             )
 
-    # ---- what the caller of the native reader looks at
+    # ---- callbacks for the caller of the native reader
 
     def _look(self, packet: bytes) -> None:
         fields = fields_of(packet)
@@ -428,7 +429,7 @@ class _Packets:
                     self._named.add(tuple(self._own[uuid]))
 
     def _names_of_own(self, ids: list[str], track: _Track) -> list[dict[str, Any]]:
-        """Returns the rows that name one of our tracks that is no thread of the system: a stream, and its GPU."""
+        """Returns the rows that name one of our tracks that is not a thread of the system: a stream, and its GPU."""
         above = self._tracks.get(track.parent)
         try:
             pid, tid = map(json.loads, ids)
@@ -464,7 +465,7 @@ class _Packets:
             self._use(about)  # in a merged file each rank has its own text, which names its tracks
 
     def _use(self, about: Mapping[str, Any]) -> None:
-        """Passes the base and the tracks of our own file to the native reader."""
+        """Passes the base time and the tracks of our own file to the native reader."""
         base = about.get("base_ns")
         base = base if isinstance(base, int) and 0 <= base < 2**62 else 0
         self._library.kc_packet_reader_set(self._handle, base, 1, not about.get("kept_rows"))
@@ -497,3 +498,47 @@ class _Packets:
         name = key.encode("utf-8", "replace") or counter.encode("utf-8", "replace")
         if self._library.kc_packet_reader_track(self._handle, uuid, text, len(text), name, len(name), hidden):
             raise MemoryError("no memory to read a trace")
+
+
+# The order of events that nest with equal times, which the native reader of packets writes when they end.
+# If two events of a thread begin and end together, the first row encloses the second one. The inner one ends first, so
+# it is read first, and the order of such neighbours is reversed. Events without duration do not nest.
+def outer_first(trace: Trace) -> Trace:
+    """Returns the trace with events of equal times in the order of their beginnings."""
+    tables = [table for kind, table in trace.tables.items() if kind in _NESTING and len(table)]
+    if not tables:
+        return trace
+    place = np.concatenate([table.origin["place"] for table in tables])
+    order = np.argsort(place, kind="stable")
+    keys = (
+        np.concatenate(columns)[order]
+        for columns in (
+            [table["start"] for table in tables],
+            [table["duration"] for table in tables],
+            [table.origin["pid"] for table in tables],
+            [table.origin["tid"] for table in tables],
+        )
+    )
+    same = np.ones(max(0, len(order) - 1), np.bool_)
+    for number, key in enumerate(keys):
+        same &= key[1:] == key[:-1]
+        if number == 1:
+            same &= key[1:] > 0
+    if not same.any():
+        return trace
+    run = np.cumsum(np.append(True, ~same)) - 1
+    first = np.flatnonzero(np.append(True, ~same))
+    last = np.append(first[1:], len(order)) - 1
+    turned = place.copy()
+    turned[order] = place[order][first[run] + last[run] - np.arange(len(order))]
+    parts = np.split(turned, np.cumsum([len(table) for table in tables])[:-1])
+    changed = {table.kind: _placed(table, part) for table, part in zip(tables, parts, strict=True)}
+    return replace(trace, tables={**trace.tables, **changed})
+
+
+def _placed(table: Table, place: UInts32) -> Table:
+    """The table with other places; rows of operators also in their order (calls of Python refer to rows)."""
+    found = replace(table, origin={**table.origin, "place": place})
+    if table.kind not in OP_TABLES or (place == table.origin["place"]).all():
+        return found
+    return found.take(np.argsort(place, kind="stable"))

@@ -1,1 +1,0 @@
-"""Shows the critical path of a step, as figures and drawn into the trace."""

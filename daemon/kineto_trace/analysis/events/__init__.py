@@ -1,1 +1,0 @@
-"""Lists the single events of a trace that fit conditions."""

@@ -1,1 +1,0 @@
-"""Shows when GPUs are idle, and why."""

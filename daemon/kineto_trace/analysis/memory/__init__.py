@@ -1,1 +1,0 @@
-"""Shows what was allocated, when, by whom, and for which tensors."""

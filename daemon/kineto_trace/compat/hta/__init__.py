@@ -1,1 +1,0 @@
-"""Reproduces the figures of Holistic Trace Analysis (HTA)."""

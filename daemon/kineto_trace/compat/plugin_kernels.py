@@ -1,0 +1,253 @@
+"""The TensorBoard plug-in's figures of kernels and GPUs."""
+
+from collections.abc import Collection
+
+import numpy as np
+
+from kineto_trace.analysis.kernels.kernel_views import (
+    PROPERTIES,
+    SHAPES,
+    Mean,
+    kernel_columns,
+    kernel_groups,
+    kernels,
+    kernels_by_op,
+    known_mean,
+    op_columns,
+    share_columns,
+    tensor_core_use,
+)
+from kineto_trace.analysis.kernels.precision_views import (
+    NAN,
+    LaunchFigures,
+    TensorUse,
+    launch_figures,
+    share_of,
+    stated_figures,
+)
+from kineto_trace.analysis.overview.gpu_figures import FigureBasis, GpuFigures, TimeCourse, figures_of, kernel_rows
+from kineto_trace.arrays.id_sets import unique_values
+from kineto_trace.base.array_types import NOTHING, Flags, Floats, Ints
+from kineto_trace.compat.plugin_backward import outermost, plugin_backward
+from kineto_trace.compat.plugin_steps import plugin_clock, plugin_roles, plugin_steps
+from kineto_trace.compat.plugin_tree import (
+    base_ns,
+    file_times,
+    launches,
+    nodes,
+    plugin_eligible_names,
+    plugin_tensor_names,
+    plugin_tree,
+)
+from kineto_trace.model.activity_tables import STEP_PREFIX
+from kineto_trace.model.context import Context
+from kineto_trace.structure.activity_links import KERNEL
+from kineto_trace.structure.event_arguments import has_column
+from kineto_trace.structure.module_calls import shown_names
+from kineto_trace.view_api.view import Answer, Compat
+
+ROOT = -2  # the number of the plug-in's CallTreeRoot
+
+
+def plugin_launch_figures(context: Context) -> LaunchFigures:
+    """Returns the launch figures for the plug-in: those stated in the file or, for our captures, in their export."""
+    return context.get(launch_figures) if context.trace.head is None else stated_figures(context)
+
+
+def plugin_mean_by_name(number: Ints, value: Floats, took: Floats, count: int) -> Floats:
+    """Returns the plug-in's mean for kernels by name; unknown values are 0. It adds in numpy's order."""
+    order = np.argsort(number, kind="stable")
+    ends = np.cumsum(np.bincount(number, minlength=count))[:-1]
+    weights = np.split(took[order], ends)
+    products = np.split(np.nan_to_num(value[order]) * took[order], ends)
+    wholes = [weight.sum() for weight in weights]
+    return np.array([part.sum() / whole if whole else 0.0 for part, whole in zip(products, wholes, strict=True)])
+
+
+def plugin_mean(number: Ints, value: Floats, took: Floats, count: int) -> Floats:
+    """Returns the same for kernels by operator, which the plug-in adds one after the other."""
+    summed = np.bincount(number, weights=np.nan_to_num(value) * took, minlength=count)
+    whole = np.bincount(number, weights=took, minlength=count)
+    mean: Floats = np.divide(summed, whole, out=np.zeros(count), where=whole > 0)
+    return mean
+
+
+def plugin_means(mean: Mean, figures: LaunchFigures) -> tuple[Mean, Mean]:
+    """Returns the means of blocks per multiprocessor and of occupancy. A figure that no kernel has stays unknown."""
+    blocks, occupancy = (figures.blocks_per_sm > 0).any(), (figures.occupancy >= 0).any()
+    return mean if blocks else known_mean, mean if occupancy else known_mean
+
+
+def plugin_kernel_ops(context: Context) -> tuple[Ints, Ints, Floats]:
+    """Returns rows of the table `kernel` in the plug-in's order of visits, with the number of a name, and µs.
+
+    The name is that of the node with the kernel's call, by external ids. ROOT: kernels whose call has the external id 0
+    in a thread that has nodes, and, once for every thread that has steps, kernels without a call. All others are
+    missing: calls without an operator of their external id.
+    """
+    launched, tree, found = context.get(launches), context.get(plugin_tree), context.get(nodes)
+    kernel = np.flatnonzero(launched.kind == KERNEL)
+    node = tree.activity[kernel]
+    owned = np.flatnonzero(node >= 0)
+    moved = context.get(plugin_backward)
+    times = moved.visits[node[owned]]
+    rows = [np.repeat(launched.row[kernel[owned]], times)]
+    names = [np.repeat(tree.name[node[owned]].astype(np.int64), times)]
+    left = np.bincount(tree.track[tree.parent == NOTHING], minlength=int(tree.track.max(initial=-1)) + 1)
+    left -= np.bincount(tree.track[moved.removed[tree.parent[moved.removed] == NOTHING]], minlength=len(left))
+    if len(left):
+        left[moved.main] += np.count_nonzero(moved.host == NOTHING)
+    zero = (launched.external == 0) & np.isin(launched.thread, tree.thread[left[tree.track] > 0])
+    call = launched.call[kernel]
+    at_root = np.flatnonzero(np.append(zero, False)[call])
+    lost = np.flatnonzero(call == NOTHING)
+    steps = np.array([text.startswith(STEP_PREFIX) for text in context.trace.strings], np.bool_)
+    threads = len(unique_values(found.thread[steps[found.name]]))
+    for chosen in (at_root, *[lost] * threads):
+        rows.append(launched.row[kernel[chosen]])
+        names.append(np.full(len(chosen), ROOT, np.int64))
+    row = np.concatenate(rows)
+    return row, np.concatenate(names), launched.device_duration[kernel][row]
+
+
+def plugin_tensor_use(context: Context) -> TensorUse:
+    """Returns the figures by the plug-in's names and operator tree; kernels count as often as it visits their node."""
+    table, tree, launched = context.trace.table("kernel"), context.get(plugin_tree), context.get(launches)
+    took = table["duration"].astype(np.float64)
+    uses = context.get(plugin_tensor_names)[table["name"]]
+    kernel = launched.kind == KERNEL
+    node = tree.activity[kernel]
+    owned = np.flatnonzero(node >= 0)
+    visits = context.get(plugin_backward).visits[node[owned]]
+    weighted = launched.device_duration[kernel][owned] * visits
+    is_op = tree.operator[node[owned]]
+    deepest = _deepest(context)
+    devices, device = np.unique(table["device"], return_inverse=True)
+    whole = np.bincount(device[owned], weights=weighted * is_op, minlength=len(devices))
+    tensor = np.bincount(device[owned], weights=weighted * (is_op & uses[owned]), minlength=len(devices))
+    counted = bool((is_op & (visits > 0)).any())
+    shown = len(context.get(plugin_roles)[0].start) > 0  # without computing kernels there is no kernel view
+    return TensorUse(
+        kernel_share=share_of(took[uses].sum(), took.sum(), 0.0) if shown else NAN,
+        by_device={
+            number: share_of(part, of_device, 0.0)
+            for number, part, of_device in zip(devices.tolist(), tensor, whole, strict=True)
+            if counted
+        },
+        eligible_share=share_of(weighted[deepest[node[owned]]].sum(), whole.sum(), 0.0),
+    )
+
+
+def _deepest(context: Context) -> Flags:
+    """Returns which eligible nodes have no eligible one inside; backward operators count at their new places."""
+    tree, moved = context.get(plugin_tree), context.get(plugin_backward)
+    inside = tree.below(tree.eligible)
+    eligible = tree.eligible.astype(np.int64)
+    top = outermost(moved.parent)
+    of_top = np.bincount(top[moved.below], weights=inside[moved.roots], minlength=len(moved.module))[moved.hung]
+    hosted = (of_top > 0) & (moved.host >= 0)
+    np.add.at(eligible, moved.host[hosted], 1)
+    found: Flags = tree.eligible & (tree.below(eligible) == 1)
+    return found
+
+
+def plugin_gpu_figures(context: Context) -> list[GpuFigures]:
+    """Returns the figures of every GPU with a kernel, over the plug-in's steps, with properties by place in the list.
+
+    In a trace without operators, and so without steps, the plug-in reports all GPUs as idle.
+    """
+    basis = FigureBasis(
+        span=context.get(plugin_steps).span(),
+        times=context.get(plugin_clock).times,
+        kernel_rows=context.get(plugin_kernel_rows),
+        launches=context.get(plugin_launch_figures),
+        efficiency=plugin_sm_efficiency,
+        tensor_cores=context.get(plugin_tensor_use).by_device,
+        properties=dict(enumerate(context.trace.devices)),
+    )
+    return [figures_of(context, device, basis) for device in sorted(basis.kernel_rows)]
+
+
+def plugin_kernel_rows(context: Context) -> dict[int, Ints]:
+    """Returns the rows of the table `kernel` of each GPU, by start, without kernels that do not state their GPU."""
+    told = has_column(context.trace.table("kernel"), "device")
+    found = {device: rows[told[rows]] for device, rows in context.get(kernel_rows).items()}
+    return {device: rows for device, rows in found.items() if len(rows)}
+
+
+def plugin_sm_efficiency(blocks_per_sm: Floats, start: Ints, end: Ints) -> TimeCourse:
+    """Returns gpu_utilization.sm_efficiency as the plug-in computes it; kernels are added by their starts.
+
+    It adds and subtracts doubles, so that a rounding error may remain after the last kernel: then the time until the
+    next one is a span as well.
+    """
+    known = blocks_per_sm > 0
+    start, end, value = start[known], end[known], blocks_per_sm[known]
+    ending = np.tile([0, 1], len(start))
+    time = np.stack([start, end], axis=1).reshape(-1)
+    order = np.lexsort((ending, time))
+    time = time[order]
+    total = np.cumsum(np.stack([value, -value], axis=1).reshape(-1)[order])
+    lasting = np.flatnonzero((np.diff(time) > 0) & (total[:-1] > 0))
+    return TimeCourse(time[lasting], time[lasting + 1], np.minimum(total[lasting], 1.0))
+
+
+def rounded(values: Floats, digits: int) -> Floats:
+    """Rounds each value to that many decimal places; NaN stays. Slow (value by value): for short columns."""
+    return np.array([round(value, digits) for value in values.tolist()], np.float64)
+
+
+@kernels.variant(Compat.PLUGIN)
+def plugin_kernels(context: Context) -> Answer:
+    """compat=plugin: the plug-in's list of names decides about tensor cores, and unknown launch figures count as 0.
+
+    Times are in whole µs, and launch figures have two digits.
+    """
+    table, figures = context.trace.table("kernel"), context.get(plugin_launch_figures)
+    start, took = file_times(table, base_ns(context.trace))
+    rows = np.lexsort((table.origin.get("place", np.arange(len(table))), start))  # it adds in the order of starts
+    means = plugin_means(plugin_mean_by_name, figures)
+    found = kernel_groups([table["name"][rows]], rows, took[rows], figures, means)
+    answer = kernel_columns(context, found, context.get(plugin_tensor_names))
+    return _rounded(answer, whole=("total_us", "mean_us", "max_us", "min_us"))
+
+
+@kernels_by_op.variant(Compat.PLUGIN)
+def plugin_kernels_by_op(context: Context) -> Answer:
+    """compat=plugin: the operator is the one with the external id of the call.
+
+    It is "CallTreeRoot" for the id 0 and for kernels without a call. Kernels whose call belongs to no operator are left
+    out, and the name alone decides about eligibility. Mean times are in whole µs, and launch figures have two digits.
+    """
+    table, figures, texts = context.trace.table("kernel"), context.get(plugin_launch_figures), context.get(shown_names)
+    rows, op, took = plugin_kernel_ops(context)
+    first = {text: number for number, text in reversed(list(enumerate(texts)))}  # of equal names
+    op = np.append(np.array([first[text] for text in texts], np.int64), [ROOT, -1])[op]
+    stated = [has_column(table, key) for key in SHAPES]
+    keys = [table["name"][rows], op, *(table[column][rows] for column in PROPERTIES), *(each[rows] for each in stated)]
+    found = kernel_groups(keys, rows, took, figures, plugin_means(plugin_mean, figures))
+    first_op = op[found.groups.first][found.order]
+    ops = ["CallTreeRoot" if number == ROOT else texts[number] for number in first_op.tolist()]
+    eligible = np.append(context.get(plugin_eligible_names), [False, False])[first_op]  # -2 and -1: none
+    answer = op_columns(context, found, ops, eligible, context.get(plugin_tensor_names))
+    shapes = {
+        key: np.where(each[found.first], np.array(answer.values[key], object), "None")
+        for key, each in zip(SHAPES, stated, strict=True)
+    }
+    return _rounded(Answer({**answer.values, **shapes}, answer.notes), whole=("mean_us",))
+
+
+@tensor_core_use.variant(Compat.PLUGIN)
+def plugin_tensor_core_use(context: Context) -> Answer:
+    """compat=plugin: the plug-in's lists of names decide, and kernels belong to operators by external ids.
+
+    Only kernels that an eligible operator launched itself count.
+    """
+    return share_columns(context, context.get(plugin_tensor_use))
+
+
+def _rounded(answer: Answer, *, whole: Collection[str]) -> Answer:
+    """Returns the answer with launch figures of two digits, and with these columns in whole numbers."""
+    values = answer.values
+    figures = {name: rounded(values[name], 2) for name in ("blocks_per_sm", "occupancy_pct")}
+    return Answer({**values, **figures, **{name: np.round(values[name]) for name in whole}}, answer.notes)

@@ -1,1 +1,0 @@
-"""Reproduces the figures of the TensorBoard profiler plug-in."""

@@ -1,1 +1,0 @@
-"""Decodes CUPTI's activity records, by the layouts and clocks of each CUPTI version."""

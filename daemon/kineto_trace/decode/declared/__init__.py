@@ -1,1 +1,0 @@
-"""Decodes records by their declared schema: what vendors and plug-ins write, and what their decoders build on."""

@@ -1,1 +1,0 @@
-"""Decodes PTI's records, by the layouts of each version of Intel's library."""

@@ -1,1 +1,0 @@
-"""Decodes samples of Python stacks and records of exact Python calls."""

@@ -1,1 +1,0 @@
-"""What XLA writes: profiles (XSpace) and compiled modules (HloModuleProto), read without protobuf."""

@@ -1,1 +1,0 @@
-"""Profiles in the forms that other tools ingest: pprof and OTLP."""

@@ -1,1 +1,0 @@
-"""From kernels to the HLO instructions of the modules that launched them."""

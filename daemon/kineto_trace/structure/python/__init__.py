@@ -1,1 +1,0 @@
-"""Tells what Python ran: frames, samples and the use of threads."""
