@@ -3,7 +3,7 @@
 import sys
 from typing import TYPE_CHECKING
 
-from kinetoctl.base.program import PROGRAM, STOPPED
+from kinetoctl.exit_codes import PROGRAM, STOPPED
 
 if TYPE_CHECKING:
     import click

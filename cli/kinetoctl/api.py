@@ -17,6 +17,7 @@ thread of their own. Programs with an event loop have `async_capture`.
 
 import asyncio
 import platform
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
@@ -24,21 +25,21 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from kineto_protos.call_values import ANY_RANK
 from kineto_protos.endpoints import rpc_address
-from kineto_protos.selector import ANY_RANK
 from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.base.quantities import shortened
+from kineto_trace.base.visible_text import one_line
 
 from kinetoctl.client import enum_names
 from kinetoctl.client.enum_names import RECORDERS
-from kinetoctl.client.fleet.capture_result import CaptureResult, Files, ProcessResult, shown
-from kinetoctl.client.fleet.event_loop import in_thread, run_fleet
-from kinetoctl.client.fleet.fleet_run import FleetRequest, FleetRun
-from kinetoctl.client.fleet.host_run import LOST, Fleet, FleetQuiet
-from kinetoctl.client.fleet.start_plan import REQUIREMENTS, WARMUP_NS
-from kinetoctl.client.fleet.workflow import bring, merge_files, new_id
-from kinetoctl.client.hosts.host_targets import Place, PlaceOptions, places
-from kinetoctl.client.hosts.slurm import parse_slurm_job
+from kinetoctl.client.fleet.fleet_files import bring, merge_files, new_id
+from kinetoctl.client.fleet.fleet_run import REQUIREMENTS, WARMUP_NS, FleetRequest, FleetRun, in_thread, run_fleet
+from kinetoctl.client.fleet.host_run import LOST, Fleet
+from kinetoctl.client.host_targets import Place, PlaceOptions, places
 from kinetoctl.client.selection import Selection
+from kinetoctl.client.slurm import parse_slurm_job
+from kinetoctl.client.tracing import Quiet
 from kinetoctl.errors import CliError, NotFound, Refused, TimedOut, UsageProblem
 
 __all__ = [
@@ -55,6 +56,113 @@ __all__ = [
     "capture",
 ]
 SECOND_NS = 1_000_000_000
+SHOWN_PROCESSES, SHOWN_ROWS, SHOWN_TEXT = 5, 20, 200  # in what is printed of a result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessResult:
+    """The outcome of one process.
+
+    rank: None if the process has none. verdict: DONE, PARTIAL, FAILED or CANCELLED, or UNKNOWN if its host was lost.
+    reason_code: one of docs/errors.md, or HOST_LOST. paths: format -> fetched file on this machine.
+    """
+
+    host: str
+    pid: int
+    rank: int | None
+    verdict: str
+    reason_code: str
+    reason: str
+    paths: Mapping[str, Path]
+
+    def __repr__(self) -> str:
+        why = " ".join(filter(None, (self.reason_code, self.reason)))
+        return f"<{shown(self.name)}: {self.verdict}{f' ({shown(why)})' if why else ''}>"
+
+    @property
+    def name(self) -> str:
+        """Rank, pid and host, as far as they are known."""
+        return f"{'' if self.rank is None else f'rank {self.rank}, '}pid {self.pid} on {self.host}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureResult:
+    """The outcome of a capture.
+
+    failed_hosts: host -> error message. missing_ranks: selected ranks that no host has.
+    start_ns: when the windows began, in Unix ns by this machine's clock; 0 if they had no common start time.
+    clocks: host -> (offset to add to the host's times, uncertainty of that offset), both in ns.
+    warnings: those of hosts and processes.
+    """
+
+    id: str
+    processes: tuple[ProcessResult, ...]
+    failed_hosts: Mapping[str, str]
+    missing_ranks: tuple[int, ...]
+    start_ns: int
+    clocks: Mapping[str, tuple[int, int]]
+    warnings: tuple[str, ...]
+
+    @property
+    def done(self) -> bool:
+        """Whether every process of every host was recorded and stored completely."""
+        complete = bool(self.processes) and all(process.verdict == "DONE" for process in self.processes)
+        return complete and not self.failed_hosts and not self.missing_ranks
+
+    def __repr__(self) -> str:
+        lines = self._remarks(SHOWN_PROCESSES)
+        unfinished = [process for process in self.processes if process.verdict != "DONE"]
+        left = len(unfinished) - SHOWN_PROCESSES
+        lines += [repr(process) for process in unfinished[:SHOWN_PROCESSES]]
+        return "\n  ".join(
+            [f"<CaptureResult {self._verdicts()}>", *lines, *([f"and {left:,} more"] if left > 0 else [])]
+        )
+
+    def _repr_html_(self) -> str:
+        """Called by notebooks."""
+        from kineto_trace.base import visible_text as html
+
+        first = sorted(self.processes, key=lambda process: process.verdict == "DONE")[:SHOWN_ROWS]
+        rows = [
+            ("" if p.rank is None else str(p.rank), p.host, str(p.pid), p.verdict, p.reason_code, shown(p.reason))
+            for p in first
+        ]
+        left = len(self.processes) - len(first)
+        more = [f"and {left:,} more processes"] if left else []
+        table = html.table(("rank", "host", "pid", "verdict", "code", "reason"), rows)
+        return str(html.title(f"Capture {self._verdicts()}") + table + html.notes([*more, *self._remarks(SHOWN_ROWS)]))
+
+    def _verdicts(self) -> str:
+        counts = Counter(process.verdict.replace("UNSPECIFIED", "without a verdict") for process in self.processes)
+        return f"{shown(self.id)}: " + (", ".join(f"{n:,} {name}" for name, n in counts.items()) or "no process")
+
+    def _remarks(self, most: int) -> list[str]:
+        """Failed hosts, missing ranks and warnings; at most so many."""
+        missing = ", ".join(map(str, self.missing_ranks))
+        found = [f"failed: {shown(f'{host}: {text}')}" for host, text in self.failed_hosts.items()]
+        found += [f"no host has the ranks {shown(missing)}"] if missing else []
+        found += [f"warning: {shown(text)}" for text in self.warnings]
+        return found[:most] + ([f"and {len(found) - most:,} more remarks"] if len(found) > most else [])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Files:
+    """The fetched files of a capture.
+
+    folder: holds the traces of the processes. merged: one trace of all of them, or None if there is none.
+    uncertainty_ns: upper limit of the clock error between ranks in the merged trace, in ns; None if unknown.
+    problems: one message for each file that could not be fetched or merged.
+    """
+
+    folder: Path
+    merged: Path | None
+    uncertainty_ns: int | None
+    problems: tuple[str, ...]
+
+
+def shown(text: str) -> str:
+    """Returns a text of others on one short line."""
+    return one_line(shortened(text, SHOWN_TEXT))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +255,7 @@ class Capture:
         return self.result()
 
     def _run(self) -> FleetRun:
-        return FleetRun(self._request, self._fleet, FleetQuiet())
+        return FleetRun(self._request, self._fleet, Quiet())
 
     async def _finish(self, run: FleetRun, timeout_s: float | None) -> None:
         try:
@@ -186,18 +294,17 @@ class Capture:
         are reported in Files.problems.
         """
         directory = Path(directory)
-        progress = FleetQuiet()
+        progress = Quiet()
         folder = bring(self._fleet, directory, progress, timeout_s=self._request.timeout_s)
         if folder is None:
             raise NotFound(f"capture {self.id} has no file: {_why(self._fleet) or 'it has not ended'}")
         self._folder = folder
         made = merge_files(self._fleet, directory, progress) if merge else None
-        problems = [*self._fleet.problems, *(each for member in self._fleet.members for each in member.problems)]
         return Files(
             folder=folder,
             merged=None if made is None else made.merged.written.path,
             uncertainty_ns=None if made is None else made.merged.alignment.uncertainty_ns,
-            problems=tuple(map(str, problems)),
+            problems=tuple(map(str, self._fleet.all_problems())),
         )
 
     def report(self, view: str = "overview", **options: Any) -> list[dict[str, Any]]:
@@ -207,8 +314,8 @@ class Capture:
         """
         if self._folder is None:
             raise UsageProblem("call fetch before report: a report needs the files")
-        from kinetoctl.client.file_errors import trace_errors
         from kinetoctl.client.result_rows import plain_rows
+        from kinetoctl.errors import trace_errors
 
         with trace_errors():
             from kineto_trace.catalog.view_catalog import find_view
@@ -237,7 +344,7 @@ class AsyncCapture:
         """Starts the capture. Raises the errors of `capture`."""
         request = await in_thread(lambda: _request(self._selection, self._options))
         fleet = request.new_fleet()
-        async with FleetRun(request, fleet, FleetQuiet()) as run:
+        async with FleetRun(request, fleet, Quiet()) as run:
             try:
                 await run.begin()
             except BaseException:
@@ -308,7 +415,7 @@ def capture(selection: Selection, options: CaptureOptions | None = None) -> Capt
     """
     request = _request(selection, options or CaptureOptions())
     fleet = request.new_fleet()
-    run = FleetRun(request, fleet, FleetQuiet())
+    run = FleetRun(request, fleet, Quiet())
     run_fleet(run, run.begin)
     _check_begun(fleet)
     return Capture(request, fleet)

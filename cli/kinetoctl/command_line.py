@@ -20,10 +20,9 @@ from click.shell_completion import shell_complete
 
 from kinetoctl.app import cli
 from kinetoctl.base.lazy_import import MissingCommand
-from kinetoctl.base.program import COMPLETE_VARIABLE, STOPPED
 from kinetoctl.base.reason_codes import advices
 from kinetoctl.errors import CliError
-from kinetoctl.exit_codes import ExitCode
+from kinetoctl.exit_codes import COMPLETE_VARIABLE, STOPPED, ExitCode
 from kinetoctl.output.console import say_text
 
 _NO_CHOICE = re.compile(r"'(.*)' is not one of ", re.DOTALL)  # as click says it
@@ -136,3 +135,6 @@ def run(argv: list[str] | None, group: click.Group | None, program: str) -> int:
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
         return _report_broken_pipe()
+    except MemoryError as exc:  # a small trace may ask for very much
+        _say("error", f"not enough memory{f': {exc}' if str(exc) else ''}")
+        return ExitCode.FAILED

@@ -38,10 +38,15 @@
     └── CommandNotFound          127  kinetoctl run
 
 Foreign errors are translated at one seam each: those of gRPC in `client.daemon_client`, of the file system in
-`client.download`, of the trace library in `client.file_errors`.
+`client.tracing`, of the trace library here.
 """
 
-from typing import ClassVar
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import ClassVar, Self
+
+from kineto_trace.errors import FormatError, QueryError, TraceError, ViewError
 
 from kinetoctl.exit_codes import ExitCode
 
@@ -59,6 +64,11 @@ class CliError(Exception):
     def __init__(self, message: str, *, reason_code: str = "") -> None:
         super().__init__(message)
         self.reason_code = reason_code
+
+    def about(self, what: str) -> Self:
+        """This error, with what it concerns in front of its message."""
+        self.args = (f"{what}: {self}",)
+        return self
 
 
 class UsageProblem(CliError):
@@ -327,3 +337,26 @@ class CommandNotFound(CliError):
 
     exit_code = ExitCode.COMMAND_NOT_FOUND
     help_text = "Check its spelling; `command -v NAME` says where the shell finds it, or give its path."
+
+
+_WRONG = (ViewError, QueryError, FormatError)
+
+
+@contextmanager
+def trace_errors() -> Iterator[None]:
+    """Translates the errors of the trace library into those of kinetoctl."""
+    try:
+        yield
+    except _WRONG as exc:
+        raise WrongAnalysis(str(exc), reason_code=exc.reason_code) from exc
+    except TraceError as exc:
+        raise TraceUnreadable(str(exc), reason_code=exc.reason_code) from exc
+
+
+@contextmanager
+def write_errors(path: Path) -> Iterator[None]:
+    """Says which file could not be written, and why."""
+    try:
+        yield
+    except OSError as exc:
+        raise NotWritten(f"cannot write {path}: {exc.strerror or exc}") from exc

@@ -1,6 +1,11 @@
-"""The exit codes of kinetoctl. They are part of its interface: docs/cli.md lists them, and a test compares both."""
+"""The program's name and its exit codes, which are part of its interface: a test compares them with docs/cli.md."""
 
 from enum import IntEnum
+
+# What the command is called.
+PROGRAM = "kinetoctl"
+STOPPED = "stopped at once"  # what a Ctrl-C did
+COMPLETE_VARIABLE = "_KINETOCTL_COMPLETE"  # click derives the variable's name from the program's
 
 
 class ExitCode(IntEnum):

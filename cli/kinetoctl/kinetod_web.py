@@ -18,7 +18,7 @@ from kinetoctl.base.common_options import DEFAULT_TIMEOUT_NS, CommonOptions
 from kinetoctl.base.value_types import ADDRESS, DURATION, SIZE
 from kinetoctl.errors import CliError
 from kinetoctl.exit_codes import ExitCode
-from kinetoctl.output.console import say
+from kinetoctl.output.console import say, wait_until_set
 
 NS_PER_S = 10**9
 MIN_MEMORY_BYTES = 512 << 20
@@ -149,7 +149,7 @@ def command(**given: Any) -> int:
         signal.signal(number, lambda *_: ended.set())
     with running_shared(options, settings):
         logging.getLogger(__name__).info("serving %s", given["origin"])
-        ended.wait()
+        wait_until_set(ended)
     return ExitCode.DONE
 
 

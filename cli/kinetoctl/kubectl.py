@@ -14,18 +14,18 @@ from click.shell_completion import ShellComplete
 from kinetoctl.__main__ import main as run
 from kinetoctl.base.common_options import common_options
 from kinetoctl.base.lazy_import import LazyGroup
-from kinetoctl.client.hosts.kube import KubeTarget, namespace_of, parse_kube
+from kinetoctl.client.kube import KubeTarget, namespace_of, parse_kube
 from kinetoctl.exit_codes import ExitCode
 from kinetoctl.output.console import say
 
 PROGRAM = "kubectl kineto"
 COMMANDS = {
-    "trace": "kinetoctl.commands.trace",
-    "ps": "kinetoctl.commands.ps",
-    "captures": "kinetoctl.commands.captures.captures_group",
-    "report": "kinetoctl.commands.report",
-    "open": "kinetoctl.commands.open_trace",
-    "version": "kinetoctl.commands.version",
+    "trace": "trace",
+    "ps": "ps",
+    "captures": "captures",
+    "report": "report",
+    "open": "open_trace",
+    "version": "version",
 }
 # Those that are about pods, with their own words.
 _HELP = {

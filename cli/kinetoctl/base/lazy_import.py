@@ -36,8 +36,9 @@ def parsed(name: str, where: str) -> Parsed:
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are named by module: each module has a click command called `command`.
+    """A group whose commands are imported on first use.
 
+    modules: where each command is in kinetoctl.commands: "module", for its `command`, or "module:function".
     summaries: the first sentence of each command's help, so that the help of the group imports no command.
     """
 
@@ -59,15 +60,16 @@ class LazyGroup(click.Group):
         return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names in the order of the table."""
-        return [*self._modules, *super().list_commands(ctx)]
+        """The names in the order of the table, then in that of their declaration."""
+        return [*self._modules, *self.commands]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import the command's module. Returns None if there is no such command."""
-        module = self._modules.get(cmd_name)
-        if module is None:
+        where = self._modules.get(cmd_name)
+        if where is None:
             return super().get_command(ctx, cmd_name)
-        command: click.Command = importlib.import_module(module).command
+        module, _, function = where.partition(":")
+        command: click.Command = getattr(importlib.import_module(f"kinetoctl.commands.{module}"), function or "command")
         return command
 
     def resolve_command(

@@ -1,14 +1,21 @@
 """Values on the command line: durations, sizes, ranks, ids, labels, start times. Pure; errors say what is expected."""
 
+import errno
+import os
 import re
+import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import click
 from kineto_protos import endpoints
+from kineto_protos.call_values import ANY_RANK
 from kineto_protos.options import Parsed
-from kineto_protos.selector import ANY_RANK
-from kineto_protos.units import DURATION_UNITS_NS, parse_duration_ns, parse_size_bytes
+from kineto_trace.base.quantities import DURATION_UNITS_NS, parse_duration_ns, parse_size_bytes
 
 MAX_DURATION_NS = DURATION_UNITS_NS["d"]  # no trace is that long; the daemon's own limit is far lower
 MAX_RANKS = 1_000_000
@@ -18,6 +25,9 @@ _CONTAINER_ID = re.compile(r"[0-9a-f]{12,64}")
 _ACTIVITY = re.compile(r"[a-z][a-z0-9_]*")
 _COUNTER = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
+FOLDER = click.Path(path_type=Path, file_okay=False)
+_REMOVED = "-removed"  # suffix of the folder's last name
+_TRIES = 100  # each costs a writer one more system call that began before the rename
 
 
 def _duration_ns(text: str) -> int:
@@ -180,3 +190,44 @@ ACTIVITIES = Parsed("names", parse_activities)
 START = Parsed("time", parse_start_ns)
 REGEX = Parsed("regex", parse_regex)
 ADDRESS = Parsed("address", endpoints.parse_address)
+
+
+def prepare_folder(folder: Path, option: str = "--output-dir") -> Path:
+    """Create the folder if it is missing. Raises UsageError if it cannot be created or written to."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise click.UsageError(f"{option}: {folder} cannot be created: {exc.strerror}") from exc
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise click.UsageError(f"{option}: {folder} is not writable")
+    return folder
+
+
+# Temporary folders that may be removed while another thread still writes into them.
+#
+# The folder is renamed before its contents are removed. A writer that goes on names files by the
+# old path, which no longer exists, so it fails with an OSError instead of adding a file to a folder that is being
+# emptied. For that, no writer may create the folder itself anew (Path.mkdir with `parents`). A system call of the
+# writer that had resolved the old path before can still add one entry; the contents are then removed once more.
+@contextmanager
+def removable_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
+    """Provides a new folder for the duration of the block. parent: instead of the system's folder for such files."""
+    with TemporaryDirectory(prefix=prefix, dir=parent) as name:
+        folder = Path(name)
+        try:
+            yield folder
+        finally:
+            with suppress(FileNotFoundError):  # somebody else has removed it
+                _remove(folder.rename(folder.with_name(folder.name + _REMOVED)))
+
+
+def _remove(folder: Path) -> None:
+    for _ in range(_TRIES - 1):
+        try:
+            shutil.rmtree(folder)
+        except OSError as exc:
+            if exc.errno != errno.ENOTEMPTY:
+                raise
+        else:
+            return
+    shutil.rmtree(folder)

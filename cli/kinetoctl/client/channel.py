@@ -2,21 +2,26 @@
 
 The daemon identifies the caller by the socket or by the client's certificate, or, on Kubernetes, by a token that goes
 with each call: to addresses that were passed to `show_token`, and, if KINETO_TOKEN_FILE is set, to all addresses except
-Unix sockets. `socket_folder` checks the owner of a Unix socket before every call, because a daemon may have restarted.
+Unix sockets. The owner of a Unix socket is checked before every call, because a daemon may have restarted.
 """
 
+import contextlib
 import os
+import pwd
+import re
+import socket
+import stat
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import grpc
-from kineto_protos import endpoints
+from kineto_protos import endpoints, unix_peer
+from kineto_protos.endpoints import SYSTEM_PARENT, vouched_for
 
 from kinetoctl import errors
-from kinetoctl.client.network_errors import CA, CERTIFICATE, explanation
-from kinetoctl.client.socket_folder import SocketFolder
+from kinetoctl.errors import UntrustedSocket
 
 C = TypeVar("C")
 
@@ -25,6 +30,10 @@ Token = Callable[[], str]
 _UNIX = "unix:"
 _SCHEMES = ("dns:///", "ipv4:", "ipv6:")
 _tokens: dict[str, Token] = {}
+CA, CERTIFICATE, KEY = endpoints.TLS_VARIABLES
+_START = "start kinetod there, or check host and port"
+_CONNECT_LIMIT_S = 1.0  # of a daemon whose queue is full
+_ROOT = 0
 
 
 class DaemonConnection(Generic[C]):
@@ -207,3 +216,143 @@ def _is_loopback(address: str) -> bool:
         address = address.removeprefix(scheme)
     host = address.rpartition(":")[0].removeprefix("[").removesuffix("]")
     return endpoints.is_loopback(host)
+
+
+class _Problem(NamedTuple):
+    """A pattern in gRPC's text, what it means, and what to do."""
+
+    pattern: str
+    meaning: str
+    remedy: str
+
+
+# In this order: a text can have several. "Socket closed" comes last, since it has many causes.
+_PROBLEMS = (
+    _Problem(
+        r"resolving|DNS resolution|Domain name not found|name or service not known",
+        "no host is known by this name",
+        "check the name",
+    ),
+    _Problem(r"Connection refused", "nothing listens there (connection refused)", _START),
+    _Problem(r"No route to host|unreachable", "there is no way to this host", "check the network and the name"),
+    _Problem(
+        r"Hostname Verification",
+        "the server's certificate is for another name",
+        "use the name that is in the certificate",
+    ),
+    _Problem(
+        r"CERTIFICATE_VERIFY_FAILED",
+        f"the server's certificate is not signed by an authority in {CA}",
+        f"set {CA} to the file with the authority that signed it",
+    ),
+    _Problem(
+        r"WRONG_VERSION_NUMBER|PACKET_LENGTH_TOO_LONG",
+        "the server does not speak TLS, but certificates are configured here",
+        f"unset {CA}, {CERTIFICATE} and {KEY}, or name the port of kinetod that has TLS",
+    ),
+    _Problem(
+        r"http1\.x server|Failed parsing HTTP/2",
+        "another server than kinetod answers there",
+        "check the port",
+    ),
+    _Problem(r"timed? ?out|Timeout|Deadline", "it does not answer", "check the host, the port and firewalls"),
+)
+_CLOSED = r"Socket closed|Connection reset|Broken pipe|EOF|GOAWAY"
+
+
+def explanation(details: str, *, tls: bool) -> str:
+    """gRPC's text in plain words. tls: whether certificates were used. A text that is not known stays as it is."""
+    for problem in _PROBLEMS:
+        if re.search(problem.pattern, details, re.IGNORECASE):
+            return f"{problem.meaning}; {problem.remedy}"
+    if re.search(_CLOSED, details, re.IGNORECASE):
+        if tls:
+            return f"it closed the connection; it may not accept the certificate in {CERTIFICATE}"
+        return f"it closed the connection; if it expects TLS, set {CA}, {CERTIFICATE} and {KEY} to PEM files"
+    return details
+
+
+# Checks who owns the Unix socket at an address before anything is sent to it.
+#
+# Anybody can create a folder in /tmp and a socket in it. Therefore kinetoctl only connects to a daemon of root, of
+# its own user, or of a user to whom root has given the socket's folder in /run. The agent has the same rule
+# (`kineto_agent.control.link`).
+#
+# gRPC connects on its own, repeatedly, and does not reveal the peer, so what is checked here must stay true. The
+# folder is opened, and its owner and mode are read from the open folder. gRPC gets a path through the folder's
+# descriptor: whatever happens to the original path, only the folder's owner and root can put a socket there. One
+# connection is then made and closed, so that the kernel names the peer. This is skipped if the caller owns both
+# folder and socket, as with tunnels: nobody else can have made them.
+#
+# A restarted daemon may have made a new folder; `is_there` says whether the path still leads to this one.
+class SocketFolder:
+    """The folder of a daemon's socket, held open. Making one blocks briefly."""
+
+    def __init__(self, path: str, *, uid: int | None = None, run: Path = SYSTEM_PARENT) -> None:
+        """uid: that of the caller; run: a folder in which only root makes folders. Raises UntrustedSocket, OSError."""
+        self._given = Path(path)
+        self._path = self._given.resolve()
+        self._uid = os.geteuid() if uid is None else uid
+        self._run = run
+        self._fd = os.open(self._path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self._check()
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    @property
+    def address(self) -> str:
+        """The gRPC address of the socket, by way of the open folder."""
+        return f"unix:{self._within}"
+
+    @property
+    def _within(self) -> str:
+        return f"/proc/self/fd/{self._fd}/{self._path.name}"
+
+    def is_there(self) -> bool:
+        """Whether the path still leads to this folder."""
+        try:
+            found = self._given.resolve().parent.stat()
+        except OSError:
+            return False
+        return os.path.samestat(found, os.fstat(self._fd))
+
+    def close(self) -> None:
+        """Close the folder; its address is invalid afterwards."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _check(self) -> None:
+        folder = os.fstat(self._fd)
+        if not self._is_known(folder.st_uid):
+            raise self._untrusted(f"{self._path.parent} belongs to {_name(folder.st_uid)}, not to root or you")
+        if folder.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise self._untrusted(f"users other than its owner can put sockets into {self._path.parent}")
+        found = os.stat(self._path.name, dir_fd=self._fd, follow_symlinks=False)
+        if folder.st_uid == found.st_uid == self._uid:
+            return
+        peer = self._peer()
+        if peer is not None and not self._is_known(peer):
+            raise self._untrusted(f"{_name(peer)} listens there, not root or you")
+
+    def _is_known(self, uid: int) -> bool:
+        return uid in (_ROOT, self._uid) or vouched_for(self._path, uid, self._run)
+
+    def _peer(self) -> int | None:
+        """The user who listens, or None if nobody answers."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection, contextlib.suppress(OSError):
+            connection.settimeout(_CONNECT_LIMIT_S)
+            connection.connect(self._within)
+            return unix_peer.credentials(connection)[1]
+        return None
+
+    def _untrusted(self, why: str) -> UntrustedSocket:
+        return UntrustedSocket(f"nothing was sent to unix:{self._path}: {why}")
+
+
+def _name(uid: int) -> str:
+    with contextlib.suppress(KeyError):
+        return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
+    return f"uid {uid}"

@@ -13,8 +13,8 @@ from typing import Any
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its C core logs to our stderr otherwise
 
 import grpc
+from kineto_protos.services import ProfilerStub
 from kineto_protos.v1 import profiler_pb2 as pb
-from kineto_protos.v1 import profiler_pb2_grpc
 from kineto_trace.base.telemetry_ids import TRACE_PARENT, TRACE_PARENT_VARIABLE, TraceContext
 
 from kinetoctl import errors
@@ -107,7 +107,7 @@ class Client:
         self._connection = open_connection(address, CHANNEL_OPTIONS, environ)
         span = environ.get(TRACE_PARENT_VARIABLE, "")
         own = ((TRACE_PARENT, span),) if TraceContext.parse(span) else ()
-        self._stub = StubCalls(self._connection, profiler_pb2_grpc.ProfilerStub, (*metadata, *own))
+        self._stub = StubCalls(self._connection, ProfilerStub, (*metadata, *own))
 
     def __enter__(self) -> "Client":
         return self

@@ -1,5 +1,6 @@
 """Names of enum values without their prefix, or the number if only a newer daemon knows the value."""
 
+from collections.abc import Callable
 from typing import Any
 
 from kineto_protos.v1 import profiler_pb2 as pb
@@ -7,46 +8,23 @@ from kineto_protos.v1 import profiler_pb2 as pb
 RECORDERS = {"agent": pb.RECORDER_AGENT, "kineto": pb.RECORDER_KINETO}  # as people call them
 
 
-def _name(enum: Any, value: int, prefix: str) -> str:
-    try:
-        return str(enum.Name(value)).removeprefix(prefix)
-    except ValueError:
-        return str(value)
+def _names(enum: Any, prefix: str) -> Callable[[int], str]:
+    def name(value: int) -> str:
+        try:
+            return str(enum.Name(value)).removeprefix(prefix)
+        except ValueError:
+            return str(value)
+
+    return name
 
 
-def agent_state(value: pb.AgentState) -> str:
-    """READY, BUSY, NONE, …"""
-    return _name(pb.AgentState, value, "AGENT_STATE_")
-
-
-def target_state(value: pb.TargetState) -> str:
-    """PENDING, WARMUP, COLLECT, …"""
-    return _name(pb.TargetState, value, "TARGET_STATE_")
-
-
-def verdict(value: pb.Verdict) -> str:
-    """DONE, PARTIAL, …"""
-    return _name(pb.Verdict, value, "VERDICT_")
-
-
-def capture_status(value: pb.CaptureStatus) -> str:
-    """RUNNING, DONE, …"""
-    return _name(pb.CaptureStatus, value, "CAPTURE_STATUS_")
-
-
-def upload_state(value: pb.UploadState) -> str:
-    """WAITING, RUNNING, RETRYING, UPLOADED."""
-    return _name(pb.UploadState, value, "UPLOAD_STATE_")
-
-
-def check_status(value: pb.CheckStatus) -> str:
-    """OK, NOTE, PROBLEM, UNKNOWN."""
-    return _name(pb.CheckStatus, value, "CHECK_STATUS_")
-
-
-def plugin_state(value: pb.PluginState) -> str:
-    """ON, OFF, REFUSED."""
-    return _name(pb.PluginState, value, "PLUGIN_STATE_")
+agent_state = _names(pb.AgentState, "AGENT_STATE_")  # READY, BUSY, NONE, …
+target_state = _names(pb.TargetState, "TARGET_STATE_")  # PENDING, WARMUP, COLLECT, …
+verdict = _names(pb.Verdict, "VERDICT_")  # DONE, PARTIAL, …
+capture_status = _names(pb.CaptureStatus, "CAPTURE_STATUS_")  # RUNNING, DONE, …
+upload_state = _names(pb.UploadState, "UPLOAD_STATE_")  # WAITING, RUNNING, RETRYING, UPLOADED
+check_status = _names(pb.CheckStatus, "CHECK_STATUS_")  # OK, NOTE, PROBLEM, UNKNOWN
+plugin_state = _names(pb.PluginState, "PLUGIN_STATE_")  # ON, OFF, REFUSED
 
 
 def pod(process: pb.Process) -> str:

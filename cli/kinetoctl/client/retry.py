@@ -1,14 +1,17 @@
-"""Retries while the daemon is briefly unreachable: growing pauses, up to a time limit without progress."""
+"""Reopens and retries calls: how long a client puts up with a daemon that does not answer, and streams that go on."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
-from kinetoctl.errors import CancelledByDaemon, CliError, Unreachable
+from kinetoctl.errors import CancelledByDaemon, CliError, TimedOut, Unreachable
 
 # What a stream may end with when the daemon restarts. Any other error is an answer, not an absence.
 RETRYABLE = (Unreachable, CancelledByDaemon)
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 2.0
+SHORTEST_STREAM_S = 1.0  # a stream that ends sooner is not reopened
+T = TypeVar("T")
 
 
 class Patience:
@@ -42,3 +45,15 @@ class Patience:
             raise error
         self._pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
         return pause_s
+
+
+def kept_open(watch: Callable[[], Iterator[T]]) -> Iterator[T]:
+    """Yields what the daemon sends as long as it does; reopens a stream that reaches its deadline."""
+    while True:
+        began = time.monotonic()
+        try:
+            yield from watch()
+            return
+        except TimedOut:
+            if time.monotonic() - began < SHORTEST_STREAM_S:
+                raise

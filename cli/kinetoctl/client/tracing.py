@@ -7,22 +7,29 @@ Theory of operation
     is only noted, because there is no id yet to stop. Whoever exits before the files are here is told where they are.
 """
 
+import errno
+import fcntl
+import hashlib
+import os
+import re
 import signal
-from collections.abc import Iterator
+import stat
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 from kineto_protos.v1 import profiler_pb2 as pb
-from kineto_trace.store.requested_names import LogFile
+from kineto_trace.base.atomic_files import is_full, room
+from kineto_trace.base.quantities import format_size
+from kineto_trace.store.output_formats import STORED_SUFFIXES, LogFile
 
 from kinetoctl.client import enum_names
 from kinetoctl.client.daemon_client import Client
-from kinetoctl.client.download import download
 from kinetoctl.client.retry import RETRYABLE, Patience
-from kinetoctl.errors import CliError, DownloadFailed, FileConflict, TimedOut, Unreachable
+from kinetoctl.errors import CliError, DownloadFailed, FileConflict, Refused, TimedOut, Unreachable, VerificationFailed
 from kinetoctl.exit_codes import ExitCode
 
 STATUS_CODES: dict[pb.CaptureStatus, ExitCode] = {
@@ -32,6 +39,8 @@ STATUS_CODES: dict[pb.CaptureStatus, ExitCode] = {
     pb.CAPTURE_STATUS_CANCELLED: ExitCode.CANCELLED,
 }
 FileKey = tuple[int, int, str]  # pid, start time (ns), format
+READ_BYTES = 1 << 20
+OnBytes = Callable[[int], None]
 
 
 class Progress(Protocol):
@@ -45,6 +54,22 @@ class Progress(Protocol):
 
     def fetching(self, target: pb.Target, received: int, file: pb.TraceFile) -> None:
         """The number of bytes of a file that have arrived."""
+
+
+class Quiet:
+    """Reports nothing, neither of a capture on one host nor of one on many (FleetProgress)."""
+
+    def note(self, text: str) -> None:
+        """Discards the message."""
+
+    def update(self, what: object) -> None:
+        """Shows nothing."""
+
+    def fetching(self, target: pb.Target, received: int, file: pb.TraceFile) -> None:
+        """Shows nothing."""
+
+    def fetched(self, files: int, total: int, size_bytes: int) -> None:
+        """Shows nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,8 +218,7 @@ class _Download:
         try:
             self.outcome.paths[file_key(target, file)] = self._download(target, file)
         except CliError as exc:
-            self.progress.note(f"{enum_names.target(target)}: {exc}")
-            self.outcome.problems.append(exc)
+            self.outcome.problems.append(exc.about(enum_names.target(target)))
 
     def _download(self, target: pb.Target, file: pb.TraceFile) -> Path:
         if self.log_file is not None:
@@ -238,13 +262,12 @@ def fetch_files(
                 fetching.fetch(target, file)
 
 
-def _check_promise(outcome: Outcome, progress: Progress) -> None:
+def _check_promise(outcome: Outcome) -> None:
     """A target that is DONE has files; a daemon that reports DONE without files must not lead to exit code 0."""
     for target in outcome.capture.targets:
         if target.verdict == pb.VERDICT_DONE and not target.files:
             problem = f"{enum_names.target(target)}: the daemon reports DONE, but no file"
-            progress.note(problem)
-            outcome.problems.append(DownloadFailed(problem))
+            outcome.problems.append(Refused(problem))
 
 
 def trace(client: Client, request: TraceRequest, progress: Progress) -> Outcome:
@@ -264,5 +287,196 @@ def trace(client: Client, request: TraceRequest, progress: Progress) -> Outcome:
     except KeyboardInterrupt:
         progress.note(f"`kinetoctl captures fetch {outcome.capture.id}` downloads what the daemon keeps of it")
         raise
-    _check_promise(outcome, progress)
+    _check_promise(outcome)
     return outcome
+
+
+# Downloads a stored trace file: resumable, verified, never overwriting another file.
+#
+# The bytes are written to NAME.part, which stays locked. What an earlier, interrupted
+# download left there is kept: it is hashed, and the daemon continues from its size. Once size and SHA-256 match what
+# was announced, the file is fsynced and linked to its name, which fails if another file has taken that name. An
+# existing file with the right content counts as downloaded. On a full disk nothing is left: it would keep it full.
+# The names come from the capture, but unsafe characters are replaced first: no answer of a daemon can make this
+# client write outside the folder.
+def _safe(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]", "_", text).lstrip(".") or "_"
+
+
+def file_name(capture: pb.Capture, target: pb.Target, file: pb.TraceFile) -> str:
+    """kineto-HOST-PID-CAPTURE plus the suffix of the format."""
+    suffix = STORED_SUFFIXES.get(file.format, f".{_safe(file.format)}")
+    return f"kineto-{_safe(capture.host)}-{target.pid}-{_safe(capture.id)}{suffix}"
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _is_already_there(path: Path, file: pb.TraceFile) -> bool:
+    if not path.exists():
+        return False
+    if path.stat().st_size == file.size_bytes and _sha256(path) == file.sha256:
+        return True
+    raise FileConflict(f"{path} exists and is not this trace")
+
+
+def _open_part(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)  # the name is predictable: follow no link
+
+
+def _check_regular(part: Path, stream: BinaryIO) -> None:
+    if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+        raise FileConflict(f"{part} exists and is not a regular file")
+
+
+@contextmanager
+def _locked(part: Path) -> Iterator[BinaryIO]:
+    with open(part, "a+b", buffering=0, opener=_open_part) as stream:
+        _check_regular(part, stream)
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as exc:
+            raise FileConflict(f"another kinetoctl is writing {part}") from exc
+        yield stream
+
+
+def _hash_of_part(stream: BinaryIO, file: pb.TraceFile) -> "hashlib._Hash":
+    digest = hashlib.sha256()
+    if os.fstat(stream.fileno()).st_size > file.size_bytes:
+        stream.truncate(0)
+    stream.seek(0)
+    while block := stream.read(READ_BYTES):
+        digest.update(block)
+    return digest
+
+
+class _Fetch:
+    """Receives one file of one target into the locked part file."""
+
+    def __init__(
+        self, client: Client, capture_id: str, pid: int, file: pb.TraceFile, stream: BinaryIO, on_bytes: OnBytes
+    ) -> None:
+        self._client = client
+        self._capture_id = capture_id
+        self._pid = pid
+        self._file = file
+        self._stream = stream
+        self._on_bytes = on_bytes
+
+    def _append(self, chunk: pb.TraceChunk, offset: int) -> None:
+        if chunk.HasField("file") and (chunk.file.sha256, chunk.file.size_bytes) != (
+            self._file.sha256,
+            self._file.size_bytes,
+        ):
+            raise VerificationFailed(
+                f"the daemon sends a different {self._file.format} file than the capture announces"
+            )
+        if chunk.offset != offset or offset + len(chunk.data) > self._file.size_bytes:
+            raise VerificationFailed(
+                f"the daemon sent {len(chunk.data)} bytes at offset {chunk.offset}; "
+                f"expected offset {offset} of {self._file.size_bytes}"
+            )
+        rest = memoryview(chunk.data)
+        while rest:
+            rest = rest[self._stream.write(rest) :]  # unbuffered: it may take less
+
+    def all(self) -> None:
+        """Everything that is missing, over as many streams as it takes."""
+        digest = _hash_of_part(self._stream, self._file)
+        offset = os.fstat(self._stream.fileno()).st_size
+        patience = Patience(self._client.timeout_s)
+        while offset < self._file.size_bytes:
+            try:
+                for chunk in self._client.fetch(
+                    self._capture_id, pid=self._pid, file_format=self._file.format, offset=offset
+                ):
+                    self._append(chunk, offset)
+                    digest.update(chunk.data)
+                    offset += len(chunk.data)
+                    self._on_bytes(offset)
+                    patience.progressed()
+                self._check_complete(offset)
+            except RETRYABLE as exc:
+                patience.wait(exc)
+        if digest.hexdigest() != self._file.sha256:
+            raise VerificationFailed(
+                f"the SHA-256 of the received {self._file.format} file is {digest.hexdigest()}, "
+                f"the daemon announced {self._file.sha256}"
+            )
+
+    def _check_complete(self, offset: int) -> None:
+        if offset < self._file.size_bytes:
+            raise VerificationFailed(f"the daemon sent {offset} bytes of {self._file.size_bytes} and ended the stream")
+
+
+def _publish(part: Path, path: Path) -> None:
+    try:
+        path.hardlink_to(part)
+    except FileExistsError as exc:
+        raise FileConflict(f"another program has created {path} meanwhile; the trace is in {part}") from exc
+    except OSError:  # a file system without hard links
+        part.rename(path)
+    else:
+        part.unlink()
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _receive(fetch: _Fetch, stream: BinaryIO) -> None:
+    resumed = os.fstat(stream.fileno()).st_size > 0
+    try:
+        fetch.all()
+    except VerificationFailed:
+        stream.truncate(0)
+        if not resumed:
+            raise
+        fetch.all()  # perhaps the part of an earlier download was wrong
+    os.fsync(stream.fileno())
+
+
+def _full(path: Path, file: pb.TraceFile, code: int | None) -> str:
+    what = "your quota on the disk" if code == errno.EDQUOT else "the disk"
+    return (
+        f"{what} of {path.parent} is full: {path.name} takes {format_size(file.size_bytes)}, {room(path.parent)}; "
+        "free space there or choose another --output-dir"
+    )
+
+
+def download(
+    client: Client,
+    capture: pb.Capture,
+    target: pb.Target,
+    file: pb.TraceFile,
+    directory: Path,
+    *,
+    name: str = "",
+    on_bytes: OnBytes = lambda _received: None,
+) -> Path:
+    """Write one trace file into the directory and verify it. Returns its path.
+
+    name: name of the file, by default that of `file_name`. on_bytes: called with the number of bytes received so far.
+    Raises DownloadFailed or a subclass for failures on this machine, and the client's errors for those of the daemon.
+    """
+    path = directory / (name or file_name(capture, target, file))
+    part = path.with_name(path.name + ".part")
+    try:
+        if _is_already_there(path, file):
+            return path
+        with _locked(part) as stream:
+            try:
+                _receive(_Fetch(client, capture.id, target.pid, file, stream, on_bytes), stream)
+                _publish(part, path)
+            except OSError as exc:
+                if is_full(exc):
+                    part.unlink(missing_ok=True)
+                raise
+    except OSError as exc:
+        if is_full(exc):
+            raise DownloadFailed(_full(path, file, exc.errno)) from exc
+        raise DownloadFailed(f"{part}: {exc.strerror or exc}") from exc
+    return path

@@ -7,8 +7,8 @@ from kinetoctl.base.lazy_import import completed
 from kinetoctl.client.daemon_client import Client
 from kinetoctl.exit_codes import ExitCode
 from kinetoctl.options.selection_options import MAX_PID
+from kinetoctl.output.console import emit, plain
 from kinetoctl.output.diagnosis import print_diagnosis, print_host_diagnosis, problems
-from kinetoctl.output.json_yaml import emit, plain
 
 
 @click.command("doctor")

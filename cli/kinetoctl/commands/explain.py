@@ -8,9 +8,8 @@ import click
 from kinetoctl.base.common_options import common_options, current
 from kinetoctl.base.reason_codes import explained, explanations
 from kinetoctl.exit_codes import ExitCode
-from kinetoctl.output.console import print_table, say, say_text
-from kinetoctl.output.explanation import explanation_lines
-from kinetoctl.output.json_yaml import emit
+from kinetoctl.output.console import emit, print_table, say, say_text
+from kinetoctl.output.diagnosis import explanation_lines
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem

@@ -8,15 +8,14 @@ import click
 
 from kinetoctl.base.common_options import CommonOptions, current, options_without_form
 from kinetoctl.base.value_types import RANKS
-from kinetoctl.client.file_errors import trace_errors, write_errors
+from kinetoctl.errors import trace_errors, write_errors
 from kinetoctl.exit_codes import ExitCode
 from kinetoctl.options.trace_arguments import found_traces, one_trace, open_context, traces_argument
 from kinetoctl.output import units
-from kinetoctl.output.console import say
-from kinetoctl.output.json_yaml import emit
+from kinetoctl.output.console import emit, say
 
 if TYPE_CHECKING:
-    from kineto_trace.formats.trace_export import Written
+    from kineto_trace.formats.trace_export import Exported
     from kineto_trace.merge.merged_export import MergedTrace
     from kineto_trace.open.trace_discovery import Source
 
@@ -162,7 +161,7 @@ def _not_itself(path: Path, sources: Sequence["Source"]) -> None:
 
 
 def _tell(
-    written: "Written", members: dict[str, Any], notes: Sequence[str], text: str, settings: CommonOptions
+    written: "Exported", members: dict[str, Any], notes: Sequence[str], text: str, settings: CommonOptions
 ) -> None:
     if settings.output == "table":
         say(f"{written.path} ({units.size(written.size_bytes)}){text}")

@@ -1,22 +1,22 @@
 """`kinetoctl open`: a trace in the Perfetto UI."""
 
 import tempfile
+import threading
 import webbrowser
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from kinetoctl.base.common_options import CommonOptions, common_options, current
-from kinetoctl.client.file_errors import trace_errors, write_errors
-from kinetoctl.errors import Refused
+from kinetoctl.base.perfetto_ui import HOST, INSTALL_COPY, PORT, Served, offline_ui, serving
+from kinetoctl.errors import Refused, trace_errors, write_errors
 from kinetoctl.exit_codes import ExitCode
-from kinetoctl.local.perfetto_ui import HOST, INSTALL_COPY, PORT, Served, offline_ui, serving
-from kinetoctl.options.trace_arguments import one_trace, open_context, trace_argument
+from kinetoctl.options.trace_arguments import memory_bound, one_trace, open_context, trace_argument
 from kinetoctl.output import units
-from kinetoctl.output.console import say
+from kinetoctl.output.console import say, wait_until_set
 
 if TYPE_CHECKING:
     from kineto_trace.open.trace_discovery import Source
@@ -49,7 +49,7 @@ def command(trace: str, no_browser: bool, offline: bool, port: int | None) -> in
     ui = offline_ui() if offline else None
     if offline and ui is None:
         raise Refused(f"--offline needs a copy of the UI: {INSTALL_COPY}")
-    with one_trace(trace, settings) as source, _readable(source, settings) as file:
+    with one_trace(trace, settings, bounded=False) as source, _readable(source, settings) as file:
         served = Served(file, ui)
         wanted = port if port is not None else (0 if offline else PORT)
         try:
@@ -77,7 +77,7 @@ def _readable(source: "Source", settings: CommonOptions) -> Iterator[Path]:
         path = Path(folder) / f"{source.path.resolve().name}{CONVERTED_SUFFIX}"
         if not settings.quiet:
             say(f"converting {source.path} to Chrome JSON", err=True)
-        with trace_errors(), write_errors(path):
+        with trace_errors(), write_errors(path), memory_bound():
             from kineto_trace.formats.trace_export import export_trace
 
             export_trace(open_context(source).trace, path, CONVERTED_FORMAT)
@@ -99,12 +99,7 @@ def _show(served: Served, port: int, *, no_browser: bool, settings: CommonOption
         if not started and not no_browser:
             say(f"no browser was found here: forward the port with `ssh -L {port}:{HOST}:{port} …`", err=True)
     if not served.ui:
-        served.fetched.wait()
+        wait_until_set(served.fetched)
         return
-    try:
-        served.fetched.wait()
-        while True:  # the page may be loaded again
-            served.fetched.clear()
-            served.fetched.wait()
-    except KeyboardInterrupt:
-        return
+    with suppress(KeyboardInterrupt):  # the page may be loaded again
+        wait_until_set(threading.Event())

@@ -11,25 +11,22 @@ from kinetoctl.client.daemon_client import Client
 from kinetoctl.client.selection import Selection
 from kinetoctl.errors import NotFound
 from kinetoctl.exit_codes import ExitCode
-from kinetoctl.options.host_options import named_places, place_options
-from kinetoctl.options.listing_options import listing_options
-from kinetoctl.options.selection_options import selector_options
+from kinetoctl.options.selection_options import named_places, place_options, selector_options
 from kinetoctl.output.console import say
-from kinetoctl.output.lists.listing import Entry, ordered, show, watch
-from kinetoctl.output.lists.process_table import PROCESSES
+from kinetoctl.output.listing import PROCESSES, Entry, listing_options, ordered, show, watch
 
 if TYPE_CHECKING:
     from kineto_protos.v1 import profiler_pb2 as pb
 
     from kinetoctl.client.fleet.host_client import HostClient
-    from kinetoctl.client.hosts.host_targets import Place
+    from kinetoctl.client.host_targets import Place
 
 Found = tuple[list[Entry], ExitCode]
 
 
 def _of_hosts(places: "Sequence[Place]", selector: "pb.Selector", every: bool, settings: CommonOptions) -> Found:
     """The processes of many hosts, as entries_of_hosts."""
-    from kinetoctl.output.lists.host_entries import entries_of_hosts  # 60 ms that one host does not need
+    from kinetoctl.output.listing import entries_of_hosts  # 60 ms that one host does not need
 
     async def processes(client: "HostClient", place: "Place") -> "list[pb.Process]":
         return await client.processes(place.selected(selector), include_without_agent=every, trainers=True)

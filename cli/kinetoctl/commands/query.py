@@ -1,18 +1,24 @@
 """`kinetoctl query`: SQL over traces."""
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from kinetoctl.base.common_options import CommonOptions, current, table_options
-from kinetoctl.client.file_errors import trace_errors
+from kinetoctl.errors import trace_errors
 from kinetoctl.exit_codes import ExitCode
 from kinetoctl.options.trace_arguments import CAPTURE_ID, found_traces, traces_argument
+from kinetoctl.output.console import emit, print_table, say_text
 
 if TYPE_CHECKING:
-    from kineto_trace.model.activity_table import ActivityTable
+    from kineto_trace.model.activity_tables import ActivityTable
+    from kineto_trace.sql.schema import SqlTable
+
+TABLES = ("TABLE", "COLUMNS", "WHAT IT HOLDS")
+COLUMNS = ("COLUMN", "TYPE", "UNIT", "MEANING")
 
 
 @click.command("query")
@@ -49,11 +55,11 @@ def command(sql: str | None, traces: tuple[str, ...], schema: str | None, limit:
         raise click.UsageError("give a query and a trace; `kinetoctl query --schema` lists the tables")
     _check_order(sql, traces)
     with found_traces(traces, settings) as sources, trace_errors():
-        from kineto_trace.sql.trace_queries import query
+        from kineto_trace.sql.database import query
 
         result = query(sql, sources)
     if settings.file is not None:
-        from kinetoctl.output.result_files import save_results
+        from kinetoctl.output.result_tables import save_results
 
         save_results({"query": result}, settings, limit=limit, named=False)
     else:
@@ -76,7 +82,6 @@ def _check_order(sql: str, traces: tuple[str, ...]) -> None:
 
 def _schema(table: str, traces: tuple[str, ...], settings: CommonOptions) -> int:
     """Shows the tables. traces: may have tables of their own; (): none."""
-    from kinetoctl.output.sql_schema import show_table, show_tables
 
     with trace_errors():
         declared = _declared(traces, settings) if traces else []
@@ -96,3 +101,37 @@ def _declared(traces: tuple[str, ...], settings: CommonOptions) -> "list[Activit
 
     with found_traces(traces, settings) as sources, ExitStack() as stack:
         return declared_tables(opened(source, stack) for source in sources_of(sources))
+
+
+def show_tables(declared: Sequence["ActivityTable"], settings: CommonOptions) -> None:
+    """Prints all tables, one per line; for programs, with their columns. declared: those of traces themselves."""
+    from kineto_trace.sql.schema import sql_tables
+
+    tables = sql_tables(declared).values()
+    if settings.output == "table":
+        rows = [(table.name, str(len(table.columns)), table.summary) for table in tables]
+        print_table(TABLES, rows, color=settings.color)
+        say_text("`kinetoctl query --schema TABLE` describes the columns of a table")
+    else:
+        emit([_document(table) for table in tables], settings.output)
+
+
+def show_table(name: str, declared: Sequence["ActivityTable"], settings: CommonOptions) -> None:
+    """Prints the description and columns of one table. Raises QueryError."""
+    from kineto_trace.sql.schema import find_table
+
+    table = find_table(name, declared)
+    if settings.output != "table":
+        emit(_document(table), settings.output)
+        return
+    say_text(f"{table.name}\n\n{table.description}\n")
+    rows = [(column.name, column.type, column.unit or "-", column.meaning) for column in table.columns]
+    print_table(COLUMNS, rows, color=settings.color)
+
+
+def _document(table: "SqlTable") -> dict[str, Any]:
+    columns = [
+        {"name": column.name, "type": column.type, "unit": column.unit, "meaning": column.meaning}
+        for column in table.columns
+    ]
+    return {"name": table.name, "group": table.group, "description": table.description, "columns": columns}

@@ -1,27 +1,28 @@
 """`kinetoctl report`: analyses of one or many traces."""
 
 import re
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack
+import textwrap
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from kineto_protos.options import Parsed
 
 from kinetoctl.base.common_options import CommonOptions, current, table_options
-from kinetoctl.base.view_settings import options_of, parse_setting
-from kinetoctl.client.file_errors import trace_errors, write_errors
-from kinetoctl.errors import UsageProblem
+from kinetoctl.base.view_settings import options_of, parse_setting, type_text
+from kinetoctl.errors import UsageProblem, trace_errors, write_errors
 from kinetoctl.exit_codes import ExitCode
-from kinetoctl.options.snapshot_arguments import all_snapshots, snapshot_paths
-from kinetoctl.options.trace_arguments import found_traces, traces_argument
-from kinetoctl.options.worker_options import COMPATS, executor_for, job_options
+from kinetoctl.options.trace_arguments import all_snapshots, found_traces, memory_bound, snapshot_paths, traces_argument
 from kinetoctl.output import units
-from kinetoctl.output.console import say
+from kinetoctl.output.console import emit, print_table, say, say_text
+from kinetoctl.output.units import headings
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from kineto_trace.open.trace_discovery import Source
     from kineto_trace.view_api.result import Result, ResultColumn
     from kineto_trace.view_api.view import View
@@ -68,6 +69,47 @@ SHORT = {
     "findings": 8,
 }
 MISSING_RANK = re.compile(r"rank \d+ is missing: ")  # notes of kineto_trace.catalog.view_runner
+F = TypeVar("F")
+COMPATS = ("plugin", "hta")
+LIST_COLUMNS = ("VIEW", "COMPAT", "WHAT IT SHOWS")
+
+
+def job_options(function: Any) -> Any:
+    """Adds --workers and --scheduler."""
+    for option in (
+        click.option(
+            "--scheduler",
+            metavar="ADDRESS",
+            help="Dask scheduler that analyses the ranks, for example tcp://host:8786.",
+        ),
+        click.option(
+            "--workers",
+            metavar="N",
+            type=click.IntRange(1),
+            help="Number of processes that analyse the ranks.  [default: by cores and memory]",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+@contextmanager
+def executor_for(
+    sources: Sequence["Source"], workers: int | None, scheduler: str | None
+) -> Iterator["Executor | None"]:
+    """Yields None to let the trace library choose. Raises UsageError, TraceError."""
+    if workers and scheduler:
+        raise click.UsageError("--workers and --scheduler exclude each other: the cluster has its own workers")
+    from kineto_trace.catalog.view_runner import cluster, pool
+
+    if scheduler:
+        with cluster(scheduler) as executor:
+            yield executor
+    elif workers and len(sources) > 1:
+        with pool(sources, workers) as executor:
+            yield executor
+    else:
+        yield None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,8 +258,8 @@ def _show_snapshots(options: ReportOptions, settings: CommonOptions) -> None:
         raise click.UsageError("name a memory snapshot: a file, a folder, a glob pattern or the id of a capture")
     with ExitStack() as stack, trace_errors():
         paths = snapshot_paths(options.traces, settings, stack)
-        from kineto_trace.snapshots.snapshot_files import process_name
-        from kineto_trace.snapshots.snapshot_reader import read_snapshot
+        stack.enter_context(memory_bound())
+        from kineto_trace.snapshots.snapshot_reader import process_name, read_snapshot
         from kineto_trace.snapshots.snapshot_results import FIRST_VIEWS, NamedSnapshot, snapshot_results
 
         snapshots = [NamedSnapshot(process_name(path), read_snapshot(path)) for path in paths]
@@ -333,8 +375,7 @@ def _with_columns(result: "Result", names: str | None) -> "Result":
 
 
 def _show(results: dict[str, "Result"], options: ReportOptions, settings: CommonOptions) -> None:
-    from kinetoctl.output.result_files import save_results
-    from kinetoctl.output.result_tables import show_results
+    from kinetoctl.output.result_tables import save_results, show_results
 
     if settings.file is not None:
         save_results(results, settings, limit=options.limit or 0)
@@ -363,8 +404,6 @@ def _write_page(options: ReportOptions, sources: Sequence["Source"], settings: C
 def _explain(options: ReportOptions, settings: CommonOptions) -> int:
     from kineto_trace.catalog.view_catalog import VIEWS
 
-    from kinetoctl.output.view_help import describe_views, list_views
-
     if options.listing:
         list_views(list(VIEWS.values()), settings)
         return ExitCode.DONE
@@ -375,7 +414,6 @@ def _explain(options: ReportOptions, settings: CommonOptions) -> int:
 
 def _described(options: ReportOptions, settings: CommonOptions) -> list[tuple["View", list["ResultColumn"]]]:
     """The named views, each with the columns that were named of it; else those that the report of the traces shows."""
-    from kinetoctl.output.view_help import find_column
 
     names = options.views
     if not names and options.traces:
@@ -389,3 +427,83 @@ def _described(options: ReportOptions, settings: CommonOptions) -> list[tuple["V
         if column:
             columns.append(find_column(view, column))
     return list(found.values())
+
+
+def summary(view: "View") -> str:
+    """The first line of its description."""
+    return view.description.partition("\n")[0]
+
+
+def list_views(views: Sequence["View"], settings: CommonOptions) -> None:
+    """Prints one line for each view, by name."""
+    ordered = sorted(views, key=lambda view: view.name)
+    if settings.output == "table":
+        rows = [(view.name, ",".join(sorted(view.compat)) or "-", summary(view)) for view in ordered]
+        print_table(LIST_COLUMNS, rows, color=settings.color)
+    else:
+        emit([_document(view) for view in ordered], settings.output)
+
+
+def describe_views(views: Sequence[tuple["View", Sequence["ResultColumn"]]], settings: CommonOptions) -> None:
+    """Prints the rules, options and columns of each view; with columns, these first and then the rules."""
+    if settings.output == "table":
+        say_text("\n\n".join(_definitions(view, only) if only else description(view) for view, only in views))
+    else:
+        emit([_document(view, only) for view, only in views], settings.output)
+
+
+def find_column(view: "View", name: str) -> "ResultColumn":
+    """The column of this name, which may lack its unit and be written as in tables. Raises UsageProblem."""
+    wanted = name.lower().strip().replace(" ", "_").removesuffix("_%")
+    titles = headings([(column.name, column.unit) for column in view.result_columns])
+    for title, column in zip(titles, view.result_columns, strict=True):
+        if wanted in (column.name, title.lower().replace(" ", "_").removesuffix("_%")):
+            return column
+    known = ", ".join(column.name for column in view.result_columns)
+    raise UsageProblem(f"view {view.name} has no column {name}; its columns are: {known}")
+
+
+def _definitions(view: "View", columns: Sequence["ResultColumn"]) -> str:
+    lines = [f"{view.name}.{column.name}\n\n  {_type(column)}: {column.meaning}\n" for column in columns]
+    return "\n".join([*lines, view.name, "", textwrap.indent(view.description, "  ")])
+
+
+def _type(column: "ResultColumn") -> str:
+    return column.type + (f" [{column.unit}]" if column.unit else "")
+
+
+def description(view: "View") -> str:
+    """The description of one view, as text."""
+    lines = [view.name, "", textwrap.indent(view.description, "  ")]
+    if view.options:
+        lines += ["", "options (--set NAME=VALUE)"]
+        lines += [f"  {row['name']} = {row['default']!r}: {row['type']}" for row in _options(view)]
+    if view.compat:
+        lines += ["", f"can follow (--compat): {', '.join(sorted(view.compat))}"]
+    lines += ["", "columns"]
+    width = max(len(column.name) for column in view.result_columns)
+    for column in view.result_columns:
+        lines.append(f"  {column.name.ljust(width)}  {_type(column)}: {column.meaning}")
+    return "\n".join(lines)
+
+
+def _options(view: "View") -> list[dict[str, Any]]:
+    return [
+        {"name": name, "type": type_text(view.option_type(name)), "default": _plain(default)}
+        for name, default in view.options.items()
+    ]
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, (list, tuple)) else getattr(value, "value", value)
+
+
+def _document(view: "View", columns: Sequence["ResultColumn"] = ()) -> dict[str, Any]:
+    return {
+        "name": view.name,
+        "description": view.description,
+        "compat": sorted(view.compat),
+        "all_ranks": view.reduce is not None,
+        "options": _options(view),
+        "columns": [column._asdict() for column in columns or view.result_columns],
+    }

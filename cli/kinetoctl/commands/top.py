@@ -8,18 +8,15 @@ import click
 
 from kinetoctl.base.common_options import CommonOptions, common_options, current
 from kinetoctl.client.daemon_client import Client
-from kinetoctl.client.open_streams import kept_open
+from kinetoctl.client.retry import kept_open
 from kinetoctl.client.selection import Selection
 from kinetoctl.exit_codes import ExitCode
 from kinetoctl.options.capture_spec import DEFAULT_DURATION_NS
-from kinetoctl.options.listing_options import interval_option
 from kinetoctl.options.selection_options import selector_options
-from kinetoctl.output.console import captured, rich_console, say_text
-from kinetoctl.output.json_yaml import as_json, as_yaml, emit, plain
-from kinetoctl.output.top.live_view import LiveView, can_show
-from kinetoctl.output.top.orders import ORDERS, ordered
-from kinetoctl.output.top.sample_picture import render
-from kinetoctl.output.top.view import TopView
+from kinetoctl.output.console import as_json, as_yaml, captured, emit, plain, rich_console, say_text
+from kinetoctl.output.listing import interval_option
+from kinetoctl.output.top_live import LiveView, can_show
+from kinetoctl.output.top_view import ORDERS, TopView, ordered, render
 
 if TYPE_CHECKING:
     from kineto_protos.v1 import profiler_pb2 as pb

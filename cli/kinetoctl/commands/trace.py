@@ -1,48 +1,107 @@
-"""`kinetoctl trace`: the main job."""
+"""`kinetoctl trace`, the main job, and `kinetoctl memory`, a capture of nothing but a memory snapshot."""
 
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
-from kineto_trace.store.output_formats import SUFFIXES
+from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetoctl.base.common_options import CommonOptions, common_options, current
-from kinetoctl.base.lazy_import import completed
-from kinetoctl.base.value_types import ACTIVITIES, COUNTERS, DELAY, DURATION, KEEP, LABEL, SIZE, START
-from kinetoctl.client.condition_wait import SAMPLE_NS, wait_for
+from kinetoctl.base.value_types import (
+    DURATION,
+    SIZE,
+    prepare_folder,
+)
+from kinetoctl.client.condition_wait import SAMPLE_NS, GpuCondition, wait_for
 from kinetoctl.client.daemon_client import Client
 from kinetoctl.client.enum_names import RECORDERS
-from kinetoctl.client.fleet.event_loop import run_fleet
-from kinetoctl.client.fleet.fleet_files import check_promises
-from kinetoctl.client.fleet.fleet_run import FleetRequest, FleetRun
+from kinetoctl.client.fleet.fleet_files import bring, check_promises, merge_files, new_id
+from kinetoctl.client.fleet.fleet_run import WARMUP_NS, FleetRequest, FleetRun, run_fleet
 from kinetoctl.client.fleet.host_run import Fleet
-from kinetoctl.client.fleet.start_plan import REQUIREMENTS, WARMUP_NS
-from kinetoctl.client.fleet.workflow import bring, merge_files, new_id
-from kinetoctl.client.gpu_condition import GpuCondition
-from kinetoctl.client.hosts.host_targets import Place
-from kinetoctl.client.open_streams import kept_open
+from kinetoctl.client.host_targets import Place
+from kinetoctl.client.retry import kept_open
+from kinetoctl.client.selection import Selection
 from kinetoctl.client.tracing import Outcome, TraceRequest, trace
-from kinetoctl.options.capture_spec import STACKS, TraceOptions, build_spec
-from kinetoctl.options.condition_option import GPU_CONDITION
-from kinetoctl.options.help_sections import SectionedCommand
-from kinetoctl.options.host_options import PLACE_OPTIONS, named_places, place_options
-from kinetoctl.options.kineto_config_merge import KINETO_CONFIG, asked_for, configured
-from kinetoctl.options.output_dir import FOLDER, prepare_folder
-from kinetoctl.options.selection_options import PARAMETERS, selector_options
-from kinetoctl.output.capture_progress import show_progress
-from kinetoctl.output.capture_result import show_capture
-from kinetoctl.output.console import say
-from kinetoctl.output.fleet_progress import show_fleet
+from kinetoctl.options.capture_spec import (
+    SECTIONS,
+    USUAL,
+    TraceOptions,
+    asked_for,
+    build_spec,
+    configured,
+    trace_option,
+    trace_options,
+)
+from kinetoctl.options.selection_options import named_places, required, selector_options
+from kinetoctl.output.capture_progress import show_fleet, show_progress
+from kinetoctl.output.capture_summary import show_capture
+from kinetoctl.output.console import say, say_text
 from kinetoctl.output.fleet_summary import note_merged, show_fleet_result
 
-if TYPE_CHECKING:
-    from kineto_protos.v1 import profiler_pb2 as pb
-
 F = TypeVar("F", bound=Callable[..., Any])
+SNAPSHOT = "memory_snapshot"  # the activity type of `kinetoctl memory`
+SNAPSHOT_AFTER_NS = 10_000_000_000
 MAX_STACK_HZ = 1000  # above that the sampler would distort what it measures
+HELP_ALL = "--help-all"
+
+
+class SectionedCommand(click.Command):
+    """sections: heading -> names of parameters. What is in none comes last, under "Other options".
+
+    usual: the parameters that --help shows; the others are left to --help-all.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        sections: Mapping[str, Sequence[str]] | None = None,
+        usual: Iterable[str] = (),
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self._sections = dict(sections or {})
+        self._usual = frozenset(usual)
+        self._whole = False
+        self.params.append(
+            click.Option(
+                [HELP_ALL],
+                is_flag=True,
+                is_eager=True,
+                expose_value=False,
+                callback=self._show_all,
+                help="Show all options and exit.",
+            )
+        )
+
+    def _show_all(self, ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
+        if wanted and not ctx.resilient_parsing:
+            self._whole = True
+            try:
+                say_text(self.get_help(ctx))
+            finally:
+                self._whole = False
+            ctx.exit()
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Click's hook: one definition list per heading."""
+        records = {param.name: param.get_help_record(ctx) for param in self.get_params(ctx)}
+        if not self._whole:
+            with formatter.section("Options that are used most"):
+                formatter.write_dl([record for name, record in records.items() if name in self._usual and record])
+            formatter.write_paragraph()
+            formatter.write_text(f"`{ctx.command_path} {HELP_ALL}` shows all {len(records)} options.")
+            return
+        for heading, names in self._sections.items():
+            _write(formatter, heading, [records.pop(name) for name in names])
+        _write(formatter, "Other options", list(records.values()))
+
+
+def _write(formatter: click.HelpFormatter, heading: str, records: Sequence[tuple[str, str] | None]) -> None:
+    with formatter.section(heading):
+        formatter.write_dl([record for record in records if record is not None])
 
 
 def run_trace(client: Client, request: TraceRequest, settings: CommonOptions) -> Outcome:
@@ -51,7 +110,7 @@ def run_trace(client: Client, request: TraceRequest, settings: CommonOptions) ->
         outcome = trace(client, request, progress)
         if outcome.interrupted and not any(target.files for target in outcome.capture.targets):
             progress.note(f"capture {outcome.capture.id} was stopped before anything was recorded")
-    show_capture(outcome.capture, outcome.paths, settings)
+    show_capture(outcome.capture, outcome.paths, settings, outcome.problems)
     return outcome
 
 
@@ -80,39 +139,13 @@ def _trace_fleet(request: FleetRequest, directory: Path | None, settings: Common
     return fleet
 
 
-SECTIONS = {
-    "Which processes": PARAMETERS,
-    "Which hosts": (*PLACE_OPTIONS, "require"),
-    "How long and when": (
-        *("duration", "warmup", "start_at", "when", "when_within"),
-        *("iterations", "start_iteration", "roundup", "warmup_iterations", "or_duration"),
-        "wait_for_user_profiler",
-    ),
-    "What to record": (
-        *("activities", "record_shapes", "with_stack", "stack_hz", "with_modules", "with_flops"),
-        *("memory", "counters", "counter_interval", "buffer_limit", "kineto_config"),
-    ),
-    "Who records": ("recorder", "no_attach", "keep_agent"),
-    "The files": ("formats", "output_dir", "no_fetch", "no_merge", "labels", "idempotency_key"),
-}
-USUAL = (
-    *("pids", "command_regex", "ranks", "job_ids", "lists", "duration", "iterations"),
-    *("activities", "record_shapes", "with_stack", "memory", "counters", "output_dir", "help_all", "help"),
-)
-
-
 def _tell(notes: Iterable[str], settings: CommonOptions) -> None:
     for note in () if settings.quiet else notes:
         say(f"kineto config: {note}", err=True)
 
 
-def _switch(name: str, text: str) -> Callable[[F], F]:
-    """A flag that is None unless it is given."""
-    return click.option(name, is_flag=True, default=None, help=text)
-
-
 def _fleet_request(
-    options: TraceOptions, spec: "pb.CaptureSpec", places: Sequence[Place], require: str | None, settings: CommonOptions
+    options: TraceOptions, spec: pb.CaptureSpec, places: Sequence[Place], settings: CommonOptions
 ) -> FleetRequest:
     """Raises UsageError."""
     if options.wait_for_user_profiler:
@@ -123,17 +156,15 @@ def _fleet_request(
         id=options.idempotency_key or new_id(),
         places=places,
         spec=spec,
-        require=require or "any",
+        require=options.require or "any",
         timeout_s=settings.timeout_s,
     )
 
 
-def _check_when(
-    when: GpuCondition | None, within_ns: int | None, spec: "pb.CaptureSpec", *, several_hosts: bool
-) -> None:
+def _check_when(options: TraceOptions, spec: pb.CaptureSpec, *, several_hosts: bool) -> None:
     """Raises UsageError."""
-    if when is None:
-        if within_ns is not None:
+    if options.when is None:
+        if options.when_within is not None:
             raise click.UsageError("--when-within needs --when")
     elif several_hosts:
         raise click.UsageError("--when watches the GPUs of one host; leave out --host, --hosts, --slurm-job and --kube")
@@ -142,7 +173,7 @@ def _check_when(
 
 
 def _wait(
-    client: Client, spec: "pb.CaptureSpec", when: GpuCondition, within_ns: int | None, settings: CommonOptions
+    client: Client, spec: pb.CaptureSpec, when: GpuCondition, within_ns: int | None, settings: CommonOptions
 ) -> None:
     """Raises ConditionNotMet."""
     if not settings.quiet:
@@ -154,130 +185,7 @@ def _wait(
 
 
 @click.command("trace", cls=SectionedCommand, sections=SECTIONS, usual=USUAL)
-@selector_options
-@place_options
-@click.option(
-    "--require",
-    type=click.Choice(REQUIREMENTS),
-    help="Hosts that must be ready before any starts: all with all processes, more than half, or any.  [default: any]",
-)
-@click.option("--duration", type=DURATION, help="Length of the trace, for example 500ms, 5s or 2min.  [default: 5s]")
-@click.option(
-    "--iterations",
-    metavar="N",
-    type=click.IntRange(1),
-    help="Length of the trace in training iterations, instead of --duration.",
-)
-@click.option(
-    "--start-iteration", metavar="N", type=click.IntRange(0), help="First iteration to record.  [default: the next]"
-)
-@click.option("--roundup", metavar="N", type=click.IntRange(1), help="Round the first iteration up to a multiple of N.")
-@click.option(
-    "--warmup-iterations",
-    metavar="N",
-    type=click.IntRange(0),
-    help="Iterations to collect and discard before the first one.",
-)
-@click.option(
-    "--or-duration",
-    type=DURATION,
-    help="With --iterations: if none starts within this time, record for this long instead.  [default: refuse]",
-)
-@click.option("--warmup", type=DELAY, help="Time to collect and discard before --duration starts.")
-@click.option("--start-at", type=START, help="Start time: +10s from now, or a local time such as 2030-01-31T12:00:00.")
-@click.option(
-    "--when",
-    type=GPU_CONDITION,
-    metavar="CONDITION",
-    help="Start once a GPU of the processes meets this, for example 'sm_active<30% for 10s': a figure of "
-    "`kinetoctl top -o json`, < or >, a limit.  [default: for 5s]",
-)
-@click.option(
-    "--when-within",
-    type=DURATION,
-    help="With --when: give up if that has not happened within this time.  [default: never]",
-)
-@_switch(
-    "--wait-for-user-profiler",
-    "Wait until the program's own torch.profiler has finished, if it is running.  [default: refuse]",
-)
-@click.option(
-    "--activities",
-    type=ACTIVITIES,
-    shell_complete=completed("activities"),
-    help="Kineto's activity types, for example cpu_op,kernel,gpu_memcpy.  [default: all with a low overhead]",
-)
-@_switch("--record-shapes", "Record the shapes and types of operator inputs.")
-@click.option(
-    "--with-stack",
-    type=click.Choice(STACKS),
-    is_flag=False,
-    flag_value="sample",
-    help="Record Python stacks too: samples of them, or, with --with-stack=trace, every call.",
-)
-@click.option(
-    "--stack-hz",
-    metavar="N",
-    type=click.IntRange(1, MAX_STACK_HZ),
-    help="Python stack samples per second.  [default: 100]",
-)
-@_switch("--with-modules", "Record every call of a torch.nn.Module.")
-@_switch("--with-flops", "Record estimated FLOPs of operators; uses torch's profiler.")
-@_switch("--memory", "Record allocations and frees of CUDA memory as [memory] events.")
-@click.option(
-    "--counters",
-    type=COUNTERS,
-    metavar="SET|METRIC,…",
-    is_flag=False,
-    flag_value="overview",
-    shell_complete=completed("counter_sets"),
-    help="Sample hardware counters of the GPUs meanwhile: a set of `kinetoctl counters sets`, or the vendor's metrics. "
-    "Without a value: overview. NVIDIA's GPUs take some 30 W more meanwhile; at their power limit they are about 1 % "
-    "slower.",
-)
-@click.option(
-    "--counter-interval",
-    type=DURATION,
-    help="Time between two samples of --counters, 10us to 1s.  [default: 1ms, or the GPU's shortest]",
-)
-@click.option("--buffer-limit", type=SIZE, help="Limit of the memory for records in each process, for example 256MiB.")
-@click.option(
-    "--kineto-config",
-    type=KINETO_CONFIG,
-    metavar="FILE|KEY=VALUE,…",
-    shell_complete=completed("kineto_config"),
-    multiple=True,
-    help="Configuration of Kineto or Dynolog; repeatable. Command-line options take precedence over its keys.",
-)
-@click.option(
-    "--recorder",
-    type=click.Choice(list(RECORDERS)),
-    help="Who records in processes started with KINETO_USE_DAEMON: kinetod's agent, or their own libkineto.  [default: "
-    "the daemon's dynolog.tracing]",
-)
-@click.option("--no-attach", is_flag=True, help="Trace only processes that already have an agent; attach to no others.")
-@click.option(
-    "--keep-agent",
-    type=KEEP,
-    help="How long an attached agent stays after the capture; 0 removes it at once.  [default: the daemon's]",
-)
-@click.option(
-    "--format",
-    "formats",
-    type=click.Choice(list(SUFFIXES)),
-    multiple=True,
-    help="Format of the file to write; repeatable.  [default: chrome, a .json.gz file]",
-)
-@click.option(
-    "--label", "labels", type=LABEL, multiple=True, help="Label of the capture, for example team=vision; repeatable."
-)
-@click.option("--output-dir", type=FOLDER, help="Folder for the files.  [default: .]")
-@click.option(
-    "--idempotency-key",
-    help="Return the existing capture if one was started with this key, instead of starting another.",
-)
-@click.option("--no-fetch", is_flag=True, help="Leave the files in the daemon's store.")
-@click.option("--no-merge", is_flag=True, help="With several hosts: do not merge the traces into one.")
+@trace_options
 @common_options
 def command(**values: Any) -> int:
     """Trace running processes and download the traces.
@@ -301,8 +209,6 @@ def command(**values: Any) -> int:
     profiler say so; with them, steps take 1.5 to 2 times as long.
     """
     places = named_places(values)
-    require, no_merge = values.pop("require"), values.pop("no_merge")
-    when, when_within = values.pop("when"), values.pop("when_within")
     options = TraceOptions(**values)
     settings = current()
     log_file = None
@@ -310,7 +216,7 @@ def command(**values: Any) -> int:
         options, log_file, notes = configured(options, asked_for(options.kineto_config, time.time_ns()))
         _tell(notes, settings)
     spec = build_spec(options, selects=not (places and all(place.selects for place in places)))
-    _check_when(when, when_within, spec, several_hosts=bool(places))
+    _check_when(options, spec, several_hosts=bool(places))
     directory = None if options.no_fetch else prepare_folder(options.output_dir or Path())
     if places:
         if log_file is not None:
@@ -318,9 +224,9 @@ def command(**values: Any) -> int:
                 ["the name in ACTIVITIES_LOG_FILE has no effect: with several hosts, files keep their usual names"],
                 settings,
             )
-        fleet = _fleet_request(options, spec, places, require, settings)
-        return _trace_fleet(fleet, directory, settings, merge=not no_merge).exit_code()
-    for option, given in (("--require", require), ("--no-merge", no_merge)):
+        fleet = _fleet_request(options, spec, places, settings)
+        return _trace_fleet(fleet, directory, settings, merge=not options.no_merge).exit_code()
+    for option, given in (("--require", options.require), ("--no-merge", options.no_merge)):
         if given:
             raise click.UsageError(
                 f"{option} needs several hosts: name them with --host, --hosts, --slurm-job or --kube"
@@ -332,6 +238,56 @@ def command(**values: Any) -> int:
         log_file=log_file,
     )
     with Client(settings.address, timeout_s=settings.timeout_s) as client:
-        if when is not None:
-            _wait(client, spec, when, when_within, settings)
+        if options.when is not None:
+            _wait(client, spec, options.when, options.when_within, settings)
+        return run_trace(client, request, settings).exit_code()
+
+
+@click.command("memory")
+@selector_options
+@click.option("--duration", type=DURATION, help="How long to record allocations before the snapshot.  [default: 10s]")
+@click.option("--with-stack", is_flag=True, help="Record the Python stack of each allocation; about 2 us each.")
+@click.option(
+    "--buffer-limit", type=SIZE, help="Limit of the memory for the snapshot in each process, for example 256MiB."
+)
+@click.option("--no-attach", is_flag=True, help="Use only processes that already have an agent; attach to no others.")
+@trace_option("keep_agent")
+@trace_option("output_dir")
+@trace_option("no_fetch")
+@common_options
+def memory(
+    selection: Selection,
+    duration: int | None,
+    with_stack: bool,
+    buffer_limit: int | None,
+    no_attach: bool,
+    keep_agent: int | None,
+    output_dir: Path | None,
+    no_fetch: bool,
+) -> int:
+    """Take a CUDA memory snapshot of running PyTorch processes and download it.
+
+    \b
+    kinetoctl memory --pid 1234
+    kinetoctl memory --rank 0-7 --duration 30s --with-stack
+
+    Torch records allocations and frees for --duration, then writes what is allocated where, which pauses the
+    process briefly. The file is the pickle of torch.cuda.memory._dump_snapshot: `kinetoctl web FILE` shows it and
+    `kinetoctl report FILE` prints its figures; https://pytorch.org/memory_viz and `python -m torch.cuda._memory_viz`
+    open it, too.
+    """
+    settings = current()
+    spec = pb.CaptureSpec(
+        selector=required(selection).to_proto(),
+        duration_ns=duration or SNAPSHOT_AFTER_NS,
+        activity_types=[SNAPSHOT],
+        options=pb.Options(with_stack=with_stack),
+        buffer_limit_bytes=buffer_limit or 0,
+        recorder=RECORDERS["agent"],  # libkineto's own way leaves a thread behind that never rests
+        no_attach=no_attach,
+        keep_agent_ns=keep_agent,
+    )
+    directory = None if no_fetch else prepare_folder(output_dir or Path())
+    request = TraceRequest(spec=spec, idempotency_key=uuid.uuid4().hex, directory=directory)
+    with Client(settings.address, timeout_s=settings.timeout_s) as client:
         return run_trace(client, request, settings).exit_code()

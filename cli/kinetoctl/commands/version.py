@@ -1,14 +1,14 @@
-"""`kinetoctl version`."""
+"""`kinetoctl version` and `kinetoctl completion`: about this program itself."""
 
 import sys
 from pathlib import Path
 
 import click
+from click.shell_completion import get_completion_class
 
 from kinetoctl.base.common_options import CommonOptions, common_options, current
-from kinetoctl.exit_codes import ExitCode
-from kinetoctl.output.console import say
-from kinetoctl.output.json_yaml import emit
+from kinetoctl.exit_codes import COMPLETE_VARIABLE, PROGRAM, ExitCode
+from kinetoctl.output.console import emit, say, say_text
 
 DISTRIBUTION = "kinetod"
 UNKNOWN = {"kinetoctl": "unknown (a source tree, not installed)", "kinetod": "unreachable"}
@@ -57,4 +57,22 @@ def command(client_only: bool) -> int:
             say(f"{name} {version or UNKNOWN[name]}")
     else:
         emit(versions, settings.output)
+    return ExitCode.DONE
+
+
+@click.command("completion")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@common_options
+def completion(shell: str) -> int:
+    """Print the completion script for a shell.
+
+    \b
+    bash  eval "$(kinetoctl completion bash)"         in ~/.bashrc
+    zsh   eval "$(kinetoctl completion zsh)"          in ~/.zshrc
+    fish  kinetoctl completion fish | source          in ~/.config/fish/config.fish
+    """
+    maker = get_completion_class(shell)
+    assert maker is not None
+    root = click.get_current_context().find_root().command
+    say_text(maker(root, {}, PROGRAM, COMPLETE_VARIABLE).source())
     return ExitCode.DONE

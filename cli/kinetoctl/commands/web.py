@@ -1,9 +1,10 @@
 """`kinetoctl web`: the web page."""
 
 import glob
+import re
 import threading
 import webbrowser
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -15,17 +16,33 @@ from kinetoctl.base.common_options import CommonOptions, common_options, current
 from kinetoctl.base.value_types import DURATION, SIZE
 from kinetoctl.errors import NoSuchTrace
 from kinetoctl.exit_codes import ExitCode
-from kinetoctl.options.editor_option import parse_editor
 from kinetoctl.options.trace_arguments import traces_argument
-from kinetoctl.output.console import say
+from kinetoctl.output.console import say, wait_until_set
 
 HOST = "127.0.0.1"
 MIN_MEMORY_BYTES = 512 << 20
 NS_PER_S = 10**9
+EDITORS: Mapping[str, str] = {
+    "vscode": "vscode://file{path}:{line}",
+    "cursor": "cursor://file{path}:{line}",
+    "pycharm": "pycharm://open?file={path}&line={line}",
+}
+_TEMPLATE = re.compile(r"[a-z][a-z0-9+.-]*:[\x21-\x7e]+")
+_ACTS = ("javascript:", "data:", "vbscript:", "blob:", "about:")  # on the page itself
+
+
+def parse_editor(text: str) -> str:
+    """The template of an editor. Raises ValueError."""
+    if text in EDITORS:
+        return EDITORS[text]
+    if not _TEMPLATE.fullmatch(text) or text.startswith(_ACTS) or "{path}" not in text or "{line}" not in text:
+        names = ", ".join(EDITORS)
+        raise ValueError(f"expected {names}, or an address with {{path}} and {{line}}, got {text!r}")
+    return text
 
 
 def _files(arguments: Sequence[str]) -> list[str]:
-    """The arguments, each of which names files here, or where some may come, or a URL. Raises NoSuchTrace."""
+    """The arguments, each an existing path, a folder to watch or a URL. Raises NoSuchTrace."""
     from kineto_trace.store.object_stores import is_url
 
     for text in arguments:
@@ -114,7 +131,7 @@ def command(
         if not settings.quiet:
             say(f"serving on port {web.pages.port} of {HOST}; Ctrl-C ends it", err=True)
         with suppress(KeyboardInterrupt):
-            threading.Event().wait()
+            wait_until_set(threading.Event())
     return ExitCode.DONE
 
 

@@ -93,8 +93,7 @@ def capture_ids(incomplete: str) -> list[CompletionItem]:
 
 def activities(incomplete: str) -> list[CompletionItem]:
     """Activity types, for the last one of a comma-separated list."""
-    from kineto_trace.model.activity_table import ViewerRow
-    from kineto_trace.model.activity_tables import TABLES
+    from kineto_trace.model.activity_tables import TABLES, ViewerRow
 
     further = {
         table.name: table.meaning for table in TABLES if table.row is ViewerRow.GPU and table.name not in ACTIVITIES

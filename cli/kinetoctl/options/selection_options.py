@@ -1,21 +1,84 @@
-"""Which processes a command means: the selector options, shared by `trace`, `memory`, `ps` and `top`."""
+"""The options that select processes and name hosts, shared by the commands that do."""
 
 import functools
 import re
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from kineto_protos import endpoints
+from kineto_protos.endpoints import DEFAULT_TEMPLATE, KINETOD_NAMESPACE
 
-from kinetoctl.base.lazy_import import completed
+from kinetoctl.base.common_options import current
+from kinetoctl.base.lazy_import import completed, parsed
 from kinetoctl.base.value_types import CONTAINER_ID, GPUS, POD_UID, RANKS_OR_ALL, REGEX
 from kinetoctl.client.selection import Selection
+from kinetoctl.output.console import say
+
+if TYPE_CHECKING:
+    from kinetoctl.client.host_targets import Place
 
 R = TypeVar("R")
 MAX_PID = 2**22  # the kernel's own limit (PID_MAX_LIMIT on 64-bit)
 _WHOLE = re.compile(r"\s*[+-]?\d+\s*")
 _ARGUMENTS = "pid_arguments"
+F = TypeVar("F", bound=Callable[..., Any])
+TEMPLATE = parsed("address", "kinetoctl.client.host_targets:parse_template")
+SLURM_JOB = parsed("job", "kinetoctl.client.slurm:parse_slurm_job")
+KUBE = parsed("pod", "kinetoctl.client.kube:parse_kube")
+
+_HOSTS = (
+    click.option(
+        "--host",
+        "hosts",
+        metavar="HOST",
+        multiple=True,
+        help="Host to ask instead of --address: a name, host:port or unix:/path; repeatable.",
+    ),
+    click.option(
+        "--hosts",
+        "lists",
+        metavar="FILE|A,B,C",
+        multiple=True,
+        help="List of hosts, or file (FILE, @FILE) with a `name` or `name address` on each line; # starts a comment.",
+    ),
+    click.option(
+        "--slurm-job",
+        metavar="JOB[_TASK][+HET][.STEP]",
+        type=SLURM_JOB,
+        help="Processes of a Slurm job, on all its nodes or on those that --host and --hosts name.",
+    ),
+    click.option(
+        "--host-address",
+        metavar="TEMPLATE",
+        type=TEMPLATE,
+        help="Template of a daemon's address, such as unix:/run/{host}.sock; {address} is its address in Slurm.  "
+        f"[env: {endpoints.HOST_ADDRESS_VARIABLE}; default: {DEFAULT_TEMPLATE}]",
+    ),
+)
+_KUBE_OPTIONS = (
+    click.option(
+        "--kube",
+        metavar="NAMESPACE[/POD]",
+        type=KUBE,
+        multiple=True,
+        help="Processes of a pod, or, with -l, of a namespace's pods; repeatable.",
+    ),
+    click.option(
+        "-l", "--selector", "kube_selector", metavar="LABELS", help="Label selector for pods, in kubectl's syntax."
+    ),
+    click.option("--kube-context", metavar="NAME", help="Context in the kubeconfig.  [default: the current one]"),
+    click.option("--kubeconfig", metavar="FILE", help="Kubeconfig file.  [env: KUBECONFIG]"),
+    click.option(
+        "--kinetod-namespace", metavar="NAME", help=f"Namespace of kinetod's DaemonSet.  [default: {KINETOD_NAMESPACE}]"
+    ),
+)
+_HOST_OPTIONS = (*_HOSTS, *_KUBE_OPTIONS)
+PLACE_OPTIONS = (  # the parameters of a command that name hosts: the fields of PlaceOptions
+    *("hosts", "lists", "host_address", "slurm_job"),
+    *("kube", "kube_selector", "kube_context", "kubeconfig", "kinetod_namespace"),
+)
 
 
 class _Pid(click.IntRange):
@@ -126,3 +189,33 @@ def required(selection: Selection) -> Selection:
             "--container-id (`kinetoctl ps` lists candidates)"
         )
     return selection
+
+
+def place_options(function: F) -> F:
+    """Adds --host, --hosts, --slurm-job, --kube and what goes with them.
+
+    A command takes their values out with `named_places`.
+    """
+    for option in reversed(_HOST_OPTIONS):
+        function = option(function)
+    return function
+
+
+def named_places(values: dict[str, Any]) -> "list[Place]":
+    """The hosts that the options name, which are taken out of a command's values; none: ask --address.
+
+    Raises UsageError, CliError.
+    """
+    given = {name: values.pop(name) for name in PLACE_OPTIONS}
+    if not any(given.values()):
+        return []
+    from kinetoctl.client.host_targets import PlaceOptions, places
+    from kinetoctl.client.kube import TUNNELS  # 30 ms, with what they import, that one host does not need
+
+    settings = current()
+    click.get_current_context().call_on_close(TUNNELS.close)
+    options = PlaceOptions(**given)
+    try:
+        return places(options, lambda note: None if settings.quiet else say(note, err=True))
+    except ValueError as exc:
+        raise click.UsageError(str(exc)) from exc

@@ -10,6 +10,7 @@ Theory of operation
 """
 
 import glob
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -21,9 +22,8 @@ import click
 from kineto_trace.store.output_formats import ATTACHMENTS
 
 from kinetoctl.base.common_options import CommonOptions
-from kinetoctl.base.temporary_folders import removable_folder
-from kinetoctl.client.file_errors import trace_errors
-from kinetoctl.errors import NoSuchTrace, NotFound
+from kinetoctl.base.value_types import removable_folder
+from kinetoctl.errors import NoSuchTrace, NotFound, trace_errors
 from kinetoctl.output.console import say
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 CAPTURE_ID = re.compile(r"\d{8}-\d{6}-[\w-]+")
-_FOLDER_PREFIX = "kinetoctl-"
 
 
 def _complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[Any]:
@@ -44,9 +43,8 @@ def _complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> 
     return found or [CompletionItem(incomplete, type="file")]
 
 
-def traces_argument(function: F) -> F:
-    """Adds the argument TRACE, which may be left out: the command checks whether it needs one."""
-    return click.argument("traces", metavar="[TRACE]...", nargs=-1, shell_complete=_complete)(function)
+# May be left out: the command checks whether it needs one.
+traces_argument = click.argument("traces", metavar="[TRACE]...", nargs=-1, shell_complete=_complete)
 
 
 def trace_argument(name: str) -> Callable[[F], F]:
@@ -62,11 +60,13 @@ def found_traces(
     fleet: str = "",
     captures: str = "latest",
     here: bool = True,
+    bounded: bool = True,
 ) -> Iterator[list["Source"]]:
     """All traces that these arguments name, in the order of ranks. Downloaded files exist until the context ends.
 
     fleet: of captures at URLs, only the parts of this one. captures: which one of several captures of a process, see
-    find_traces. here: whether to download traces from object stores too.
+    find_traces. here: whether to download traces from object stores too. bounded: whether this process, and programs
+    that it starts, are held to the free memory until then.
     Raises NotFound, TraceUnreadable, and the client's errors for captures.
     """
     if not arguments:
@@ -75,8 +75,21 @@ def found_traces(
         paths = trace_paths(arguments, settings, stack)
         from kineto_trace.open.trace_discovery import find_traces
 
+        if bounded:
+            stack.enter_context(memory_bound())
         sources = find_traces(*paths, fleet=fleet, captures=captures)
         yield _copied(sources, settings, stack) if here else sources
+
+
+@contextmanager
+def memory_bound() -> Iterator[None]:
+    """Holds this process to the free memory while it reads files, which may be hostile."""
+    from kineto_trace.base.quantities import held_to_free_memory
+
+    # Arrow's own allocator reserves a gibibyte, which would count.
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
+    with held_to_free_memory():
+        yield
 
 
 def trace_paths(arguments: Sequence[str], settings: CommonOptions, stack: ExitStack) -> list[str | Path]:
@@ -91,9 +104,9 @@ def trace_paths(arguments: Sequence[str], settings: CommonOptions, stack: ExitSt
 
 
 @contextmanager
-def one_trace(argument: str, settings: CommonOptions) -> Iterator["Source"]:
-    """The one trace that this argument names. Raises UsageError if there are several."""
-    with found_traces([argument], settings, captures="all") as sources:
+def one_trace(argument: str, settings: CommonOptions, *, bounded: bool = True) -> Iterator["Source"]:
+    """The one trace that this argument names; see found_traces. Raises UsageError if there are several."""
+    with found_traces([argument], settings, captures="all", bounded=bounded) as sources:
         if len(sources) != 1:
             names = ", ".join(str(source.path) for source in sources[:3])
             raise click.UsageError(f"{argument} has {len(sources)} traces; name one of them: {names}")
@@ -196,3 +209,61 @@ def fetch_format(client: Any, capture: Any, settings: CommonOptions, folder: Pat
     if outcome.problems:
         raise outcome.problems[0]
     return sorted(outcome.paths.values())
+
+
+# Memory snapshots that are named on the command line: files, folders, patterns, traces with one beside them,
+# captures.
+# The trace library is imported in functions only, so that commands which do not need it start at once.
+SNAPSHOT_FORMAT = ATTACHMENTS["memory_snapshot"]
+_FOLDER_PREFIX = "kinetoctl-"
+
+
+def all_snapshots(arguments: Sequence[str]) -> bool:
+    """Whether all of these arguments are files that may be snapshots."""
+    from kineto_trace.snapshots.snapshot_reader import is_snapshot_file
+
+    paths = [Path(match) for text in arguments for match in glob.glob(text, recursive=True) or [text]]  # noqa: PTH207 - absolute patterns too
+    return bool(paths) and all(map(is_snapshot_file, paths))
+
+
+def snapshot_paths(arguments: Sequence[str], settings: CommonOptions, stack: ExitStack) -> list[Path]:
+    """The snapshots that these arguments name. Downloaded files exist until the stack is closed.
+
+    Raises NotFound and the client's errors for captures.
+    """
+    from kineto_trace.snapshots.snapshot_reader import snapshots_at
+
+    found: list[Path] = []
+    for text in arguments:
+        if not Path(text).exists() and CAPTURE_ID.fullmatch(text):
+            found += _of_capture(text, settings, stack)
+            continue
+        here = snapshots_at(text)
+        if not here:
+            raise NoSuchTrace(f"there is no memory snapshot at {text}")
+        found += here
+    return list(dict.fromkeys(found))
+
+
+def has_snapshot(capture: Any) -> bool:
+    """Whether a capture has a memory snapshot."""
+    return any(file.format == SNAPSHOT_FORMAT for target in capture.targets for file in target.files)
+
+
+def fetch_snapshots(client: Any, capture: Any, settings: CommonOptions, folder: Path) -> list[Path]:
+    """Downloads the snapshots of a capture and verifies them. Raises NotFound and the client's errors."""
+    if not has_snapshot(capture):
+        raise NotFound(
+            f"capture {capture.id} has no memory snapshot: `kinetoctl memory` takes one, and so does "
+            "`kinetoctl trace --activities kernel,memory_snapshot`"
+        )
+    return fetch_format(client, capture, settings, folder, SNAPSHOT_FORMAT)
+
+
+def _of_capture(capture_id: str, settings: CommonOptions, stack: ExitStack) -> list[Path]:
+    from kinetoctl.client.daemon_client import Client  # files need no gRPC
+
+    with Client(settings.address, timeout_s=settings.timeout_s) as client:
+        capture = client.capture(capture_id)
+        folder = stack.enter_context(removable_folder(_FOLDER_PREFIX))
+        return fetch_snapshots(client, capture, settings, folder)

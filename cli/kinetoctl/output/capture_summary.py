@@ -4,22 +4,24 @@
 """
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from kineto_protos.units import format_duration
+from kineto_protos.plain import standing_text
+from kineto_trace.base.quantities import format_duration, lasted
 from kineto_trace.base.visible_text import one_line
 from kineto_trace.store.output_formats import ATTACHMENT_SUFFIXES, ATTACHMENTS
 from rich.console import Console
 from rich.text import Text
 
-from kinetoctl.base.reason_codes import is_explained
+from kinetoctl.base.common_options import CommonOptions
+from kinetoctl.base.reason_codes import advices, is_explained
 from kinetoctl.client import enum_names
+from kinetoctl.errors import CliError
 from kinetoctl.output import units
-from kinetoctl.output.console import PIPE_WIDTH, stdout_console
-from kinetoctl.output.counter_lines import counter_lines
-from kinetoctl.output.file_status import damage, kept_lines
+from kinetoctl.output.console import PIPE_WIDTH, emit, plain, say, say_text, stdout_console
 
 if TYPE_CHECKING:
     from kineto_protos.v1 import profiler_pb2 as pb
@@ -174,6 +176,9 @@ def target_lines(capture: "pb.Capture", target: "pb.Target", paths: Mapping[str,
         lines.append(("reason", f"{target.reason} [{target.reason_code}]" if target.reason_code else target.reason))
         if is_explained(target.reason_code):
             lines.append(("", f"`kinetoctl explain {target.reason_code}` says what to do"))
+    if target.HasField("standing"):
+        call = target.standing
+        lines.append(("stands still", standing_text(call, target.pid, lasted(call.since_ns, time.time_ns()))))
     lines += _recorder_lines(target)
     lines += _file_lines(capture, target, paths)
     if target.files:
@@ -215,11 +220,14 @@ def _print_target(console: Console, capture: "pb.Capture", target: "pb.Target", 
         console.print(Text.assemble("  ", (one_line(label).ljust(LABEL_WIDTH), "cyan"), one_line(text)))
 
 
-def print_capture(capture: "pb.Capture", paths: Mapping[tuple[int, int, str], Path], *, color: bool) -> None:
-    """Prints the capture on stdout. paths: verified files by pid, start time and format."""
+def print_capture(
+    capture: "pb.Capture", paths: Mapping[tuple[int, int, str], Path], *, color: bool, missing: str = ""
+) -> None:
+    """Prints the capture on stdout. paths: verified files by pid, start time and format; missing: what is not here."""
     console = stdout_console(color=color)
     status = _status(enum_names.capture_status(capture.status))
-    console.print(Text.assemble(one_line(f"capture {capture.id} on {capture.host}: "), status))
+    lacking = (f", {missing}", STYLES["FAILED"]) if missing else ""
+    console.print(Text.assemble(one_line(f"capture {capture.id} on {capture.host}: "), status, lacking))
     if capture.spec.labels:
         labels = ", ".join(f"{key}={capture.spec.labels[key]}" for key in sorted(capture.spec.labels))
         console.print(Text(one_line(f"labels {labels}")))
@@ -228,3 +236,91 @@ def print_capture(capture: "pb.Capture", paths: Mapping[tuple[int, int, str], Pa
     for target in capture.targets:
         own = {f: path for (pid, start, f), path in paths.items() if (pid, start) == (target.pid, target.start_time_ns)}
         _print_target(console, capture, target, own)
+
+
+Paths = Mapping[tuple[int, int, str], Path]
+
+
+def capture_document(capture: "pb.Capture", paths: Paths) -> dict[str, Any]:
+    """The capture, and for each file its `path` on this machine (null if it was not fetched)."""
+    document = plain(capture)
+    for target in document["targets"]:
+        for file in target["files"]:
+            path = paths.get((target["pid"], target["start_time_ns"], file["format"]))
+            file["path"] = str(path) if path else None
+    return document
+
+
+def say_problems(problems: Sequence[CliError]) -> None:
+    """Says on stderr, also with --quiet, which files are missing and what to do."""
+    for problem in problems:
+        say(f"error: {problem}", err=True)
+    for advice in dict.fromkeys(each for problem in problems for each in advices(problem)):
+        say_text(advice, err=True)
+
+
+def show_capture(
+    capture: "pb.Capture", paths: Paths, settings: CommonOptions, problems: Sequence[CliError] = ()
+) -> None:
+    """Print one capture. problems: with its files."""
+    say_problems(problems)
+    if settings.output == "table":
+        missing = ("but not all files were downloaded" if paths else "but not downloaded") if problems else ""
+        print_capture(capture, paths, color=settings.color, missing=missing)
+    else:
+        emit(capture_document(capture, paths), settings.output)
+
+
+def kept_lines(capture: "pb.Capture") -> Iterator[str]:
+    """Lines about the files of an ended capture as a whole."""
+    if capture.pinned:
+        yield "pinned: retention does not remove it"
+    upload = capture.upload
+    state = enum_names.upload_state(upload.state)
+    if state == "UPLOADED":
+        local = "; its files are no longer on the host" if capture.local_bytes == 0 else ""
+        verified = f"{units.size(upload.bytes)}, verified {units.moment(upload.uploaded_ns)}"
+        yield f"uploaded to {upload.url} ({verified}){local}"
+    elif state == "RUNNING":
+        yield f"uploading to {upload.url}: {units.size(upload.bytes)} of {units.size(upload.total_bytes)}"
+    elif state == "RETRYING":
+        again = (
+            f"; next attempt at {units.moment(upload.next_try_ns)}"
+            if upload.next_try_ns
+            else "; uploads are disabled now"
+        )
+        yield f"the upload to {upload.url} failed {units.count(upload.failures)} times: {upload.error}{again}"
+    elif state == "WAITING":
+        yield f"waiting for its upload to {upload.url}"
+
+
+def damage(file: "pb.TraceFile") -> str:
+    """What is damaged in a file; empty if nothing is known to be."""
+    return f"{file.format} is damaged: it {file.damage}" if file.damage else ""
+
+
+# What a capture sampled of the hardware counters of each GPU, what was lost, and what was refused. Pure.
+def counter_lines(capture: "pb.Capture") -> Iterator[str]:
+    """One line for each GPU, and one for each metric that it left out."""
+    for each in capture.counters:
+        name = f" ({each.gpu.name})" if each.gpu.name else ""
+        yield f"counters of GPU {each.gpu.index}{name}: {_figures(each)}"
+        for metric in each.left_out:
+            yield f"counters of GPU {each.gpu.index} without {metric.name}: {metric.why}"
+
+
+def _figures(each: "pb.RecordedCounters") -> str:
+    parts = []
+    if each.metrics:
+        parts += [f"{_counted(each.samples, 'sample')} of {', '.join(metric.label for metric in each.metrics)}"]
+        lost = [f"{format_duration(each.lost_ns)} in {_counted(each.gaps, 'gap')}"] if each.gaps else []
+        lost += [f"{_counted(each.dropped_samples, 'sample')} dropped"] if each.dropped_samples else []
+        if lost or not each.reason_code:  # what came after an early end is lost, too
+            parts.append(f"lost {', '.join(lost) or 'nothing'}")
+    if each.reason_code:
+        parts.append(f"{each.reason} [{each.reason_code}]")
+    return "; ".join(parts)
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{units.count(number)} {noun if number == 1 else noun + 's'}"

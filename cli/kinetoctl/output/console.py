@@ -1,4 +1,4 @@
-"""Printing: lines, Rich consoles for stdout (results) and stderr (progress), and tables that survive a pipe.
+"""The terminal: lines, Rich consoles for stdout (results) and stderr (progress), and tables that survive a pipe.
 
 Everything that kinetoctl prints goes through `say`, `say_text` or `rich_console` (a test checks this). Much of it comes
 from other people, so control characters are spelled out here (`kineto_trace.base.visible_text`). Styles come later.
@@ -7,12 +7,14 @@ from other people, so control characters are spelled out here (`kineto_trace.bas
 import os
 import shutil
 import sys
+import threading
 from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
-from kineto_trace.base.visible_text import one_line, visible
+from kineto_protos.plain import plain as plain
+from kineto_trace.base.visible_text import in_json, one_line, visible
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 GAP = "  "  # between two columns
 INDENT = "    "  # of what stands below the line that it belongs to
 LAST_LEAST = 16  # the last column goes below the others rather than being cut to less
+_LOOK_S = 0.5  # how often something that waits for Ctrl-C wakes up
 PIPE_WIDTH = 100_000  # nothing is cut when no terminal reads it
 
 
@@ -34,6 +37,15 @@ def say(text: str, *, err: bool = False, label: str = "", bold: bool = False) ->
 def say_text(text: str, *, err: bool = False, nl: bool = True, label: str = "") -> None:
     """Like say, for a text of several lines. nl: whether to end it with a newline."""
     click.echo(label + visible(text), err=err, nl=nl)
+
+
+def wait_until_set(event: threading.Event) -> None:
+    """Waits until it is set; Ctrl-C raises KeyboardInterrupt.
+
+    Event.wait() without a limit goes on for ever if the signal came just before it (1 in 150 on a busy machine).
+    """
+    while not event.wait(_LOOK_S):
+        pass
 
 
 @cache
@@ -167,3 +179,29 @@ def captured(*renderables: "RenderableType") -> list[str]:
 
 def _width() -> int:
     return shutil.get_terminal_size().columns
+
+
+def emit(value: Any, output: str) -> None:
+    """Print a JSON value on stdout, as YAML if output is "yaml", else as JSON."""
+    if output == "yaml":
+        say_text(as_yaml(value), nl=False)
+    else:
+        say_text(as_json(value, indent=2))
+
+
+def as_json(value: Any, indent: int | None = None) -> str:
+    """JSON text without characters that could steer a terminal."""
+    import json  # 3 ms that no other form needs
+
+    return in_json(json.dumps(value, indent=indent, ensure_ascii=False))
+
+
+def as_yaml(value: Any) -> str:
+    """YAML text without such characters: if there are any, everything that is not ASCII is escaped."""
+    import yaml  # 10 ms that no other form needs
+
+    text: str = yaml.safe_dump(value, sort_keys=False, allow_unicode=True)
+    if visible(text) == text:
+        return text
+    escaped: str = yaml.safe_dump(value, sort_keys=False, allow_unicode=False)
+    return escaped

@@ -1,7 +1,8 @@
 """Prints what prevents traces, check by check. Long texts are wrapped in a terminal."""
 
 import sys
-from collections.abc import Iterable
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from kineto_trace.base.visible_text import one_line
@@ -15,8 +16,12 @@ from kinetoctl.output.console import captured, rich_console, say_text
 if TYPE_CHECKING:
     from kineto_protos.v1 import profiler_pb2 as pb
 
+    from kinetoctl.base.reason_codes import Explanation
+
 STYLES = {"OK": "green", "NOTE": "yellow", "PROBLEM": "bold red", "UNKNOWN": "magenta"}
 ARROW = "\N{RIGHTWARDS ARROW}"
+WIDTH = 100
+Line = tuple[str, bool]  # the text, and whether it is a title
 
 
 def problems(checks: "Iterable[pb.Check]") -> list[str]:
@@ -83,3 +88,20 @@ def print_checks(title: str, checks: "Iterable[pb.Check]", last: str, *, color: 
         console.print(Text(title), _table(checks), Text(last, style="bold"), sep="\n")
         return
     say_text("\n".join([title, *captured(_table(checks)), last]))
+
+
+# What a reason code means and what to do, as lines for people. Pure.
+def explanation_lines(rows: "Sequence[Explanation]") -> Iterator[Line]:
+    """The rows of one code, with a blank line between two."""
+    for place, row in enumerate(rows):
+        status = f" ({row.status})" if row.status else ""
+        if place:
+            yield "", False
+        yield f"{row.code}{status}: {row.where.lower()}", True
+        yield _paragraph(row.meaning), False
+        if row.remedy:
+            yield _paragraph(f"What to do: {row.remedy}"), False
+
+
+def _paragraph(text: str) -> str:
+    return textwrap.fill(text, WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)

@@ -5,19 +5,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kineto_protos.units import format_duration
+from kineto_trace.base.quantities import format_duration, format_ranges
 
 from kinetoctl.base.common_options import CommonOptions
 from kinetoctl.base.reason_codes import is_explained
 from kinetoctl.client import enum_names
-from kinetoctl.client.fleet.clock_offsets import Offset
 from kinetoctl.client.fleet.host_run import LOST, STARTED_APART_NS, Fleet, FleetProgress, HostRun, Rank, began_ns
 from kinetoctl.output import units
-from kinetoctl.output.capture_result import capture_document
-from kinetoctl.output.console import print_table, say
-from kinetoctl.output.counter_lines import counter_lines
-from kinetoctl.output.fleet_progress import counted, states_text
-from kinetoctl.output.json_yaml import emit
+from kinetoctl.output.capture_progress import counted, states_text
+from kinetoctl.output.capture_summary import capture_document, counter_lines, say_problems
+from kinetoctl.output.console import emit, print_table, say
 
 if TYPE_CHECKING:
     from kineto_protos.v1 import profiler_pb2 as pb
@@ -29,14 +26,8 @@ MANY = 64  # with more processes, a host whose processes are all done has one li
 
 
 def ranks_text(numbers: Sequence[int]) -> str:
-    """`0-7,9`."""
-    parts: list[list[int]] = []
-    for number in sorted(numbers):
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1][1:] = [number]
-        else:
-            parts.append([number])
-    return ",".join("-".join(map(str, part)) for part in parts)
+    """`0-7,9`, as --rank takes it."""
+    return format_ranges(sorted(numbers)).replace(" ", "")
 
 
 def _verdict(rank: Rank) -> str:
@@ -169,6 +160,7 @@ def note_merged(result: "MergedFile | None", progress: FleetProgress) -> None:
 
 def show_fleet_result(fleet: Fleet, folder: Path | None, merged: "MergedFile | None", settings: CommonOptions) -> None:
     """Print the result in the format of --output. folder: where the files of the processes are."""
+    say_problems(fleet.all_problems())
     if settings.output != "table":
         emit(fleet_document(fleet, folder, merged), settings.output)
         return
@@ -178,8 +170,6 @@ def show_fleet_result(fleet: Fleet, folder: Path | None, merged: "MergedFile | N
     print_table(COLUMNS, list(rows(fleet)), color=settings.color, folds=True)
     for note in notes(fleet):
         say(f"note: {note}")
-    for problem in fleet.problems:
-        say(f"problem: {problem}")
     if folder is not None and any(member.paths for member in fleet.members):
         say(f"files: {folder}{'/'}")
         if merged is not None:
@@ -216,17 +206,14 @@ def _merged_document(result: "MergedFile") -> dict[str, Any]:
 
 
 def _host_document(member: HostRun) -> dict[str, Any]:
+    clock = member.clock
     return {
         "host": member.place.host,
         "address": member.place.address,
         "error": None if member.error is None else str(member.error),
         "reason_code": "" if member.error is None else member.error.reason_code,
-        "clock": None if member.clock is None else _clock_document(member.clock),
+        "clock": clock and {"offset_ns": clock.offset_ns, "uncertainty_ns": clock.uncertainty_ns},
         "warnings": list(member.warnings),
         "lost_pids": [target.pid for target in member.targets if member.is_lost(target)],
         "capture": None if member.capture is None else capture_document(member.capture, member.paths),
     }
-
-
-def _clock_document(clock: Offset) -> dict[str, int]:
-    return {"offset_ns": clock.offset_ns, "uncertainty_ns": clock.uncertainty_ns}

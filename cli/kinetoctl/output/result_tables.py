@@ -7,6 +7,7 @@ Theory of operation
     with the columns' own names, which give the unit; notes then go to stderr.
 """
 
+import json
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,10 +21,10 @@ from rich.text import Text
 
 from kinetoctl.base.common_options import CommonOptions
 from kinetoctl.client.result_rows import plain_rows
+from kinetoctl.errors import write_errors
 from kinetoctl.output import units
-from kinetoctl.output.cell_values import NOTHING, heading, headings, human, is_number
-from kinetoctl.output.console import captured, rich_console, say, say_text, stdout_console
-from kinetoctl.output.json_yaml import emit
+from kinetoctl.output.console import captured, emit, rich_console, say, say_text, stdout_console
+from kinetoctl.output.units import NOTHING, heading, headings, human, is_number
 
 if TYPE_CHECKING:
     from kineto_trace.view_api.result import Result
@@ -260,3 +261,29 @@ def _table(columns: Sequence[_Shown], text_width: int) -> Table:
 
 def _one_line(text: str) -> str:
     return one_line(" ".join(text.split()) if "\n" in text else text)
+
+
+def save_results(
+    results: Mapping[str, "Result"], settings: CommonOptions, *, limit: int = 0, named: bool = True
+) -> None:
+    """Writes the file that --output names atomically. Raises UsageError, NotWritten.
+
+    limit: rows of each, 0 for all. named: whether JSON has the names and columns of the results or only the rows.
+    """
+    path = settings.file
+    assert path is not None
+    from kineto_trace.base.atomic_files import write_atomically
+    from kineto_trace.view_api.result_files import write_result
+
+    with write_errors(path):
+        if settings.output == "json":
+            (only,) = results.values() if not named else (None,)
+            value = documents(results, limit) if only is None else plain_rows(limited(only, limit))
+            write_atomically(path, json.dumps(value, indent=1, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
+        else:
+            write_result(limited(one_of(results, str(path)), limit), path, settings.output)
+    for result in results.values():
+        tell_notes(remarks(result), settings)
+    if not settings.quiet:
+        count = sum(len(limited(result, limit)) for result in results.values())
+        say(f"{path}: {count:,} {'row' if count == 1 else 'rows'}", err=True)

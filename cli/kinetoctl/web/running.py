@@ -17,8 +17,7 @@ from kinetoctl.web.analyses.url_copies import DEFAULT_ROOM
 from kinetoctl.web.analyses.worker_process import WorkerLimits
 from kinetoctl.web.application import ENTRY, WebApplication
 from kinetoctl.web.http.request_handler import RequestHandler, WebSite
-from kinetoctl.web.http.security import HOST, HOST_V6, Origins, origin, page_policy, ui_origin, ui_policy
-from kinetoctl.web.http.sessions import Sessions
+from kinetoctl.web.http.security import HOST, HOST_V6, Origins, Sessions, origin, page_policy, ui_origin, ui_policy
 from kinetoctl.web.http.web_server import WebServer
 from kinetoctl.web.pages.daemons import OneDaemon
 from kinetoctl.web.pages.page_context import PageContext

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from kineto_protos.units import format_duration
+from kineto_trace.base.quantities import format_duration
 
 DRIFT_PPM = 100  # of two clocks, each within the 50 ppm of ordinary quartz
 READING_NS = 1_000  # error of one reading of a clock

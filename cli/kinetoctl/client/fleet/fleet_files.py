@@ -6,10 +6,13 @@ file lies beside that folder, which thus contains the traces of the ranks and no
 
 import contextlib
 import re
+import secrets
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,10 +21,9 @@ from kineto_trace.store.output_formats import SUFFIXES
 
 from kinetoctl.client import enum_names
 from kinetoctl.client.daemon_client import Client
-from kinetoctl.client.download import download, file_name
 from kinetoctl.client.fleet.host_run import Fleet, FleetProgress, HostRun, Rank
-from kinetoctl.client.tracing import file_key
-from kinetoctl.errors import CliError, DownloadFailed, Unreachable
+from kinetoctl.client.tracing import download, file_key, file_name
+from kinetoctl.errors import CliError, DownloadFailed, Refused, TraceUnreadable, Unreachable, trace_errors, write_errors
 
 if TYPE_CHECKING:
     from kineto_trace.merge.merged_export import MergedTrace
@@ -54,7 +56,7 @@ def check_promises(fleet: Fleet) -> None:
     for member, target in fleet.processes():
         if target.verdict == pb.VERDICT_DONE and not target.files:
             problem = f"{member.place.host} {enum_names.target(target)}: the daemon reports DONE, but no file"
-            member.problems.append(DownloadFailed(problem))
+            member.problems.append(Refused(problem))
 
 
 def fetch_all(fleet: Fleet, folder: Path, progress: FleetProgress, *, timeout_s: float, file_format: str = "") -> None:
@@ -130,7 +132,7 @@ class _FleetDownload:
                     except CliError as exc:
                         if self._stop.is_set():
                             return
-                        self._failed(member, target, exc)
+                        member.problems.append(exc.about(f"{member.place.host} {enum_names.target(target)}"))
                         if isinstance(exc, Unreachable):
                             return
         except CliError as exc:
@@ -153,10 +155,6 @@ class _FleetDownload:
             self._bytes += file.size_bytes
             self._progress.fetched(self._files, self._total, self._bytes)
         return path
-
-    def _failed(self, member: HostRun, target: pb.Target, exc: CliError) -> None:
-        self._progress.note(f"{member.place.host} {enum_names.target(target)}: {exc}")
-        member.problems.append(exc)
 
 
 # ------------------------------------------------------------ one file of all
@@ -211,3 +209,33 @@ def _ranks(processes: Iterable[Rank]) -> list[int]:
     """The rank of each process, or [] if a rank is missing or duplicated."""
     found = [rank.target.process.rank if rank.target.process.HasField("rank") else -1 for rank in processes]
     return found if -1 not in found and len(set(found)) == len(found) else []
+
+
+def new_id(now_ns: int | None = None) -> str:
+    """A new id that sorts by time: 20260131-235959-9f86d0."""
+    when = datetime.fromtimestamp((time.time_ns() if now_ns is None else now_ns) // 10**9, UTC)
+    return f"{when:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+
+
+def bring(
+    fleet: Fleet, directory: Path, progress: FleetProgress, *, timeout_s: float, file_format: str = ""
+) -> Path | None:
+    """Download the files. Returns their folder, or None if there are no files. Failures are recorded in the fleet."""
+    if not any(target.files for _, target in fleet.processes()):
+        return None
+    folder = folder_of(fleet, directory)
+    with write_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    fetch_all(fleet, folder, progress, timeout_s=timeout_s, file_format=file_format)
+    return folder
+
+
+def merge_files(fleet: Fleet, directory: Path, progress: FleetProgress) -> MergedFile | None:
+    """Merge the traces into one. Returns None if there is no trace, or if merging fails, which the fleet records."""
+    progress.note("merging")
+    try:
+        with trace_errors(), write_errors(directory):
+            return merge_all(fleet, directory)
+    except CliError as exc:
+        fleet.problems.append(TraceUnreadable(f"the traces could not be merged: {exc}"))
+        return None

@@ -18,27 +18,30 @@ Theory of operation
 """
 
 import asyncio
+import contextlib
+import signal
 import statistics
+import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from kineto_protos.alignment import NEVER, Sample, plan
-from kineto_protos.selector import ANY_RANK
-from kineto_protos.units import format_duration
+from kineto_protos.call_values import ANY_RANK
 from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.base.quantities import format_duration
 from kineto_trace.store.upload_manifest import FLEET_LABEL
 
 from kinetoctl.client import enum_names
 from kinetoctl.client.fleet.clock_offsets import FAR_NS, Offset, RoundTrip, UnusableClock, joined, measured
 from kinetoctl.client.fleet.host_client import HostClient, close_all, connected
 from kinetoctl.client.fleet.host_run import Fleet, FleetProgress, HostRun, Rank, stored_clock
-from kinetoctl.client.fleet.start_plan import Iterations, common_start_ns, delivery_ns, unmet
-from kinetoctl.client.hosts.host_targets import Place
+from kinetoctl.client.host_targets import Place
 from kinetoctl.client.retry import RETRYABLE, Patience
 from kinetoctl.client.tracing import apply_event, has_ended
-from kinetoctl.errors import CliError, Refused, TimedOut, Unreachable
+from kinetoctl.errors import CliError, Refused, TimedOut, Unreachable, UsageProblem
 
 CALLS_AT_ONCE = 256
 FIRST_CLOCKS_AT_ONCE, NEAR_CLOCKS_AT_ONCE, FAR_CLOCKS_AT_ONCE = 16, 2, 32
@@ -56,6 +59,12 @@ SAMPLES = 4  # of the iterations
 SAMPLE_PAUSE_S = 0.1
 FIRST_STEP_S = 5.0  # limit for the first iteration that a new agent sees
 MEET_WITHIN_NS = 600 * 10**9  # for processes to reach a common iteration: the default limit of the daemons
+WARMUP_NS = 500_000_000  # the sources record before the window starts, so that it starts exactly on time
+TAKEN_UP_NS = 250_000_000  # until the last agent has accepted its request: its thread may wait for the GIL
+TRIPS = 3  # a request may take longer than the shortest round trip
+ROUNDS = 2  # to send all requests may take longer than to ask all hosts for the time
+BUSY_SHARE, MAX_BUSY_NS = 4, 2_000_000_000  # of the time that getting ready took: hosts that are busy take longer
+REQUIREMENTS = ("all", "quorum", "any")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -453,3 +462,120 @@ def _is_awaited(ranks: Iterable[Rank]) -> bool:
     """Whether an attached agent of a torch program has not seen an iteration yet."""
     processes = (rank.target.process for rank in ranks)
     return any(each.attached and each.framework and each.iterations == NEVER for each in processes)
+
+
+# When the hosts of a capture start: a time, or an iteration, that all of them can still reach. Pure.
+class Iterations(NamedTuple):
+    """The requested iterations, as `kineto_protos.alignment.plan` takes them."""
+
+    start_iteration: int | None
+    iteration_roundup: int
+    warmup_iterations: int
+
+
+def delivery_ns(*, trip_ns: int, round_ns: int, armed_ns: int) -> int:
+    """How long it takes until every agent has accepted its request, in ns.
+
+    trip_ns: the longest round trip to a host; round_ns: the time to call each host once; armed_ns: how long the slowest
+    host took to get ready.
+    """
+    busy_ns = min(armed_ns // BUSY_SHARE, MAX_BUSY_NS)
+    return TAKEN_UP_NS + TRIPS * trip_ns + ROUNDS * round_ns + busy_ns
+
+
+def common_start_ns(now_ns: int, *, warmup_ns: int, delivered_ns: int, wanted_ns: int = 0) -> int:
+    """When the window starts on all hosts, in Unix ns by our clock. wanted_ns: the requested time; 0 for the earliest.
+
+    delivered_ns: how long it takes until all have their request. Raises UsageProblem if wanted_ns is too near.
+    """
+    earliest_ns = now_ns + warmup_ns + delivered_ns
+    if not wanted_ns:
+        return earliest_ns
+    if wanted_ns < earliest_ns:
+        raise UsageProblem(
+            f"--start-at is {format_duration(earliest_ns - wanted_ns)} too near: all hosts together need "
+            f"{format_duration(earliest_ns - now_ns)} from now, once their processes are ready"
+        )
+    return wanted_ns
+
+
+def unmet(requirement: str, *, hosts: int, begun: int, whole: int) -> str:
+    """Why a requirement (one of REQUIREMENTS) is not met, or empty if it is.
+
+    begun: number of hosts with a process that is ready; whole: with all processes ready.
+    """
+    if requirement == "all" and whole < hosts:
+        return f"only {whole} of {hosts} hosts are ready with all their processes, but --require all needs every one"
+    if requirement == "quorum" and 2 * begun <= hosts:
+        return f"only {begun} of {hosts} hosts are ready, but --require quorum needs more than half"
+    return "" if begun else "no host has a process that is ready"
+
+
+T = TypeVar("T")
+
+
+def run(work: Callable[[], Awaitable[T]]) -> T:
+    """Runs the work to its end, in a new thread if this thread has a running event loop."""
+
+    async def awaited() -> T:
+        return await work()
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(awaited())
+    with ThreadPoolExecutor(1, thread_name_prefix="fleet") as pool:
+        return pool.submit(asyncio.run, awaited()).result()
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """Runs work that blocks, in a thread of its own, ended on return; being cancelled does not wait for it."""
+    pool = ThreadPoolExecutor(1, thread_name_prefix="fleet")
+    future = asyncio.get_running_loop().run_in_executor(pool, work)
+    try:
+        return await future
+    finally:
+        pool.shutdown(wait=not future.cancelled())
+
+
+def run_fleet(fleet_run: FleetRun, *steps: Callable[[], Awaitable[None]]) -> None:
+    """Runs the steps of a capture, one after the other. Raises KeyboardInterrupt on the second Ctrl-C.
+
+    The first one cancels the capture. If Ctrl-C is ignored, or handled by the program, that is not changed.
+    """
+    is_ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    is_ours = is_ours and threading.current_thread() is threading.main_thread()
+
+    async def work() -> None:
+        with _interrupts(fleet_run) if is_ours else contextlib.nullcontext():
+            async with fleet_run:
+                for step in steps:
+                    await step()
+
+    run(work)
+
+
+@contextlib.contextmanager
+def _interrupts(fleet_run: FleetRun) -> Iterator[None]:
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    left = False
+
+    def interrupted() -> None:
+        nonlocal left
+        left = fleet_run.fleet.interrupted
+        if left:
+            task.cancel()
+        else:
+            fleet_run.interrupt()
+
+    loop.add_signal_handler(signal.SIGINT, interrupted)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if left:
+            raise KeyboardInterrupt from None
+        raise
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+        signal.signal(signal.SIGINT, signal.default_int_handler)

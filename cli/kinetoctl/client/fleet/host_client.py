@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any
 
 import grpc
+from kineto_protos.services import ProfilerStub
 from kineto_protos.v1 import profiler_pb2 as pb
-from kineto_protos.v1 import profiler_pb2_grpc
 
 from kinetoctl.client.channel import DaemonConnection, StubCalls, open_async_connection
 from kinetoctl.client.daemon_client import CHANNEL_OPTIONS, translate
@@ -63,7 +63,7 @@ class HostClient:
         self.timeout_s = timeout_s
         self._retry_s = retry_s
         self._connection = connection
-        self._stub = StubCalls(connection, profiler_pb2_grpc.ProfilerStub, metadata)
+        self._stub = StubCalls(connection, ProfilerStub, metadata)
 
     async def close(self) -> None:
         """Close the connection. Running calls are cancelled."""

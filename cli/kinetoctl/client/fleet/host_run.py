@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetoctl.client.fleet.clock_offsets import Offset
-from kinetoctl.client.hosts.host_targets import Place
+from kinetoctl.client.host_targets import Place
 from kinetoctl.client.tracing import FileKey, has_ended
 from kinetoctl.errors import CliError, NotFound
 from kinetoctl.exit_codes import ExitCode
@@ -71,19 +71,6 @@ class FleetProgress(Protocol):
         """The number of files that have arrived, of how many, and their total size."""
 
 
-class FleetQuiet:
-    """Reports nothing."""
-
-    def note(self, text: str) -> None:
-        """Discards the message."""
-
-    def update(self, member: HostRun) -> None:
-        """Shows nothing."""
-
-    def fetched(self, files: int, total: int, size_bytes: int) -> None:
-        """Shows nothing."""
-
-
 class Rank(NamedTuple):
     """One process of a capture of many hosts."""
 
@@ -140,6 +127,10 @@ class Fleet:
         known = [clock.uncertainty_ns for clock in clocks if clock is not None]
         return max(known, default=None) if len(known) == len(clocks) else None
 
+    def all_problems(self) -> list[CliError]:
+        """Those of all hosts together, then those of each."""
+        return [*self.problems, *(problem for member in self.members for problem in member.problems)]
+
     def exit_code(self) -> ExitCode:
         """DONE only if every process of every host is done, and all requested files are here."""
         if self.interrupted:
@@ -147,7 +138,7 @@ class Fleet:
         verdicts = [rank.target.verdict for rank in self.processes()]
         if not any(verdict in (pb.VERDICT_DONE, pb.VERDICT_PARTIAL) for verdict in verdicts):
             return self._failed_as(verdicts)
-        problems = [*self.problems, *(problem for member in self.members for problem in member.problems)]
+        problems = self.all_problems()
         if problems and not any(member.paths for member in self.members):
             return problems[0].exit_code
         whole = all(verdict == pb.VERDICT_DONE for verdict in verdicts) and not self.missing_ranks()

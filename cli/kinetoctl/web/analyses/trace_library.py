@@ -16,11 +16,9 @@ from typing import NamedTuple
 
 from kinetoctl.base.common_options import CommonOptions
 from kinetoctl.errors import CliError, NotFound
-from kinetoctl.options.snapshot_arguments import snapshot_paths
-from kinetoctl.options.trace_arguments import CAPTURE_ID, trace_paths
+from kinetoctl.options.trace_arguments import CAPTURE_ID, snapshot_paths, trace_paths
 from kinetoctl.web.analyses.analysis_queue import Computing
-from kinetoctl.web.analyses.file_identity import identity
-from kinetoctl.web.analyses.trace_list import ListedTrace, TraceList
+from kinetoctl.web.analyses.trace_list import ListedTrace, TraceList, identity
 from kinetoctl.web.analyses.url_copies import DEFAULT_ROOM, UrlCopies
 
 FIND_S = 0.7  # for the daemon's answer and the download, before a page is shown without them and loads itself again
@@ -103,7 +101,7 @@ class TraceLibrary:
         """The memory snapshots of a file's or a capture's id, or beside a trace. Raises as `find` does."""
         if not self.of_files:
             return self._of_capture(trace_id, self._snapshot_paths, wait_s)
-        from kineto_trace.snapshots.snapshot_files import snapshots_at
+        from kineto_trace.snapshots.snapshot_reader import snapshots_at
 
         traces = self._file(trace_id, wait_s)
         paths = tuple(dict.fromkeys(str(each) for path in traces.paths for each in snapshots_at(path)))

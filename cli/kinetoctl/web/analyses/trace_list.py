@@ -6,17 +6,25 @@ Theory of operation
     valid when its run is grouped otherwise, and when it is gone the list says so.
 """
 
+import glob
 import hashlib
+import os
+import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
-from kinetoctl.web.analyses.trace_runs import MAX_FILES, Run, RunFinder
+from kinetoctl.errors import CliError, trace_errors
+
+if TYPE_CHECKING:
+    from kineto_trace.open.trace_source import Source
 
 LOOK_S = 1.0
 PAUSE = 10
@@ -26,6 +34,226 @@ MAX_LISTED = 500
 MAX_GONE = 50
 MAX_KNOWN = 20_000
 _ID_DIGITS = 12
+MAX_FILES = 10_000  # below one argument
+MAX_DEPTH = 6  # folders in folders
+_PART = re.compile(r"(?i)(targets|(rank|node|host|worker)[_\-=.]?\d{1,5})")
+
+
+# What the files below an argument of the command line are: runs, each of which is one entry of the list.
+#
+# Folders are walked down to MAX_DEPTH, and the files in them that may be traces by their names
+# are counted. A folder with such files is a home of runs. Folders that are named after ranks (`rank3`, `node-0`), and
+# those of a capture's targets, belong to the folder above. The files of a home are one run if they tell their ranks
+# apart, or are workers of a TensorBoard log folder; they are one run for each capture or span if there are several;
+# otherwise each file is a run of its own. What is in a home is read again only when its files have changed.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """An entry of the list. place: what its address is made of; name: what people call it; files: its traces.
+
+    paths: what `find_traces` is given, and what names the run on a command line. changed_s: in seconds since 1970.
+    """
+
+    place: str
+    name: str
+    paths: tuple[str, ...]
+    files: tuple[str, ...]
+    size_bytes: int = 0
+    changed_s: float = 0.0
+
+
+class _File(NamedTuple):
+    """A file as the walk found it. changed_s: in seconds since 1970."""
+
+    path: str
+    inode: int
+    size_bytes: int
+    changed_s: float
+
+
+@dataclass(slots=True)
+class _Homes:
+    """The homes of runs, in the order in which they were found. full: whether there are more files."""
+
+    files: dict[Path, list[_File]] = field(default_factory=dict)
+    count: int = 0
+    full: bool = False
+
+    def add(self, home: Path, file: _File) -> None:
+        self.full |= self.count >= MAX_FILES
+        if not self.full:
+            self.files.setdefault(home, []).append(file)
+            self.count += 1
+
+
+class RunFinder:
+    """Finds the runs of one argument: a file, a folder or a pattern. `find` is called by one thread at a time.
+
+    full: whether there are more files than are looked at.
+    """
+
+    def __init__(self, argument: str) -> None:
+        self._argument = argument
+        self._known: dict[Path, tuple[Sequence[_File], list[Run]]] = {}
+        self.full = False
+
+    @property
+    def changes(self) -> bool:
+        """Whether there may be other runs later."""
+        path = Path(self._argument)
+        return not path.exists() or (path.is_dir() and not _is_one(path))
+
+    def find(self) -> list[Run]:
+        """The runs that there are now."""
+        homes = self._homes()
+        self.full = homes.full
+        known, self._known = self._known, {}
+        for home, files in homes.files.items():
+            before, runs = known.get(home, ((), []))
+            self._known[home] = files, runs if before == files else _runs(home, files)
+        return [run for _, runs in self._known.values() for run in runs]
+
+    def _homes(self) -> _Homes:
+        homes, path = _Homes(), Path(self._argument)
+        if path.exists():
+            self._enter(path, homes)
+        else:
+            for match in map(Path, sorted(islice(glob.iglob(self._argument, recursive=True), MAX_FILES + 1))):  # noqa: PTH207 - absolute patterns too
+                if match.is_dir() and not _is_one(match):
+                    self._enter(match, homes)
+                elif (file := _file(match)) is not None:
+                    homes.add(path, file)
+        return homes
+
+    def _enter(self, root: Path, homes: _Homes) -> None:
+        if not root.is_dir() or _is_one(root):
+            if (file := _file(root)) is not None:
+                homes.add(root, file)
+            return
+        seen: set[tuple[int, int]] = set()
+        for folder, depth in _walked(root, seen):
+            home = _home(folder, root)
+            for path in _candidates(folder, depth):
+                if homes.full:
+                    return
+                if (file := _file(path)) is not None:
+                    homes.add(home, file)
+
+
+def _walked(folder: Path, seen: set[tuple[int, int]], depth: int = MAX_DEPTH) -> Iterator[tuple[Path, int]]:
+    """Yields a folder and those below it, each once, with how much deeper one may go. Links are followed."""
+    from kineto_trace.open.trace_source import natural_order
+
+    try:
+        status = folder.stat()
+        key = status.st_dev, status.st_ino
+        if key in seen or _is_one(folder):
+            return
+        seen.add(key)
+        with os.scandir(folder) as entries:
+            below = [Path(entry.path) for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
+    except OSError:
+        return  # vanished, or may not be read
+    yield folder, depth
+    if depth:
+        for each in sorted(below, key=natural_order):
+            yield from _walked(each, seen, depth - 1)
+
+
+def _candidates(folder: Path, depth: int) -> list[Path]:
+    """What in a folder may be a trace by its name: files, folders of columns, targets of the daemon."""
+    from kineto_trace.open.trace_source import TRACE_SUFFIXES, natural_order
+
+    found = []
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if not entry.name.startswith(".") and (
+                    (entry.name.endswith(TRACE_SUFFIXES) and entry.is_file())
+                    or (depth and entry.is_dir() and _is_one(Path(entry.path)))
+                ):
+                    found.append(Path(entry.path))
+    except OSError:
+        return []
+    return sorted(found, key=natural_order)
+
+
+def _is_one(folder: Path) -> bool:
+    """Whether a folder is one trace."""
+    from kineto_trace.model.target_info import TARGET_FILE
+
+    return (folder / TARGET_FILE).is_file() or (folder / "strings.parquet").is_file()
+
+
+def _home(folder: Path, root: Path) -> Path:
+    while folder != root and _PART.fullmatch(folder.name):
+        folder = folder.parent
+    return folder
+
+
+def _file(path: Path) -> _File | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return _File(str(path), status.st_ino, status.st_size, status.st_mtime)
+
+
+def _runs(home: Path, files: Sequence[_File]) -> list[Run]:
+    """The runs of these files. A file whose beginning cannot be read is a run of its own."""
+    if [file.path for file in files] == [str(home)]:
+        return [_run(str(home), str(home), (str(home),), files)]
+    from kineto_trace.open.trace_discovery import find_traces
+    from kineto_trace.open.trace_source import is_trace_file
+
+    below = home.is_dir()
+    paths = [file.path for file in files if not below or _is_one(Path(file.path)) or is_trace_file(Path(file.path))]
+    try:
+        with trace_errors():
+            sources = find_traces(*paths, captures="all")
+    except CliError:  # a file has vanished meanwhile: the next look finds what is left
+        return []
+    groups: dict[str, list[Source]] = {}
+    for source in sources:
+        groups.setdefault(source.capture, []).append(source)
+    parts = [part for capture, members in groups.items() for part in _parts(capture, members)]
+    status = {file.path: file for file in files}
+    if len(parts) == 1 and (len(parts[0].files) > 1 or parts[0].told):
+        return [_run(str(home), str(home), (str(home),), [status[path] for path in parts[0].files])]
+    return [_part_run(home, part, [status[path] for path in part.files]) for part in parts]
+
+
+class _RunPart(NamedTuple):
+    """Files of a home that belong together. told: whether they say so themselves."""
+
+    capture: str
+    files: tuple[str, ...]
+    told: bool
+
+
+def _parts(capture: str, members: Sequence["Source"]) -> list[_RunPart]:
+    """One part if the files of a capture are its ranks; otherwise each file by itself."""
+    told = all(source.rank_from != "order" or source.worker or source.process for source in members)
+    apart = len({source.rank for source in members}) == len(members) or all(source.worker for source in members)
+    if told and apart:
+        return [_RunPart(capture, tuple(str(source.path) for source in members), True)]
+    return [_RunPart(capture, (str(source.path),), False) for source in members]
+
+
+def _part_run(home: Path, part: _RunPart, files: Sequence[_File]) -> Run:
+    if len(files) == 1:
+        return _run(files[0].path, files[0].path, part.files, files)
+    return _run(f"{home}\0{part.capture}", f"{home} ({part.capture})", part.files, files)
+
+
+def _run(place: str, name: str, paths: tuple[str, ...], files: Sequence[_File]) -> Run:
+    return Run(
+        place=place,
+        name=name,
+        paths=paths,
+        files=tuple(file.path for file in files),
+        size_bytes=sum(file.size_bytes for file in files),
+        changed_s=max(file.changed_s for file in files),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,3 +393,16 @@ def id_of(place: str) -> str:
     """The same for the same file or URL each time, so that addresses stay."""
     named = place if "://" in place else str(Path(place.partition("\0")[0]).resolve()) + place.partition("\0")[2]
     return hashlib.sha256(named.encode("utf-8", "surrogateescape")).hexdigest()[:_ID_DIGITS]
+
+
+def identity(paths: Iterable[str | Path]) -> str:
+    """A hash of path, inode, size and time of the last change of each file, and of all in folders among them."""
+    digest = hashlib.sha256()
+    for path in map(Path, paths):
+        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+            try:
+                status = file.stat()
+            except OSError:
+                continue  # gone: whoever opens it says so
+            digest.update(f"{file}\0{status.st_ino}\0{status.st_size}\0{status.st_mtime_ns}\n".encode(errors="replace"))
+    return digest.hexdigest()

@@ -17,9 +17,8 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from kinetoctl.base.temporary_folders import removable_folder
-from kinetoctl.client.file_errors import trace_errors
-from kinetoctl.errors import CliError, Refused, TraceUnreadable
+from kinetoctl.base.value_types import removable_folder
+from kinetoctl.errors import CliError, Refused, TraceUnreadable, trace_errors
 from kinetoctl.output import units
 from kinetoctl.web.analyses.analysis_queue import Computing
 from kinetoctl.web.analyses.trace_list import ListedTrace, id_of

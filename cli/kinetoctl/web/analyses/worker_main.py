@@ -5,19 +5,72 @@ it to its memory and, if the server is gone, to its time.
 """
 
 import json
+import math
+import os
 import resource
 import signal
 import socket
 import sys
+import time
 from typing import TYPE_CHECKING, Any
-
-from kinetoctl.web.analyses import frames
 
 if TYPE_CHECKING:
     from kinetoctl.web.analyses.trace_jobs import TraceJobs
 
 READY = "ready"  # the first message: everything is imported
 _GRACE_S = 10  # beyond the server's own limit
+_LENGTH_BYTES = 8
+MAX_FRAME_BYTES = 256 << 20
+
+
+class DescriptorSocket:
+    """A socket that is used by read and write alone, where nothing else is allowed."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def sendall(self, data: bytes) -> None:
+        """Sends everything. Raises OSError."""
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(self._descriptor, rest) :]
+
+    def recv_into(self, buffer: memoryview) -> int:
+        """Receives some bytes; 0 at the end. Raises OSError."""
+        return os.readv(self._descriptor, [buffer])
+
+
+Connection = socket.socket | DescriptorSocket
+
+
+def send(sock: Connection, value: Any) -> None:
+    """Sends one value. Raises OSError."""
+    content = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+    sock.sendall(len(content).to_bytes(_LENGTH_BYTES, "big") + content)
+
+
+def receive(sock: Connection, most: int = MAX_FRAME_BYTES, *, until_s: float = math.inf) -> bytes:
+    """The JSON text of the next value. until_s: monotonic time by which all of it must have come, also if it drips.
+
+    Raises EOFError at the end, OSError, TimeoutError, ValueError if it is too large.
+    """
+    length = int.from_bytes(_exactly(sock, _LENGTH_BYTES, until_s), "big")
+    if length > most:
+        raise ValueError(f"a message of {length} bytes is too large")
+    return _exactly(sock, length, until_s)
+
+
+def _exactly(sock: Connection, count: int, until_s: float) -> bytes:
+    content = bytearray(count)
+    view = memoryview(content)
+    while view:
+        if time.monotonic() >= until_s:
+            raise TimeoutError
+        got = sock.recv_into(view)
+        if not got:
+            raise EOFError
+        view = view[got:]
+    return bytes(content)
 
 
 def main(arguments: list[str]) -> int:
@@ -33,17 +86,17 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def serve(sock: frames.Connection, jobs: "TraceJobs", limit_s: int | None) -> None:
+def serve(sock: Connection, jobs: "TraceJobs", limit_s: int | None) -> None:
     """Answers jobs until the socket closes. limit_s: for a job, after which the process ends itself; None: never."""
-    frames.send(sock, READY)
+    send(sock, READY)
     while True:
         try:
-            job = json.loads(frames.receive(sock))
+            job = json.loads(receive(sock))
         except (EOFError, ConnectionResetError):
             return
         if limit_s is not None:
             signal.alarm(limit_s + _GRACE_S)  # this job's; the next one sets it anew
-        frames.send(sock, _answer(jobs, job))
+        send(sock, _answer(jobs, job))
         if limit_s is not None:
             signal.alarm(0)
 
@@ -58,9 +111,10 @@ def _answer(jobs: Any, job: dict[str, Any]) -> dict[str, Any]:
         return {"value": jobs.run(job)}
     except (CliError, TraceError) as exc:
         return {"failure": str(exc)}
-    except MemoryError:
+    except MemoryError as exc:
         jobs.forget()
-        return {"failure": "the analysis needs more memory than it may use; --worker-memory sets the limit"}
+        said = str(exc) or "the analysis needs more memory than it may use"
+        return {"failure": f"{said}; --worker-memory sets the limit"}
     except Exception as exc:  # noqa: BLE001 - of a view on a trace that nobody has seen before
         return {"failure": f"{type(exc).__name__}: {exc}"}
 

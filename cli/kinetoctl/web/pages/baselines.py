@@ -4,15 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kinetoctl.base.diff_names import COUNTERPARTS, DIFF_VIEWS
+from kinetoctl.base.view_settings import COUNTERPARTS, DIFF_VIEWS
 from kinetoctl.errors import CliError
 from kinetoctl.output import units
-from kinetoctl.output.lists.capture_table import commands
+from kinetoctl.output.listing import commands
 from kinetoctl.web.http.web_messages import WebRequest
-from kinetoctl.web.pages.capture_facts import has_trace, listed, status_of
-from kinetoctl.web.pages.captures_page import MAX_CAPTURES
-from kinetoctl.web.pages.page_context import PageContext, ask
-from kinetoctl.web.pages.selectors import rank_choices, whole_number
+from kinetoctl.web.pages.captures_page import MAX_CAPTURES, has_trace, listed, status_of
+from kinetoctl.web.pages.page_context import PageContext, ask, rank_choices, whole_number
 
 if TYPE_CHECKING:
     from kineto_protos.v1 import profiler_pb2 as pb
@@ -43,6 +41,16 @@ class Baseline:
 def baseline_of(request: WebRequest) -> Baseline:
     """What the fields `base` and `base_rank` choose. Raises WebError."""
     return Baseline(trace_id=request.first("base"), rank=whole_number(request, "base_rank"))
+
+
+def comparison(request: WebRequest, views: Sequence[str]) -> dict[str, Any]:
+    """What PageContext.results is told of the baseline that the address names, and of the views that compare."""
+    baseline = baseline_of(request)
+    return {
+        "base": baseline.trace_id,
+        "base_rank": baseline.rank_number,
+        "compare": views if baseline.trace_id else (),
+    }
 
 
 def baseline_values(

@@ -1,19 +1,35 @@
 """One capture or file: the verdicts, what the time went to, what to change, and the way to every view."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
-from kinetoctl.base.diff_names import COMPARED_FIRST
-from kinetoctl.output.json_yaml import plain
-from kinetoctl.web.analyses.view_groups import grouped
-from kinetoctl.web.http.sessions import WebSession
+from kineto_trace.html.templates import view_sentence
+
+from kinetoctl.base.view_settings import COMPARED_FIRST
+from kinetoctl.output.console import plain
+from kinetoctl.web.http.security import WebSession
 from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest, redirect
 from kinetoctl.web.pages.baselines import baseline_of, baseline_values, comparison_command
-from kinetoctl.web.pages.capture_facts import facts, has_trace, running, status_of, target_facts
-from kinetoctl.web.pages.json_answers import hosts_answer, json_answer
-from kinetoctl.web.pages.page_context import WAIT_S, Asked, PageContext, ask, render
-from kinetoctl.web.pages.snapshot_page import only_snapshots, shows_snapshot
+from kinetoctl.web.pages.captures_page import facts, has_trace, running, status_of, target_facts
+from kinetoctl.web.pages.memory_page import only_snapshots, shows_snapshot
+from kinetoctl.web.pages.page_context import WAIT_S, Asked, PageContext, ask, hosts_answer, json_answer, render
+
+# A view belongs to the first group that one of whose words begins its name; all others are in the last one.
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "Where the time goes": ("overview", "time_causes", "step", "profiler_steps", "findings", "recommendations",
+                            "critical_path", "flame_graph", "annotation", "recordings", "settings", "not_recorded",
+                            "validate"),
+    "GPU": ("kernel", "operator_flops", "flops", "gpu", "idle", "temporal", "sm_", "tensor_core", "queue", "blocked",
+            "launch", "op_kernel", "cuda_graphs", "graph_", "memory_bandwidth", "counter", "roofline", "throttling",
+            "op_counters", "module_counters"),
+    "Memory": ("memory", "tensors"),
+    "Host and Python": ("operators", "modules", "call_tree", "python", "hot_lines", "thread", "process", "child",
+                        "data_loading", "frequent", "event"),
+    "Ranks and collectives": ("rank", "collective", "comm", "distributed", "stragglers"),
+    "Compared with a baseline": ("diff",),
+}  # fmt: skip
+OTHERS = "Others"
 
 
 def capture_page(context: PageContext, request: WebRequest, session: WebSession, capture_id: str) -> WebAnswer:
@@ -67,3 +83,17 @@ def capture_json(context: PageContext, _request: WebRequest, _session: WebSessio
 
 def _facts(first: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     return [(label, text) for label, text in first["facts"]] if first else []
+
+
+def grouped(catalog: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[dict[str, str]]]]:
+    """The views by group, each with its name and the first sentence of its description."""
+    groups: dict[str, list[dict[str, str]]] = {name: [] for name in (*GROUPS, OTHERS)}
+    for view in catalog:
+        groups[_group(view["name"])].append(
+            {"name": view["name"], "about": view_sentence(view["name"], view["description"])}
+        )
+    return [(name, views) for name, views in groups.items() if views]
+
+
+def _group(name: str) -> str:
+    return next((group for group, words in GROUPS.items() if name.startswith(words)), OTHERS)

@@ -1,17 +1,35 @@
 """The first page: the captures of the daemons, or the traces that the command line names."""
 
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from http import HTTPStatus
-from typing import Any
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
 
+from kineto_trace.base.quantities import format_duration
+from kineto_trace.store.upload_manifest import FLEET_LABEL
+
+from kinetoctl.client import enum_names
+from kinetoctl.client.tracing import has_ended
 from kinetoctl.errors import CliError
-from kinetoctl.web.http.sessions import WebSession
+from kinetoctl.options.trace_arguments import CAPTURE_ID
+from kinetoctl.output import units
+from kinetoctl.output.capture_summary import target_lines
+from kinetoctl.output.listing import commands, stored
+from kinetoctl.web.http.security import WebSession
 from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest
-from kinetoctl.web.pages.capture_facts import listed, row_of
-from kinetoctl.web.pages.json_answers import hosts_answer, json_answer
-from kinetoctl.web.pages.page_context import REFRESH_S, PageContext, render, with_help
+from kinetoctl.web.pages.page_context import REFRESH_S, PageContext, hosts_answer, json_answer, render, with_help
+
+if TYPE_CHECKING:
+    from kineto_protos.v1 import profiler_pb2 as pb
+
+    from kinetoctl.web.pages.daemons import OfHost
 
 MAX_CAPTURES = 100
+MAX_HOSTS = 300  # characters of their names
+_MIXED = "PARTIAL"
+_ELSEWHERE = ("analyse", "open with", "snapshot in")  # what is printed for terminals alone
 
 
 def captures_page(context: PageContext, request: WebRequest, session: WebSession) -> WebAnswer:
@@ -56,3 +74,97 @@ def captures_json(context: PageContext, _request: WebRequest, _session: WebSessi
     found = context.daemons.captures(MAX_CAPTURES)
     newest = [part for _, parts in listed(found.items)[:MAX_CAPTURES] for part in parts]
     return hosts_answer(found._replace(items=newest), "captures", several=context.daemons.several)
+
+
+def listed(found: "Sequence[OfHost[pb.Capture]]") -> "list[tuple[str, list[OfHost[pb.Capture]]]]":
+    """The captures, newest first, each with its id and its parts: those of one capture of many hosts are together."""
+    parts: dict[str, list[OfHost[pb.Capture]]] = {}
+    for each in sorted(found, key=lambda each: (-each.item.created_ns, each.place.host)):
+        fleet = each.item.spec.labels.get(FLEET_LABEL, "") if each.place.host else ""
+        parts.setdefault(fleet if CAPTURE_ID.fullmatch(fleet) else each.item.id, []).append(each)
+    return list(parts.items())
+
+
+def status_of(parts: "Sequence[OfHost[pb.Capture]]") -> str:
+    """The status of a capture: that of all its parts, or of one that has not ended."""
+    running_parts = [part.item for part in parts if not has_ended(part.item)]
+    found = {enum_names.capture_status(each.status) for each in running_parts or [part.item for part in parts]}
+    return found.pop() if len(found) == 1 else _MIXED
+
+
+def row_of(capture_id: str, parts: "Sequence[OfHost[pb.Capture]]") -> dict[str, Any]:
+    """A capture in the list."""
+    first = parts[0].item
+    targets = [target for part in parts for target in part.item.targets]
+    labels = dict(first.spec.labels)
+    if capture_id != first.id:
+        del labels[FLEET_LABEL]
+    return {
+        "id": capture_id,
+        "hosts": list(dict.fromkeys(part.place.host for part in parts)),
+        "status": status_of(parts),
+        "age": units.age(first.created_ns),
+        "age_s": max(0, time.time_ns() - first.created_ns) // 10**9,
+        "pids": [target.pid for target in targets],
+        "command": next((command for part in parts for command in commands(part.item)), ""),
+        "job": next((target.process.job_id for target in targets if target.process.job_id), ""),
+        "bytes": sum(stored(part.item) for part in parts),
+        "labels": ", ".join(f"{key}={labels[key]}" for key in sorted(labels)),
+    }
+
+
+def facts(parts: "Sequence[OfHost[pb.Capture]]") -> list[tuple[str, str]]:
+    """Figures of the whole capture."""
+    captures = [part.item for part in parts]
+    hosts = list(dict.fromkeys(part.place.host or part.item.host for part in parts))
+    made_ns = min(each.created_ns for each in captures)
+    found = [
+        ("host" if len(hosts) == 1 else "hosts", units.shortened(", ".join(hosts), MAX_HOSTS)),
+        ("made", units.moment(made_ns)),
+        ("processes", units.count(sum(len(each.targets) for each in captures))),
+        ("size", units.size(sum(map(stored, captures)))),
+    ]
+    if all(each.ended_ns for each in captures):
+        found.append(("took", format_duration(max(each.ended_ns for each in captures) - made_ns)))
+    labels = captures[0].spec.labels
+    found += [(f"label {key}", labels[key]) for key in sorted(labels)]
+    return found + ([("pinned", "yes")] if any(each.pinned for each in captures) else [])
+
+
+def target_facts(parts: "Sequence[OfHost[pb.Capture]]") -> list[dict[str, Any]]:
+    """Of each process: its verdict, and the lines that `kinetoctl captures show` prints of it."""
+    return [
+        {
+            "name": " ".join(filter(None, (part.place.host, enum_names.target(target)))),
+            "command": " ".join(target.process.command),
+            "state": _state(target),
+            "lines": _grouped(target_lines(part.item, target, {})),
+        }
+        for part in parts
+        for target in part.item.targets
+    ]
+
+
+def running(parts: "Sequence[OfHost[pb.Capture]]") -> bool:
+    """Whether a part of a capture has not ended."""
+    return not all(has_ended(part.item) for part in parts)
+
+
+def has_trace(parts: "Sequence[OfHost[pb.Capture]]") -> bool:
+    """Whether there is anything to analyse."""
+    return any(target.files for part in parts for target in part.item.targets)
+
+
+def _state(target: "pb.Target") -> str:
+    state = enum_names.target_state(target.state)
+    return enum_names.verdict(target.verdict) if state == "ENDED" else state
+
+
+def _grouped(lines: Iterable[tuple[str, str]]) -> list[tuple[str, list[str]]]:
+    """The lines by label; a line without one belongs to the label above it."""
+    labelled, label = [], ""
+    for name, text in lines:
+        label = name or label
+        if label not in _ELSEWHERE:
+            labelled.append((label, text))
+    return [(key, [text for _, text in group]) for key, group in groupby(labelled, key=lambda line: line[0])]

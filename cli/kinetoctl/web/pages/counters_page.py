@@ -2,12 +2,20 @@
 
 from typing import Any
 
-from kinetoctl.web.http.sessions import WebSession
+from kinetoctl.web.http.security import WebSession
 from kinetoctl.web.http.web_messages import WebAnswer, WebRequest
-from kinetoctl.web.pages.baselines import baseline_of, baseline_values, comparison_command
-from kinetoctl.web.pages.json_answers import data_address, results_answer
-from kinetoctl.web.pages.page_context import PageContext, ask, render
-from kinetoctl.web.pages.selectors import MAX_ROWS, rank_choices, row_limit, whole_number
+from kinetoctl.web.pages.baselines import baseline_of, baseline_values, comparison, comparison_command
+from kinetoctl.web.pages.page_context import (
+    MAX_ROWS,
+    PageContext,
+    ask,
+    data_address,
+    rank_choices,
+    render,
+    results_answer,
+    row_limit,
+    whole_number,
+)
 
 VIEW, SUMMARY = "counters", "counter_summary"
 VIEWS = (SUMMARY, VIEW)
@@ -21,14 +29,12 @@ def counters_page(context: PageContext, request: WebRequest, session: WebSession
     ranks = ask(lambda: context.ranks(context.library.find(trace_id)))
     asked = ask(lambda: context.results(trace_id, VIEWS, **arguments)) if ranks.documents else ranks
     documents = {document["view"]: document for document in asked.documents} if asked is not ranks else {}
-    name = context.name(trace_id)
     return render(
         "counters.html",
         context,
         request,
         session,
         id=trace_id,
-        name=name,
         ranks=rank_choices(ranks.documents),
         rank=request.first("rank"),
         limit=arguments["limit"],
@@ -37,7 +43,6 @@ def counters_page(context: PageContext, request: WebRequest, session: WebSession
         documents=documents,
         command=_command(context, request, trace_id),
         json=data_address(request, without=("limit",)),
-        headers=asked.headers,
     )
 
 
@@ -55,13 +60,11 @@ def _command(context: PageContext, request: WebRequest, trace_id: str) -> str:
 
 
 def _arguments(request: WebRequest, rows: int = 0) -> dict[str, Any]:
-    rank, baseline = whole_number(request, "rank"), baseline_of(request)
+    rank = whole_number(request, "rank")
     return {
         "rank": int(rank) if rank else None,
         "settings": SETTINGS,
         "drawings": {VIEW: {}},
         "limit": rows or row_limit(request),
-        "base": baseline.trace_id,
-        "base_rank": baseline.rank_number,
-        "compare": (SUMMARY,) if baseline.trace_id else (),
+        **comparison(request, (SUMMARY,)),
     }

@@ -1,4 +1,4 @@
-"""The daemons whose captures and processes the pages show: one here, those of a fleet in `shared.fleet_daemons`."""
+"""The daemons whose captures and processes the pages show: one here, those of a fleet in `shared.fleet_hosts`."""
 
 import shlex
 import uuid
@@ -9,7 +9,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetoctl.client.daemon_client import Client
-from kinetoctl.client.hosts.host_targets import Place
+from kinetoctl.client.host_targets import Place
 from kinetoctl.client.selection import Selection
 from kinetoctl.errors import NotFound
 

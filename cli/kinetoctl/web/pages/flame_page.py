@@ -6,12 +6,19 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlencode
 
-from kinetoctl.web.http.sessions import WebSession
+from kinetoctl.web.http.security import WebSession
 from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest
 from kinetoctl.web.pages.baselines import Baseline, baseline_of, baseline_values
-from kinetoctl.web.pages.json_answers import data_address, json_answer
-from kinetoctl.web.pages.page_context import WAIT_S, PageContext, ask, render
-from kinetoctl.web.pages.selectors import rank_choices, whole_number
+from kinetoctl.web.pages.page_context import (
+    WAIT_S,
+    PageContext,
+    ask,
+    data_address,
+    json_answer,
+    rank_choices,
+    render,
+    whole_number,
+)
 
 OF = {
     "ops": "operators",
@@ -90,7 +97,6 @@ def flame_page(context: PageContext, request: WebRequest, session: WebSession, t
         request,
         session,
         id=trace_id,
-        name=context.name(trace_id),
         fields=fields,
         ofs=list(OF.items()),
         orders=list(ORDERS.items()),
@@ -107,7 +113,6 @@ def flame_page(context: PageContext, request: WebRequest, session: WebSession, t
         whole=f"{request.path}?{urlencode([(name, value) for name, value in fields.items() if value])}",
         command=_command(context, asked_for),
         json=data_address(request),
-        headers=asked.headers,
     )
 
 

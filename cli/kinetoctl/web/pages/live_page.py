@@ -9,17 +9,14 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from kinetoctl.base.value_types import parse_positive_duration_ns
 from kinetoctl.client.selection import Selection
 from kinetoctl.errors import CliError
-from kinetoctl.output.cell_values import NOTHING
-from kinetoctl.output.lists.listing import ListColumn, shown_columns
-from kinetoctl.output.lists.process_table import PROCESSES, traceable
-from kinetoctl.web.http.sessions import WebSession
+from kinetoctl.output.listing import PROCESSES, ListColumn, shown_columns, traceable
+from kinetoctl.output.units import NOTHING
+from kinetoctl.web.http.security import WebSession
 from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest, redirect
 from kinetoctl.web.pages.daemons import HostsFound, OfHost
-from kinetoctl.web.pages.json_answers import hosts_answer
-from kinetoctl.web.pages.page_context import PageContext, render, with_help
+from kinetoctl.web.pages.page_context import PageContext, hosts_answer, render, with_help
 
 DEFAULT_DURATION = "5s"
-
 
 # Columns with figures: by what they are sorted.
 FIGURES: Mapping[str, Callable[[pb.Process], float | None]] = {
@@ -34,7 +31,7 @@ LONG, TRACE, UNTRACEABLE = "COMMAND", "TRACE", "no"
 
 
 class Cell(NamedTuple):
-    """One cell of the list. kind: number, long, status or empty; value: by what the column is sorted."""
+    """One cell of the list. kind: number, long, status or empty; value: the sort key."""
 
     text: str
     kind: str = ""

@@ -2,16 +2,30 @@
 
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-from kinetoctl.web.http.sessions import WebSession
+from kinetoctl.options.trace_arguments import SNAPSHOT_FORMAT, all_snapshots, has_snapshot
+from kinetoctl.web.http.security import WebSession
 from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest
-from kinetoctl.web.pages.baselines import baseline_of, baseline_values, comparison_command
-from kinetoctl.web.pages.json_answers import data_address, results_answer
-from kinetoctl.web.pages.page_context import PageContext, ask, render
-from kinetoctl.web.pages.selectors import MAX_ROWS, rank_choices, row_limit, whole_number
-from kinetoctl.web.pages.snapshot_page import shows_snapshot
+from kinetoctl.web.pages.baselines import baseline_of, baseline_values, comparison, comparison_command
+from kinetoctl.web.pages.page_context import (
+    MAX_ROWS,
+    WAIT_S,
+    PageContext,
+    ask,
+    data_address,
+    rank_choices,
+    render,
+    results_answer,
+    row_limit,
+    whole_number,
+)
+
+if TYPE_CHECKING:
+    from kineto_protos.v1 import profiler_pb2 as pb
+
+    from kinetoctl.web.pages.daemons import OfHost
 
 CURVE, SNAPSHOT, EVENTS, STATISTICS = "memory_curve", "memory_snapshot", "memory_events", "memory_statistics"
 COMPARED = ("memory_peak_blocks", STATISTICS)  # with those of a baseline
@@ -19,6 +33,8 @@ VIEWS = (CURVE, "memory_fragmentation", "memory_holders", SNAPSHOT, *COMPARED, E
 DRAWN = (CURVE, "memory_holders", SNAPSHOT)
 RESTRICTED = (STATISTICS, EVENTS)  # to the time from t0 to t1
 MAX_NS = (1 << 63) - 1
+SNAPSHOT_VIEWS = ("snapshot_devices", "snapshot_stacks", "snapshot_ooms")
+FIELDS = ("process", "segment", "block")
 
 
 def memory_page(context: PageContext, request: WebRequest, session: WebSession, trace_id: str) -> WebAnswer:
@@ -28,14 +44,12 @@ def memory_page(context: PageContext, request: WebRequest, session: WebSession, 
     ranks = ask(lambda: context.ranks(context.library.find(trace_id)))
     asked = ask(lambda: context.results(trace_id, VIEWS, **arguments)) if ranks.documents else ranks
     documents = {document["view"]: document for document in asked.documents} if asked is not ranks else {}
-    name = context.name(trace_id)
     return render(
         "memory.html",
         context,
         request,
         session,
         id=trace_id,
-        name=name,
         snapshot=shows_snapshot(context, trace_id, parts),
         ranks=rank_choices(ranks.documents),
         rank=request.first("rank"),
@@ -49,7 +63,6 @@ def memory_page(context: PageContext, request: WebRequest, session: WebSession, 
         spans=_spans(documents[EVENTS]["rows"]) if documents else [],
         command=_command(context, request, trace_id),
         json=data_address(request, without=("limit",)),
-        headers=asked.headers,
     )
 
 
@@ -69,7 +82,7 @@ def _command(context: PageContext, request: WebRequest, trace_id: str) -> str:
 
 
 def _arguments(request: WebRequest, rows: int = 0) -> dict[str, Any]:
-    rank, baseline, times = whole_number(request, "rank"), baseline_of(request), _times(request)
+    rank, times = whole_number(request, "rank"), _times(request)
     fields = {"start_ns": times["t0"], "end_ns": times["t1"], "at_ns": times["at"]}
     given = {name: value for name, value in fields.items() if value}
     settings = [("memory_curve.max_points", "1000")]
@@ -82,9 +95,7 @@ def _arguments(request: WebRequest, rows: int = 0) -> dict[str, Any]:
         "settings": settings,
         "drawings": {**{view: {} for view in DRAWN}, CURVE: {name: int(value) for name, value in given.items()}},
         "limit": rows or row_limit(request),
-        "base": baseline.trace_id,
-        "base_rank": baseline.rank_number,
-        "compare": COMPARED if baseline.trace_id else (),
+        **comparison(request, COMPARED),
     }
 
 
@@ -111,3 +122,61 @@ def _spans(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         {"curve": f"rank {row['rank']}, {row['device']}", "from": row["allocation_us"], "until": row["release_us"]}
         for row in rows
     ]
+
+
+def snapshot_page(context: PageContext, request: WebRequest, session: WebSession, trace_id: str) -> WebAnswer:
+    """The page of the snapshots of a capture or file. Raises WebError, and the client's errors."""
+    context.parts(trace_id)
+    limit = row_limit(request)
+    asked = ask(lambda: [_values(context, request, trace_id, limit, WAIT_S)])
+    found = asked.documents[0] if asked.documents else None
+    return render(
+        "snapshot.html",
+        context,
+        request,
+        session,
+        id=trace_id,
+        limit=limit,
+        chosen={field: request.first(field) for field in FIELDS},
+        asked=asked,
+        found=found,
+        documents={document["view"]: document for document in found["documents"]} if found else {},
+        command=context.command(
+            "report", *(word for view in SNAPSHOT_VIEWS for word in ("--view", view)), context.name(trace_id)
+        ),
+        json=data_address(request, without=("limit", "block")),
+    )
+
+
+def snapshot_json(context: PageContext, request: WebRequest, _session: WebSession, trace_id: str) -> WebAnswer:
+    """The results behind the page. Raises WebError, AnalysisFailed and the client's errors."""
+    context.parts(trace_id)
+    found = _values(context, request, trace_id, MAX_ROWS, context.settings.timeout_s)
+    return results_answer(found["documents"])
+
+
+def shows_snapshot(context: PageContext, trace_id: str, parts: "Sequence[OfHost[pb.Capture]]") -> bool:
+    """Whether there is a snapshot for the page. parts: of the capture; none of a file. Raises NotFound, Computing."""
+    if context.files:
+        return bool(context.library.snapshots(trace_id).paths)
+    return any(has_snapshot(part.item) for part in parts)
+
+
+def only_snapshots(context: PageContext, trace_id: str) -> bool:
+    """Whether a name of the command line stands for snapshots, and no trace. Raises NotFound."""
+    return all_snapshots(context.library.find(trace_id).paths)
+
+
+def _values(context: PageContext, request: WebRequest, trace_id: str, limit: int, wait_s: float) -> dict[str, Any]:
+    """What SnapshotJob.values returns. Raises WebError and what results raise."""
+    snapshots = context.library.snapshots(trace_id, wait_s)
+    if not snapshots.paths:
+        raise WebError(
+            HTTPStatus.NOT_FOUND,
+            f"there is no memory snapshot beside {context.name(trace_id)}: `kinetoctl memory` takes one, and so does "
+            "`kinetoctl trace --activities kernel,memory_snapshot`",
+        )
+    chosen = {field: request.first(field) for field in FIELDS}
+    job = {"job": "snapshot", "paths": snapshots.paths, "page": f"/c/{trace_id}/snapshot", "limit": limit, **chosen}
+    found: dict[str, Any] = context.queue.result(f"{SNAPSHOT_FORMAT} {snapshots.identity}", job, wait_s=wait_s)
+    return found

@@ -1,10 +1,14 @@
 """What pages are made of: the daemon, the traces, the analyses, the templates, and what all pages have in common."""
 
+import json
+import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 
 from jinja2 import Environment, PackageLoader
 from kineto_trace.html.templates import environment
@@ -12,21 +16,31 @@ from kineto_trace.html.templates import environment
 from kinetoctl.base.common_options import CommonOptions
 from kinetoctl.errors import CliError
 from kinetoctl.output import units
-from kinetoctl.output.cell_values import human
+from kinetoctl.output.console import plain
+from kinetoctl.output.units import human
 from kinetoctl.web.analyses.analysis_queue import Analyses, Computing
 from kinetoctl.web.analyses.trace_library import TraceLibrary, TraceSet
 from kinetoctl.web.analyses.worker_process import AnalysisFailed
-from kinetoctl.web.http.sessions import WebSession
-from kinetoctl.web.http.static_files import static_address
-from kinetoctl.web.http.web_messages import WebAnswer, WebRequest
+from kinetoctl.web.http.security import WebSession
+from kinetoctl.web.http.web_messages import CSV, JSON, WebAnswer, WebError, WebRequest, static_address
 from kinetoctl.web.pages.daemons import PROGRAM, Daemons, OfHost
-from kinetoctl.web.pages.timeline_links import places_of
 
 if TYPE_CHECKING:
     from kineto_protos.v1 import profiler_pb2 as pb
 
+    from kinetoctl.web.pages.daemons import HostsFound
+
 WAIT_S = 0.7  # for a result, before a page is shown without it and loads itself again
 REFRESH_S = "1"
+STARTS = ("start_ns", "time_ns")
+LENGTHS = ("duration_us", "step_us", "idle_us", "total_us")  # of what begins at such a time, in columns of the row
+LEAST_MARGIN_NS, MARGIN = 100_000, 0.25  # on either side, as in kineto_trace.conversion.time_cut
+NS_PER_US = 1000
+_PAGE = ("view", "total", "steps", "chart", "bars", "compared")  # of a result for a page, beside what a report has
+DEFAULT_ROWS, MAX_ROWS = 100, 20_000
+BARS, ALL_BARS, MAX_BARS = (24, 50, 100, 200), "all", 2000  # of a chart; a browser draws so many at once
+_NUMBER = re.compile(r"-?[0-9]{1,20}")  # times in ns have no more digits
+_SHOWN = 30  # characters of what is none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +158,39 @@ def _since(unix_s: float) -> str:
     return units.age(int(unix_s * 1e9)) if unix_s else ""
 
 
+def place_of(row: Mapping[str, Any], trace_id: str, rank: str = "") -> str:
+    """The address of the timeline at the place of a row; empty if the row does not say when it was.
+
+    rank: of the trace, if the row has none. A finding is shown where its operator, or its first kernel, ran longest.
+    """
+    own = row.get("rank")
+    of_rank = {"rank": own} if own is not None else {"rank": rank} if rank else {}
+    start = next((row[name] for name in STARTS if row.get(name)), None)
+    if start is not None:
+        length = next((row[name] for name in LENGTHS if row.get(name)), 0.0) * NS_PER_US
+        margin = max(LEAST_MARGIN_NS, int(MARGIN * length))
+        fields = {**of_rank, "t0": start - margin, "t1": start + int(length) + margin}
+    else:
+        name = _subject(row)
+        if not name:
+            return ""
+        fields = {**of_rank, "name": name}
+    return f"/c/{trace_id}/timeline?{urlencode(fields)}"
+
+
+def places_of(document: Mapping[str, Any], trace_id: str, rank: str = "") -> list[str]:
+    """The place of each row of a result; none at all if no row has one."""
+    found = [place_of(row, trace_id, rank) for row in document["rows"]]
+    return found if any(found) else []
+
+
+def _subject(row: Mapping[str, Any]) -> str:
+    """What a finding is about."""
+    if "finding" not in row:
+        return ""
+    return str(row.get("op") or next(iter(row.get("kernels") or []), ""))
+
+
 def _environment() -> Environment:
     made = environment(PackageLoader("kinetoctl.web.pages", "templates"))
     made.globals["static"] = static_address
@@ -157,8 +204,14 @@ _templates = _environment()
 
 
 def render(name: str, context: PageContext, request: WebRequest, session: WebSession, /, **values: Any) -> WebAnswer:
-    """A page from its template. headers: of the answer. unanswered: the hosts that are missing in what it shows."""
-    headers = values.pop("headers", {})
+    """A page from its template; `id`, if given, is that of the traces that it is about.
+
+    asked: what it waits for, if anything. headers: of the answer, in place of those of `asked`. unanswered: the hosts
+    that are missing in what it shows.
+    """
+    headers = values.pop("headers", values["asked"].headers if "asked" in values else {})
+    if "id" in values:
+        values = {"name": context.name(values["id"]), **values}
     unanswered = values.pop("unanswered", None)
     if unanswered is None:
         unanswered = context.daemons.unanswered(values.get("id", ""))
@@ -177,3 +230,71 @@ def render(name: str, context: PageContext, request: WebRequest, session: WebSes
 def plain_page(name: str, /, **values: Any) -> bytes:
     """A page outside of a session."""
     return _templates.get_template(name).render(**values).encode()
+
+
+def json_answer(value: Any) -> WebAnswer:
+    """Any plain value."""
+    content = json.dumps(value, ensure_ascii=False, allow_nan=False, indent=1)
+    return WebAnswer(content=content.encode("utf-8", "replace"), content_type=JSON)
+
+
+def hosts_answer(found: "HostsFound[Any]", name: str, *, several: bool) -> WebAnswer:
+    """The messages of daemons. several: with their hosts, under this name, and with the hosts that did not answer."""
+    if not several:
+        return json_answer([plain(each.item) for each in found.items])
+    items = [{**plain(each.item), "host": each.place.host, "address": each.place.address} for each in found.items]
+    return json_answer({name: items, "unanswered": [each._asdict() for each in found.unanswered]})
+
+
+def results_answer(documents: Sequence[Mapping[str, Any]]) -> WebAnswer:
+    """The results of views, as `kinetoctl report -o json` has them (docs/report.schema.json describes one)."""
+    every = [each for document in documents for each in (document, document.get("compared")) if each is not None]
+    return json_answer(
+        {each["view"]: {name: value for name, value in each.items() if name not in _PAGE} for each in every}
+    )
+
+
+def csv_answer(text: str, name: str) -> WebAnswer:
+    """A table that the browser saves as `name`.csv."""
+    headers = {"Content-Disposition": f'attachment; filename="{name}.csv"'}
+    return WebAnswer(content=text.encode(), content_type=CSV, headers=headers)
+
+
+def data_address(request: WebRequest, without: Sequence[str] = (), suffix: str = ".json") -> str:
+    """Where the values behind this page are in that form, with its fields but for those in `without`."""
+    kept = [(key, value) for key, value in request.query if value and key not in without]
+    return f"{request.path}{suffix}" + (f"?{urlencode(kept)}" if kept else "")
+
+
+def whole_number(request: WebRequest, name: str) -> str:
+    """A field that is a whole number; empty if it is missing. Raises WebError."""
+    text = request.first(name)
+    if text and not _NUMBER.fullmatch(text):
+        raise WebError(HTTPStatus.BAD_REQUEST, f"{name} is a whole number, not {text[:_SHOWN]!r}")
+    return text
+
+
+def row_limit(request: WebRequest, rows: int = DEFAULT_ROWS) -> int:
+    """How many rows a table may have, from the field `limit`. Raises WebError."""
+    return min(MAX_ROWS, max(1, int(whole_number(request, "limit") or rows)))
+
+
+def word(request: WebRequest, name: str, known: Sequence[str]) -> str:
+    """A field that is one of a few words; empty if it is missing. Raises WebError, which names them."""
+    text = request.first(name)
+    if text and text not in known:
+        meant = f"one of {', '.join(known)}" if known else "not for this page"
+        raise WebError(HTTPStatus.BAD_REQUEST, f"{name} is {meant}; got {text[:_SHOWN]!r}")
+    return text
+
+
+def bar_limit(request: WebRequest) -> int:
+    """How many bars a chart may have, from the field `bars`. Raises WebError."""
+    if request.first("bars") == ALL_BARS:
+        return MAX_BARS
+    return min(MAX_BARS, max(1, int(whole_number(request, "bars") or BARS[0])))
+
+
+def rank_choices(ranks: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """The ranks of the traces for a selector."""
+    return [(str(each["rank"]), f"{each['rank']} ({each['name']})") for each in ranks]

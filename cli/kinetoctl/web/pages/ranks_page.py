@@ -3,12 +3,10 @@
 from http import HTTPStatus
 from typing import Any
 
-from kinetoctl.web.http.sessions import WebSession
+from kinetoctl.web.http.security import WebSession
 from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest
-from kinetoctl.web.pages.baselines import baseline_of, baseline_values, comparison_command
-from kinetoctl.web.pages.json_answers import data_address, results_answer
-from kinetoctl.web.pages.page_context import PageContext, ask, render
-from kinetoctl.web.pages.selectors import MAX_ROWS, row_limit
+from kinetoctl.web.pages.baselines import baseline_of, baseline_values, comparison, comparison_command
+from kinetoctl.web.pages.page_context import MAX_ROWS, PageContext, ask, data_address, render, results_answer, row_limit
 
 VIEWS = ("rank_steps", "ranks", "collective_summary")
 VALUES = (("step_us", "length of the step"), ("waiting_us", "time waiting for other ranks"))
@@ -21,14 +19,12 @@ def ranks_page(context: PageContext, request: WebRequest, session: WebSession, t
     asked = ask(lambda: context.results(trace_id, VIEWS, **arguments))
     known = ask(lambda: context.ranks(context.library.find(trace_id)))
     documents = {document["view"]: document for document in asked.documents}
-    name = context.name(trace_id)
     return render(
         "ranks.html",
         context,
         request,
         session,
         id=trace_id,
-        name=name,
         values=VALUES,
         value=value,
         ranks=request.first("rank"),
@@ -40,7 +36,6 @@ def ranks_page(context: PageContext, request: WebRequest, session: WebSession, t
         stepless=documents.get("rank_steps", {}).get("steps") == ["all"],
         command=_command(context, request, trace_id),
         json=data_address(request, without=("limit",)),
-        headers=asked.headers,
     )
 
 
@@ -71,11 +66,5 @@ def _arguments(request: WebRequest, trace_id: str, rows: int = 0) -> dict[str, A
         "steps": request.first("step"),
         "page": f"/c/{trace_id}",
     }
-    baseline = baseline_of(request)
-    return {
-        "drawings": {VIEWS[0]: drawing},
-        "limit": rows or row_limit(request),
-        "base": baseline.trace_id,
-        "base_rank": baseline.rank_number,
-        "compare": VIEWS if baseline.trace_id else (),
-    }
+    limit = rows or row_limit(request)
+    return {"drawings": {VIEWS[0]: drawing}, "limit": limit, **comparison(request, VIEWS)}

@@ -5,12 +5,19 @@ from typing import Any
 from urllib.parse import urlencode
 
 from kinetoctl.errors import CliError
-from kinetoctl.web.http.sessions import WebSession
+from kinetoctl.web.http.security import WebSession
 from kinetoctl.web.http.web_messages import WebAnswer, WebRequest
-from kinetoctl.web.pages.capture_facts import listed
-from kinetoctl.web.pages.captures_page import MAX_CAPTURES
-from kinetoctl.web.pages.json_answers import csv_answer, data_address, results_answer
-from kinetoctl.web.pages.page_context import WAIT_S, Asked, PageContext, ask, render
+from kinetoctl.web.pages.captures_page import MAX_CAPTURES, listed
+from kinetoctl.web.pages.page_context import (
+    WAIT_S,
+    Asked,
+    PageContext,
+    ask,
+    csv_answer,
+    data_address,
+    render,
+    results_answer,
+)
 
 EXAMPLE = (
     "SELECT name, count(*) AS calls, sum(duration_ns) AS total_ns\nFROM events GROUP BY 1 ORDER BY 3 DESC LIMIT 20"
@@ -40,7 +47,6 @@ def sql_page(context: PageContext, request: WebRequest, session: WebSession) -> 
         command=context.command("query", sql, context.name(trace_id)),
         json=data_address(request),
         csv=data_address(request, suffix=".csv"),
-        headers=asked.headers,
     )
 
 

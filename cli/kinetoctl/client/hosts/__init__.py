@@ -1,1 +1,0 @@
-"""Finds the daemons that a list of hosts, a Slurm job or Kubernetes pods stand for."""

@@ -1,1 +1,0 @@
-"""The commands of `kinetoctl captures`, which work on stored and running captures."""

@@ -1,1 +1,0 @@
-"""Reads the configuration of another profiler's daemon and writes kinetod's: flags, unit file, what became of each."""

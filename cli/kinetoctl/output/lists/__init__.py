@@ -1,1 +1,0 @@
-"""Lists of processes and captures, printed once or kept up to date."""
