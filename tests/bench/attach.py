@@ -30,11 +30,11 @@ from typing import Protocol
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / part) for part in ("tests", "agent", "daemon", "protos")]
 
+from campaign.attach_targets.control import LAPS  # noqa: E402
+from campaign.parts.attach_harness import Ended, RunningTarget, version_of  # noqa: E402
 from kinetod.attach.attach_types import AttachError, Bootstrap, Deadline  # noqa: E402
 from kinetod.attach.methods.pending_call import PendingCall  # noqa: E402
 from kinetod.attach.policy.preconditions import suitable_image  # noqa: E402
-from support.attach_targets.control import LAPS  # noqa: E402
-from support.campaigns.attach_harness import Ended, RunningTarget, version_of  # noqa: E402
 from support.targets.attachers import HelperAttacher  # noqa: E402
 from support.waiting import until  # noqa: E402
 

@@ -30,14 +30,14 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from kineto_agent.protocol.records import SPACE_OP_NAME
-from kineto_trace.decode.cupti import cupti_records
-from kineto_trace.decode.cupti.cupti_layouts import LAYOUTS
-from kineto_trace.decode.time_window import whole_extent
+from kineto_trace.decode import cupti_records
+from kineto_trace.decode.cupti_layouts import LAYOUTS
+from kineto_trace.decode.iterations import whole_extent
 from kineto_trace.decode.torch import kineto_json, torch_ops
 from kineto_trace.formats.chrome.chrome_writer import write_chrome
 from kineto_trace.formats.perfetto.perfetto_reader import load_perfetto
 from kineto_trace.formats.perfetto.perfetto_writer import write_perfetto
-from kineto_trace.formats.shared.text_sinks import GzipSink, TextSink
+from kineto_trace.formats.text_sinks import GzipSink, TextSink
 from kineto_trace.model.trace import StringTable, Table, Trace
 from kineto_trace.spool import raw_records
 from kineto_trace.spool.raw_records import Chunk, RawSource

@@ -21,12 +21,11 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.traces import cpu
-from kineto_trace.analysis.memory.tensor_ids import tensor_ids
+from kineto_trace.analysis.tensor_views import tensor_ids
 from kineto_trace.model.trace import Table, make_table
-from kineto_trace.structure.attribution import attribute
+from kineto_trace.structure.attribution import attribute, gpu_annotations
 from kineto_trace.structure.event_tree import build
 from kineto_trace.structure.fwd_bwd import forward_backward
-from kineto_trace.structure.gpu_annotations import gpu_annotations
 
 THREADS = 4
 MAX_DEPTH = 12

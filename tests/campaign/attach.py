@@ -18,11 +18,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / part) for part in ("tests", "agent", "daemon", "protos")]
 
-from support.attach_targets.asleep import INTERRUPTED_CALLS, PYTHON_CALLS, RAW_CALLS  # noqa: E402
-from support.attach_targets.limits import KINDS as LIMITS  # noqa: E402
-from support.attach_targets.limits import NEEDS  # noqa: E402
-from support.campaigns.attach_harness import Row, campaign, edges, machine_library, pythons, table  # noqa: E402
-from support.campaigns.attach_kills import kill_moments  # noqa: E402
+from campaign.attach_targets.asleep import INTERRUPTED_CALLS, PYTHON_CALLS, RAW_CALLS  # noqa: E402
+from campaign.attach_targets.limits import KINDS as LIMITS  # noqa: E402
+from campaign.attach_targets.limits import NEEDS  # noqa: E402
+from campaign.parts.attach_harness import Row, campaign, edges, machine_library, pythons, table  # noqa: E402
+from campaign.parts.attach_kills import kill_moments  # noqa: E402
 from support.targets.attachers import HelperAttacher  # noqa: E402
 
 MOST_S = 0.08  # from the start or to the end of a process

@@ -10,7 +10,7 @@ import sys
 import warnings
 from pathlib import Path
 
-from kineto_trace.analysis.causes.cause_views import time_causes_view
+from kineto_trace.analysis.cause_views import time_causes_view
 from kineto_trace.analysis.findings.finding_views import findings_view
 from kineto_trace.catalog.view_catalog import VIEWS
 from kineto_trace.errors import TraceError

@@ -24,7 +24,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from support.campaigns.goals import Goal
+from campaign.parts.goals import Goal
 from support.machine.namespaces import Namespace, NoNamespaces, namespaces
 from support.machine.shifted_clock import ShiftedClock
 from support.peers.certificates import Authority, write_server_files

@@ -17,8 +17,7 @@ from pathlib import Path
 
 import numpy as np
 from kineto_trace.analysis.diff import diff_views
-from kineto_trace.analysis.diff.step_noise import ERROR_RATE
-from kineto_trace.analysis.diff.step_samples import StepSamples
+from kineto_trace.analysis.diff.step_noise import ERROR_RATE, StepSamples
 from kineto_trace.model.context import Context
 from kineto_trace.open.trace_opener import open_trace
 from kineto_trace.view_api.view import View

@@ -22,7 +22,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from support.campaigns.exec_race import ADA, BOB, ROOT_DAEMON, WITH_HELPER, Race
+from campaign.parts.exec_race import ADA, BOB, ROOT_DAEMON, WITH_HELPER, Race
 from support.service.stepped import DAEMON_STEPS
 
 LONGEST_S = 0.25  # from the request to the end of a capture

@@ -20,8 +20,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from support.campaigns.faults import Site, site
-from support.campaigns.faults_host import (
+from campaign.parts.faults import Site, site
+from campaign.parts.faults_host import (
     fill_disk,
     on_small_disk,
     remove_sockets,
@@ -29,8 +29,8 @@ from support.campaigns.faults_host import (
     set_clock,
     with_own_clock,
 )
-from support.campaigns.faults_kills import KILLS
-from support.campaigns.faults_peers import silent_connections, slow_agent, slow_client, with_short_deadline
+from campaign.parts.faults_kills import KILLS
+from campaign.parts.faults_peers import silent_connections, slow_agent, slow_client, with_short_deadline
 
 MOMENTS = 200
 WARM_UP = 4

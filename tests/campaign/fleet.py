@@ -29,10 +29,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import grpc
-from google.protobuf import json_format
-from kineto_protos.v1 import profiler_pb2 as pb
-from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
-from support.campaigns.fleet import (
+from campaign.parts.fleet import (
     ABSENT,
     FAR,
     FINE,
@@ -45,7 +42,10 @@ from support.campaigns.fleet import (
     FleetHost,
     running_fleet,
 )
-from support.campaigns.goals import Goal
+from campaign.parts.goals import Goal
+from google.protobuf import json_format
+from kineto_protos.services import ProfilerStub
+from kineto_protos.v1 import profiler_pb2 as pb
 from support.machine.usage import peak_rss_bytes
 from support.service.cli import environment, kinetoctl
 from support.service.daemon import watch_to_end
@@ -111,7 +111,7 @@ def trace(fleet: Fleet, folder: Path) -> Client:
 def captures_of(host: FleetHost, label: str) -> list[pb.Capture]:
     """What the host's own daemon reports of the client's capture, once the capture has ended there."""
     with grpc.insecure_channel(host.address) as channel:
-        stub = ProfilerStub(channel)  # type: ignore[no-untyped-call]  # generated code
+        stub = ProfilerStub(channel)
         request = pb.ListCapturesRequest(labels={"kineto.fleet": label})
         return [
             watch_to_end(stub, capture.id, LATE_S) for capture in stub.ListCaptures(request, timeout=LATE_S).captures

@@ -3,9 +3,9 @@
     python tests/campaign/gaps.py [--program NAME ...] [--python EXECUTABLE ...] [--used-s 20] [--after-s 60]
     python tests/campaign/gaps.py --options "--duration 2s --with-modules" -- ./my_program ARGUMENTS
 
-Without a command: each program of support.attach_targets.later (about 80), on every Python of this machine; it has used
-some seconds of processor time when it is traced, and then does for the first time what its name says. A command of
-your own keeps its gaps in the page that $KINETO_TESTS_PAGE names (support.attach_targets.control.Control does it) and
+Without a command: each program of campaign.attach_targets.later (about 80), on every Python of this machine; it has
+used some seconds of processor time when it is traced, and then does for the first time what its name says. A command of
+your own keeps its gaps in the page that $KINETO_TESTS_PAGE names (campaign.attach_targets.control.Control does it) and
 ends when the page says so. Prints a table in ms, the twin's figures in brackets. The exit status is 1 if a program
 behaved otherwise than its twin, or if a time exceeded the twin's by more than the bound in each of several tries.
 """
@@ -19,9 +19,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / part) for part in ("tests", "agent", "daemon", "protos", "cli")]
 
-from support.attach_targets import later  # noqa: E402
-from support.campaigns.attach_harness import machine_library, pythons, version_of  # noqa: E402
-from support.campaigns.gaps import Pair, possible, table, watch, watch_once  # noqa: E402
+from campaign.attach_targets import later  # noqa: E402
+from campaign.parts.attach_harness import machine_library, pythons, version_of  # noqa: E402
+from campaign.parts.gaps import Pair, possible, table, watch, watch_once  # noqa: E402
 from support.service.daemon import Daemon, running_daemon  # noqa: E402
 
 

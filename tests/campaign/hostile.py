@@ -30,12 +30,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import grpc
+from campaign.parts import hostile_floods
+from campaign.parts.goals import Goal
 from google.protobuf.message import Message
 from kineto_protos.v1 import profiler_pb2 as pb
 from kinetod.probe import Unwell, ask_daemon
 from support.agent.scripted_agent import RemoteAgent
-from support.campaigns import hostile_floods
-from support.campaigns.goals import Goal
 from support.service.calls_as import OK, CallsAs, plain_python
 from support.service.daemon import Daemon, running_daemon
 

@@ -27,14 +27,14 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import grpc
+from campaign.parts.client_load import Captures, Plan
+from campaign.parts.goals import Goal
+from kineto_protos.services import ProfilerStub
 from kineto_protos.v1 import profiler_pb2 as pb
-from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
-from support.campaigns.goals import Goal
 from support.machine.control_groups import CpuGroup, cpu_group
 from support.machine.descriptors import open_files
 from support.machine.native import fake_cupti
 from support.machine.usage import Sampler, children, cpu_ns, peak_rss_bytes, rss_bytes
-from support.service.client_load import Captures, Plan
 from support.service.daemon import REPOSITORY, Daemon, running_daemon
 from support.targets.programs import ready_pids
 from support.waiting import until
@@ -117,7 +117,7 @@ def ask_steadily(address: str) -> int:
 
     threading.Thread(target=await_end, name="end", daemon=True).start()
     with grpc.insecure_channel(address) as channel:
-        stub = ProfilerStub(channel)  # type: ignore[no-untyped-call]  # generated code
+        stub = ProfilerStub(channel)
         next_at = time.monotonic()
         while not over.wait(max(0.0, next_at - time.monotonic())):
             next_at = max(next_at + LIST_PERIOD_S, time.monotonic())

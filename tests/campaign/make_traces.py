@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from kineto_trace.conversion.target_conversion import convert_target
 from kineto_trace.errors import FileError
 from kineto_trace.formats.chrome.chrome_writer import write_chrome
-from kineto_trace.formats.shared.text_sinks import GzipSink
+from kineto_trace.formats.text_sinks import GzipSink
 from kineto_trace.formats.trace_export import export_trace
 from kineto_trace.open.trace_opener import open_trace
 from support.trace_files.h200 import make_spool, recording

@@ -20,9 +20,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / part) for part in ("tests", "agent", "daemon", "protos", "deploy/supply")]
 
+from campaign.parts.booted import CannotBoot, Machine, machine  # noqa: E402
 from pinned.pins import RUNTIME, normal, read  # noqa: E402
 from pinned.sbom import digest_of  # noqa: E402
-from support.machine.booted import CannotBoot, Machine, machine  # noqa: E402
 from support.waiting import until  # noqa: E402
 
 UNITS = ("kinetod.service", "kinetod-attach.socket")

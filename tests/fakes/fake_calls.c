@@ -25,6 +25,12 @@ uint64_t fake_now_ns(void) {
     return (uint64_t)now.tv_sec * NS_PER_S + (uint64_t)now.tv_nsec;
 }
 
+void fake_wait_ms(const long *delay_ms) {
+    for (long passed_ms = 0; passed_ms < __atomic_load_n(delay_ms, __ATOMIC_RELAXED); passed_ms++) {
+        usleep(1000);
+    }
+}
+
 /* The buffer that the calling thread writes into. */
 struct filled *fake_current(void) {
     static uint32_t threads;
@@ -50,7 +56,8 @@ static void notify(uint32_t domain, uint32_t cbid, int site, uint32_t correlatio
     if (callback == NULL) {
         return;
     }
-    const struct callback_data data = {.site = site, .correlation = correlation, .result = &succeeded};
+    const struct callback_data data = {
+        .site = site, .correlation = correlation, .result = &succeeded, .context = (void *)fake.context};
     fake_in_exit += site;
     callback(user, domain, cbid, &data);
     fake_in_exit -= site;
@@ -220,4 +227,64 @@ uint32_t fake_sync(uint32_t stream) {
     fake_lock();
     fake_put(SYNC, &sync, sizeof sync);
     return end(&call);
+}
+
+/* ---- many threads at once ---- */
+
+/* Without the one lock of the rest, as fast as CUPTI does it: the subscriber's callbacks, and a record in a buffer of the
+ * thread's own. What a thread has no buffer for is dropped, as CUPTI does from CUDA 12.9 on. */
+static void put_own(struct filled *own, const struct kernel *kernel, size_t *dropped) {
+    size_t records = 0;
+    if (own->buffer != NULL && own->size - own->valid < sizeof *kernel) {
+        fake.completed(NULL, 0, own->buffer, own->size, own->valid);
+        own->buffer = NULL;
+    }
+    if (own->buffer == NULL) {
+        own->valid = 0;
+        fake.requested(&own->buffer, &own->size, &records);
+    }
+    if (own->buffer == NULL) {
+        (*dropped)++;
+        return;
+    }
+    memcpy(own->buffer + own->valid, kernel, sizeof *kernel);
+    own->valid += sizeof *kernel;
+}
+
+static void *launch_all(void *launches) {
+    struct filled own = {NULL, 0, 0};
+    size_t dropped = 0;
+    struct kernel kernel = {.kind = KERNEL, .context = 1, .stream = 7, .name = "storm"};
+    for (uintptr_t i = 0; i < (uintptr_t)launches; i++) {
+        kernel.correlation = __atomic_add_fetch(&fake.correlation, 1, __ATOMIC_RELAXED);
+        kernel.start = fake_now_ns();
+        kernel.end = kernel.start + 1000;
+        for (int site = 0; fake.call_on[DOMAIN_RUNTIME][LAUNCH] && site < 2; site++) {
+            const struct callback_data data = {.site = site, .correlation = kernel.correlation};
+            fake.callback(fake.callback_user, DOMAIN_RUNTIME, LAUNCH, &data);
+        }
+        put_own(&own, &kernel, &dropped);
+    }
+    if (own.buffer != NULL) {
+        fake.completed(NULL, 0, own.buffer, own.size, own.valid);
+    }
+    fake_lock();
+    fake.dropped += dropped;
+    fake.dropped_total += dropped;
+    fake_unlock();
+    return NULL;
+}
+
+/* Returns how many of the threads there were. */
+uint32_t fake_storm(uint32_t threads, uint32_t launches) {
+    pthread_t all[THREADS];
+    uint32_t begun = 0;
+    while (begun < threads && begun < THREADS &&
+           pthread_create(&all[begun], NULL, launch_all, (void *)(uintptr_t)launches) == 0) {
+        begun++;
+    }
+    for (uint32_t i = 0; i < begun; i++) {
+        pthread_join(all[i], NULL);
+    }
+    return begun;
 }

@@ -8,8 +8,9 @@ the device. It calls `kineto_agent.step()` where there is such a function.
 
 It prints one line of JSON, {"ready": true, "pid": …, "cupti": …}, after its first step. Every line on its
 standard input is answered: "counts" by one line with what the fake has written and dropped so far, "profile" (one
-step under a profiler of its own) by the number of kernels in its profile; "stop" ends the loop. At the end a last
-line with the counts is printed.
+step under a profiler of its own) by the number of kernels in its profile; "KEY VALUE" programs a fault of the fake;
+"stop" ends the loop. At the end a last line with the counts is printed. With
+--gate FIFO every wait of the fake ends once somebody has opened that to write.
 """
 
 import argparse
@@ -115,6 +116,10 @@ class App:
                 self.cuda.kineto_begin()
                 self.step()
                 self.say(kernels=self.cuda.kineto_end())
+            elif " " in line:
+                key, value = line.split()
+                self.cuda.set(key, int(value))
+                self.say(set=key)
             elif line == "stop":
                 return True
         return False
@@ -136,6 +141,13 @@ class App:
         self.say(**counts(self.cuda, self.steps))
 
 
+def end_waits(cuda: FakeCuda, gate: str) -> None:
+    """On a thread of its own: the main one may stand in the fake."""
+    Path(gate).read_bytes()
+    for key in ("finalize_delay_ms", "subscribe_delay_ms"):
+        cuda.set(key, 0)
+
+
 def main() -> int:
     """Read the command line and run."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
@@ -145,7 +157,12 @@ def main() -> int:
     parser.add_argument("--kernels-per-step", type=int, default=30)
     parser.add_argument("--kernel-us", type=int, default=20, help="simulated duration of a kernel in µs")
     parser.add_argument("--threads", type=int, default=1, help="threads that launch, each on its own stream")
-    App(parser.parse_args()).run()
+    parser.add_argument("--gate", help="a FIFO: once it is opened to write, the fake's waits end")
+    options = parser.parse_args()
+    app = App(options)
+    if options.gate:
+        threading.Thread(target=end_waits, args=(app.cuda, options.gate), daemon=True).start()
+    app.run()
     return 0
 
 

@@ -5,7 +5,7 @@
  * With arguments, a thread of its own calls kc_serve of the library COLLECTOR with the inherited descriptor SOCKET;
  * without, nobody has prepared it. It prints "ready" after its first kernels and answers each line on its standard
  * input: "counts" by "launched N finalized N misused N", "threads" by their names, "fork" by the pid of a child that
- * waits for the end of its own standard input, "pause" and "resume" by their names. It exits with 0 at "exit" and at
+ * waits for the end of its own standard input, "pause" and "resume" by their names, "set KEY VALUE" (fake_set) by itself. It exits with 0 at "exit" and at
  * the end of its input. A second thread sleeps in poll(2), as servers have them.
  */
 #define _GNU_SOURCE
@@ -83,6 +83,8 @@ static void fork_child(void) {
 
 /* False at the end. */
 static bool obey(char *line, uint64_t launched, bool *paused) {
+    char key[32];
+    long value;
     line[strcspn(line, "\n")] = 0;
     if (strcmp(line, "counts") == 0) {
         printf("launched %llu finalized %llu misused %llu\n", (unsigned long long)launched,
@@ -94,6 +96,8 @@ static bool obey(char *line, uint64_t launched, bool *paused) {
     } else if (strcmp(line, "pause") == 0 || strcmp(line, "resume") == 0) {
         *paused = line[0] == 'p';
         printf("%s\n", line);
+    } else if (sscanf(line, "set %31s %ld", key, &value) == 2) {
+        printf("%s\n", fake_set(key, value) == 0 ? line : "unknown");
     } else {
         return false;
     }

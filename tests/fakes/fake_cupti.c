@@ -15,6 +15,7 @@
 #define _GNU_SOURCE
 #include "fake_internal.h"
 
+#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -148,10 +149,23 @@ void fake_put(uint32_t kind, const void *record, size_t have) {
 
 /* Each of the real library's begins with a call of its own, too. */
 __attribute__((noinline)) static void begin(void) {
-    const long delay_ms = __atomic_load_n(&fake.enter_delay_ms, __ATOMIC_RELAXED);
     __atomic_fetch_add(&fake.entered, 1, __ATOMIC_SEQ_CST);
-    if (delay_ms > 0) {
-        usleep((useconds_t)delay_ms * 1000);
+    fake_wait_ms(&fake.enter_delay_ms);
+}
+
+/* As for a lock of the driver, which threads that launch without a pause leave to nobody else. */
+static void wait_for_launches(void) {
+    unsigned (*launched)(void) = NULL;
+    void *driver = fake.starved == 0 ? NULL : dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+    if (driver != NULL) {
+        *(void **)&launched = dlsym(driver, "fake_driver_launched");
+    }
+    while (launched != NULL && __atomic_load_n(&fake.starved, __ATOMIC_RELAXED) != 0) {
+        const unsigned before = launched();
+        usleep(2000);
+        if (launched() == before) {
+            return;
+        }
     }
 }
 
@@ -256,11 +270,10 @@ int cuptiActivityDisable(uint32_t kind) {
     return 0;
 }
 
-/* Blocks until every buffer is with the client, like CUPTI. A delay ends early once it is set to 0. */
+/* Blocks until every buffer is with the client, like CUPTI. */
 int cuptiActivityFlushAll(uint32_t flag) {
-    for (long passed_ms = 0; flag == 1 && passed_ms < __atomic_load_n(&fake.flush_delay_ms, __ATOMIC_RELAXED);
-         passed_ms++) {
-        usleep(1000);
+    if (flag == 1) {
+        fake_wait_ms(&fake.flush_delay_ms);
     }
     fake_lock();
     if (fake.completed == NULL) {
@@ -317,6 +330,8 @@ int cuptiActivityGetNextRecord(uint8_t *buffer, size_t valid, void **record) {
 
 int cuptiSubscribe(void **subscriber, callback_fn callback, void *user) {
     begin();
+    fake_wait_ms(&fake.subscribe_delay_ms);
+    wait_for_launches();
     if (fake.subscribe_result != 0) {
         return (int)fake.subscribe_result;
     }
@@ -374,6 +389,8 @@ int cuptiEnableCallback(uint32_t enable, void *subscriber, uint32_t domain, uint
 
 int cuptiFinalize(void) {
     begin();
+    fake_wait_ms(&fake.finalize_delay_ms);
+    wait_for_launches();
     fake_lock();
     if (fake.finalize_result != 0) {
         fake_unlock();
@@ -421,10 +438,14 @@ static const struct {
     {"enable_delay_ms", &fake.enable_delay_ms},
     {"enter_delay_ms", &fake.enter_delay_ms},
     {"finalize_result", &fake.finalize_result},
+    {"finalize_delay_ms", &fake.finalize_delay_ms},
+    {"subscribe_delay_ms", &fake.subscribe_delay_ms},
+    {"starved", &fake.starved},
     {"drop_at_finalize", &fake.drop_at_finalize},
     {"return_at_finalize", &fake.return_at_finalize},
     {"graph_recorded", &fake.graph_recorded},
     {"newer_than_driver", &fake.newer_than_driver},
+    {"context", &fake.context},
     {"per_thread", &fake.per_thread},
 };
 

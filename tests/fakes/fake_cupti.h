@@ -6,7 +6,7 @@
 
 /* Programmable: version, subscribe_result, refuse_kind (with refuse_result), drop_next, extra_kernel_bytes,
  * one_wide_kernel, hold_a_buffer, names_result, flush_delay_ms, enable_delay_ms (of Kineto), enter_delay_ms (of what
- * takes CUPTI into use), finalize_result, drop_at_finalize, return_at_finalize (of the buffer that it holds),
+ * takes CUPTI into use), finalize_result, finalize_delay_ms, subscribe_delay_ms, starved (both, while launches go on), drop_at_finalize, return_at_finalize (of the buffer that it holds),
  * graph_recorded, newer_than_driver. -1 for an unknown key. */
 int fake_set(const char *key, long value);
 
@@ -21,6 +21,8 @@ uint32_t fake_driver_launch(const char *name, uint64_t duration_ns, uint32_t str
 uint32_t fake_sync(uint32_t stream); /* waits until the stream's work is over */
 /* `count` kernels of one name, each launched as by fake_launch. */
 void fake_launch_many(const char *name, uint32_t count, uint64_t duration_ns, uint32_t stream);
+/* On each of so many threads, all at once, while kernels are recorded. */
+uint32_t fake_storm(uint32_t threads, uint32_t launches);
 
 uint64_t fake_written(uint32_t kind); /* records put into buffers since the library was loaded */
 uint64_t fake_entered(void);          /* how often it was taken into use, or was about to be */

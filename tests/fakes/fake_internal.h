@@ -135,8 +135,9 @@ struct fake {
     uint32_t correlation;
     long version, subscribe_result, refuse_kind, refuse_result, drop_next, extra_kernel_bytes, one_wide_kernel;
     long hold_a_buffer, names_result, flush_delay_ms, enable_delay_ms, enter_delay_ms, finalize_result,
-        drop_at_finalize, return_at_finalize;
+        finalize_delay_ms, subscribe_delay_ms, starved, drop_at_finalize, return_at_finalize;
     long graph_recorded;    /* a graph was launched while the device's activities were enabled */
+    long context;           /* of all calls, as their callbacks tell it */
     long per_thread;        /* buffers, as CUPTI has them from 12.4 on */
     long newer_than_driver; /* CUPTI names a call that the driver does not have */
 };
@@ -144,6 +145,7 @@ extern struct fake fake;
 
 extern _Thread_local int fake_in_exit; /* depth of exit callbacks on this thread */
 
+void fake_wait_ms(const long *delay_ms); /* ends early once the delay is set to 0 */
 uint64_t fake_now_ns(void);
 void fake_take_time(void); /* in cuptiActivityEnable */
 /* The buffer that the calling thread writes into. */

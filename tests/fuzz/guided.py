@@ -6,7 +6,7 @@ import random
 import sys
 from collections.abc import Callable
 
-from support.fuzz.mutate import damaged
+from fuzz.mutate import damaged
 
 CODEC_VARIABLE = "FUZZ_CODEC"  # the codec with sanitizers
 OWN_SHARE = 0.5  # of changes that the target makes itself, where it knows the grammar

@@ -3,7 +3,7 @@
 import json
 import random
 
-from support.fuzz import mutate
+from fuzz import mutate
 
 MARK = b"\n\xfe\xfdPART\xfc\n"
 

@@ -19,7 +19,7 @@ PLACES = [str(ROOT / each) for each in ("agent", "daemon", "cli", "protos", "tes
 sys.path[:0] = PLACES
 os.environ["PYTHONPATH"] = os.pathsep.join([*PLACES, *filter(None, [os.environ.get("PYTHONPATH")])])
 
-from kinetod.counters.backends import CHOICES, CUPTI  # noqa: E402
+from kinetod.counters.backend_group import CHOICES, CUPTI  # noqa: E402
 from support.counters import gpu_proof as proof  # noqa: E402
 
 # By host-timed phases on an H200, libcupti 13.0: what a correct sampler sees, in per cent, within five points.

@@ -17,9 +17,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import grpc
+from campaign.parts.profiler_stress import KINDS, capture, offered
 from kineto_agent.system import env
 from kineto_protos.v1 import profiler_pb2 as pb
-from support.campaigns.profiler_stress import KINDS, capture, offered
 from support.machine.native import fake_cupti
 from support.service.daemon import Daemon, running_daemon
 

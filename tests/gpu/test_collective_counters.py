@@ -14,10 +14,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from gpu.collective_work import BYTES
 from kineto_trace import open_trace
-from kineto_trace.analysis.counters.link_views import collective_counters
+from kineto_trace.analysis.counters.hardware_counter_views import collective_counters
 from kineto_trace.model.context import Context
-from support.counters.collective_work import BYTES
 from support.machine.gpus import torch_with_driver
 from support.service.cli import run_process
 from support.service.daemon import child_environ, running_daemon
@@ -41,7 +41,7 @@ def job() -> Iterator[list[int]]:
         ranks = [
             stack.enter_context(
                 subprocess.Popen(
-                    [sys.executable, "-m", "support.counters.collective_work", str(rank), str(RANKS), str(port)],
+                    [sys.executable, "-m", "gpu.collective_work", str(rank), str(RANKS), str(port)],
                     env=child_environ(),
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,

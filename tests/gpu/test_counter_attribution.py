@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gpu.known_work import CASES, KnownCase
 from kineto_trace import open_trace
+from kineto_trace.analysis.annotation_views import launch_annotations
 from kineto_trace.analysis.counters.roofline import BOUND, VERDICTS, activity_use, activity_verdicts
-from kineto_trace.analysis.gpu_time.annotation_views import launch_annotations
-from kineto_trace.kernel_traits.gpu_peaks import gpu_peaks
+from kineto_trace.kernel_traits.gpu_vendors import gpu_peaks
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import gpu
-from support.counters.known_work import CASES, KnownCase
 from support.machine.gpus import torch_with_driver
 from support.service.cli import run_process, wait_for_agent
 from support.service.daemon import child_environ, running_daemon
@@ -51,7 +51,7 @@ def traced(folder: Path, *arguments: str) -> Context:
     """A trace of the program with counters."""
     with running_daemon() as daemon:
         program = subprocess.Popen(
-            [sys.executable, "-m", "support.counters.known_work"],
+            [sys.executable, "-m", "gpu.known_work"],
             env={**daemon.client_environ(), "PYTHONPATH": child_environ()["PYTHONPATH"]},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -14,9 +14,8 @@ from contextlib import contextmanager
 
 import pynvml
 import pytest
-from kinetod.gpus.gpu_activity import NAMES, between
 from kinetod.gpus.gpu_reader import GpuReader
-from kinetod.gpus.gpu_types import GpuState
+from kinetod.gpus.gpu_types import NAMES, GpuState, between
 from kinetod.gpus.nvml_gpm import LEAST_S, NOT_ALLOWED, GpmCounter
 from support.machine.gpus import torch_with_driver
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import kineto_trace as kt
 import pytest
-from kineto_trace.analysis.kernels.kernel_groups import kernel_owners
+from kineto_trace.analysis.kernels.kernel_views import kernel_owners
 from kineto_trace.structure.captured_graphs import KNOWN, NOT_SEEN
 from support.machine.gpus import torch_with_driver
 from support.service.cli import kinetoctl, wait_for_agent, wait_for_records

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kineto_trace.snapshots.snapshot_figures import curve_of, device_memory
 from kineto_trace.snapshots.snapshot_reader import read_snapshot
+from kineto_trace.snapshots.snapshot_results import curve_of, device_memory
 from support.machine.gpus import torch_with_driver
 from support.service.cli import run_process, wait_for_agent
 from support.service.daemon import Daemon, running_daemon

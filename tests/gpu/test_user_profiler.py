@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.campaigns.profiler_stress import stress
+from campaign.parts.profiler_stress import stress
 from support.machine.gpus import torch_with_driver
 from support.service.daemon import running_daemon
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
+from kineto_protos.services import ProfilerStub
 from support.agent.scripted_agent import ScriptedAgent
 from support.service.daemon import Daemon, running_daemon
 

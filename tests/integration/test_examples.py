@@ -18,7 +18,7 @@ from support.peers.slurm import ADA, running_cluster, why_not
 from support.service.cli import environment
 from support.service.daemon import Daemon, running_daemon, watch_to_end
 from support.targets.programs import crunching, program, ready_pids
-from support.waiting import until
+from support.waiting import scaled, until
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -114,8 +114,8 @@ def cancelled(daemon: Daemon) -> pb.Capture:
     stub = daemon.stub()
     (pid,) = ready_pids(stub)
     spec = pb.CaptureSpec(selector=pb.Selector(pids=[pid]), duration_ns=60 * 10**9)
-    created = stub.CreateCapture(pb.CreateCaptureRequest(spec=spec), timeout=10)
-    stub.CancelCapture(pb.CancelCaptureRequest(id=created.id), timeout=10)
+    created = stub.CreateCapture(pb.CreateCaptureRequest(spec=spec), timeout=scaled(10))
+    stub.CancelCapture(pb.CancelCaptureRequest(id=created.id), timeout=scaled(10))
     return watch_to_end(stub, created.id)
 
 

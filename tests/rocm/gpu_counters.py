@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from kinetod.counters.amdgpu.amdgpu_backend import LEAST_NS
+from kinetod.counters.amdgpu_backend import LEAST_NS
 from kinetod.processes.drm_gpus import drm_gpus
 from support.counters.gpu_metrics_tables import PlayedAmdgpu
 from support.rocm.program import RocmProgram

@@ -30,7 +30,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from kinetoctl.local.agent_injection import ROCM_VARIABLE, rocm_tools
+from kinetoctl.commands.run import ROCM_VARIABLE, rocm_tools
 from rocm.gpu_counters import played_gpu, prove_counters
 from support.counters.gpu_metrics_tables import PlayedAmdgpu
 from support.rocm import fakes as rocm

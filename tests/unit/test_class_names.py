@@ -19,7 +19,7 @@ def names() -> dict[str, list[str]]:
     found = defaultdict(list)
     for package in _PRODUCT:
         for path in sorted((ROOT / package).rglob("*.py")):
-            if path.stem.endswith(("_pb2", "_pb2_grpc")):
+            if path.stem.endswith("_pb2"):
                 continue
             for name in _PUBLIC_CLASS.findall(path.read_text()):
                 found[name].append(str(path.relative_to(ROOT)))

@@ -18,10 +18,10 @@ from kinetoctl.kinetod_web import VARIABLES as WEB_VARIABLES
 from kinetoctl.options import completers
 from kinetod.__main__ import command as kinetod_command
 from kinetod.base.errors import Reason, VerdictReason
-from kinetod.config.setting import CONFIG_VARIABLE
 from kinetod.config.settings import KEYS as KINETOD_KEYS
+from kinetod.config.value_kinds import CONFIG_VARIABLE
 from kinetod.hooks.hook_types import VARIABLES as HOOK_VARIABLES
-from kinetod.kineto_ipc.libkineto_variables import VARIABLES as LIBKINETO_VARIABLES
+from kinetod.kineto_ipc.network_namespaces import VARIABLES as LIBKINETO_VARIABLES
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -152,10 +152,10 @@ def test_variables_are_read_by_their_constants_only() -> None:
     defined = {
         "agent/kineto_agent/system/env.py",
         "protos/kineto_protos/endpoints.py",
-        "cli/kinetoctl/local/agent_injection.py",
+        "cli/kinetoctl/commands/run.py",
     }
-    defined |= {"daemon/kinetod/config/setting.py", "daemon/kinetod/hooks/hook_types.py"}
-    defined |= {"daemon/kinetod/kineto_ipc/libkineto_variables.py", "cli/kinetoctl/migration/dynolog_flags.py"}
+    defined |= {"daemon/kinetod/config/value_kinds.py", "daemon/kinetod/hooks/hook_types.py"}
+    defined |= {"daemon/kinetod/kineto_ipc/network_namespaces.py", "cli/kinetoctl/dynolog_migration.py"}
     startup = {"agent/kineto_agent/bootstrap/inject/sitecustomize.py"}  # runs before anything can be imported
     for folder in ("agent/kineto_agent", "daemon", "cli", "protos"):
         for path in (ROOT / folder).rglob("*.py"):
@@ -169,9 +169,9 @@ def test_variables_are_read_by_their_constants_only() -> None:
 
 
 def test_kinetoctl_run_uses_the_agents_own_variables() -> None:
-    from kinetoctl.local import agent_injection
+    from kinetoctl.commands import run
 
-    assert (agent_injection.AGENT_VARIABLE, agent_injection.SOCKET_VARIABLE) == (env.AGENT, env.AGENT_SOCKET)
+    assert (run.AGENT_VARIABLE, run.SOCKET_VARIABLE) == (env.AGENT, env.AGENT_SOCKET)
 
 
 def agent_reason_codes() -> set[str]:

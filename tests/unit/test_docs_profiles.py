@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from kineto_trace.formats.profiles.profile_samples import LABELS, SAMPLE_TYPES
-from kineto_trace.formats.profiles.resource_attributes import ATTRIBUTES
-from kinetod.config.profile_addresses import OTLP_PATH, PYROSCOPE_PATH
+from kineto_trace.formats.profile_samples import ATTRIBUTES, LABELS, SAMPLE_TYPES
+from kinetod.config.addresses import OTLP_PATH, PYROSCOPE_PATH
 from kinetod.hooks.profile_payload import PYROSCOPE_NAMES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "profiles.md").read_text()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from kineto_agent.protocol.schema import CLOCKS, FRAMINGS, TRACKS, Activity, Col, Record, Schema, Texts
-from kineto_trace.decode.declared.declared_records import decode_records
+from kineto_trace.decode.declared_records import decode_records
 from kineto_trace.model.trace import StringTable
 from support.trace_files.declared import BASE, packed, source_of
 

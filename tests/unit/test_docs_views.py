@@ -9,7 +9,7 @@ import pytest
 from kineto_trace.catalog.view_catalog import VIEWS
 from kineto_trace.model.trace import SCHEMAS
 from kineto_trace.sql import sql_tables
-from kinetoctl.base.diff_names import DIFF_VIEWS
+from kinetoctl.base.view_settings import DIFF_VIEWS
 from kinetoctl.commands import export, report
 
 DOCS = Path(__file__).parents[2] / "docs"

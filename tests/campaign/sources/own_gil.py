@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(ROOT / part) for part in ("tests", "agent", "daemon", "protos")]
 
-from support.campaigns.attach_harness import version_of  # noqa: E402
+from campaign.parts.attach_harness import version_of  # noqa: E402
 from support.service.daemon import Daemon, running_daemon  # noqa: E402
 from support.targets.own_gil import ALL_INSIDE, UNTOUCHED, own_gil_target, pythons_with_own_gils  # noqa: E402
 

@@ -15,7 +15,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch
-from support.campaigns.profiler_stress import KINDS, stress
+from campaign.parts.profiler_stress import KINDS, stress
 from support.service.daemon import running_daemon
 
 

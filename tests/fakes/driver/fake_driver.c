@@ -18,17 +18,24 @@
 
 #define CAPTURES 64
 enum { SUCCESS = 0, INVALID = 400, NOT_READY = 600, LOST = 901, IN_CAPTURE = 900, IMPLICIT = 906, WRONG_THREAD = 908 };
-enum { RELAXED = 2, LEGACY = 1, PER_THREAD = 2, BLOCKING_BELOW = 0x1000 };
+enum { RELAXED = 2, LEGACY = 1, PER_THREAD = 2, BLOCKING_BELOW = 0x1000, PRIMARY_MOST = 2, NOT_INITIALIZED = 3 };
 
 struct event {
     int64_t done_ns;
+    void *context;
+    struct event *next;
 };
 
 static atomic_int settings[FAKE_SETTINGS];
 static atomic_int blocked;
-static atomic_uint harmed, garbled, launched, recorded;
+static atomic_uint harmed, garbled, launched, recorded, stale;
+static int (*_Atomic is_held)(void);
+static _Thread_local void *current;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of all below */
 static int64_t idle_ns;
+static struct event *events;
+static void *destroyed[CAPTURES]; /* the last contexts that were; their events end with them, and are kept */
+static unsigned destroyed_count;
 static struct {
     uintptr_t stream;
     pthread_t thread;
@@ -56,12 +63,22 @@ unsigned fake_driver_harmed(void) { return atomic_load(&harmed); }
 unsigned fake_driver_garbled(void) { return atomic_load(&garbled); }
 unsigned fake_driver_launched(void) { return atomic_load(&launched); }
 unsigned fake_driver_recorded(void) { return atomic_load(&recorded); }
+unsigned fake_driver_stale(void) { return atomic_load(&stale); }
+void fake_driver_is_held(int (*held)(void)) { atomic_store(&is_held, held); }
+
+/* As for the lock that launches share. */
+static void starve(void) {
+    int (*const held)(void) = atomic_load(&is_held);
+    while (atomic_load(&settings[FAKE_STARVED]) != 0 && !(held != NULL && held())) {
+        nanosleep(&(struct timespec){0, 500000}, NULL);
+    }
+}
 
 /* ---- what needs no pointer ---- */
 
 int cuDeviceGetCount(int *count) {
     *count = 2;
-    return SUCCESS;
+    return atomic_load(&settings[FAKE_CONTEXTS]) < 0 ? NOT_INITIALIZED : SUCCESS;
 }
 
 int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) {
@@ -71,14 +88,42 @@ int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) {
 }
 
 int cuDevicePrimaryCtxRetain(void **context, int device) {
+    starve();
     block_while(FAKE_BLOCK_RETAIN);
     *context = (void *)(uintptr_t)(device + 1);
     return SUCCESS;
 }
 
-int cuDevicePrimaryCtxRelease_v2(int device) { return device < 2 ? SUCCESS : INVALID; }
+int cuDevicePrimaryCtxRelease_v2(int device) {
+    starve();
+    return device < 2 ? SUCCESS : INVALID;
+}
 
-int cuCtxSetCurrent(void *context) { return context != NULL ? SUCCESS : INVALID; }
+static bool is_other(const void *context) { return (uintptr_t)context > PRIMARY_MOST; }
+
+/* With the lock. */
+static bool exists(const void *context) {
+    for (unsigned i = 0; i < CAPTURES; i++) {
+        if (context != NULL && destroyed[i] == context) {
+            atomic_fetch_add(&stale, 1);
+            return false;
+        }
+    }
+    return context != NULL;
+}
+
+int cuCtxSetCurrent(void *context) {
+    pthread_mutex_lock(&lock);
+    const bool known = exists(context);
+    current = known ? context : NULL;
+    pthread_mutex_unlock(&lock);
+    return known ? SUCCESS : INVALID;
+}
+
+int cuCtxGetCurrent(void **context) {
+    *context = current;
+    return SUCCESS;
+}
 
 int cuThreadExchangeStreamCaptureMode(int *mode) {
     *mode = 0;
@@ -87,19 +132,39 @@ int cuThreadExchangeStreamCaptureMode(int *mode) {
 
 int cuEventCreate(void **event, unsigned flags) {
     (void)flags;
+    starve();
     block_while(FAKE_BLOCK_CREATE);
-    *event = calloc(1, sizeof(struct event));
+    struct event *made = calloc(1, sizeof *made);
+    pthread_mutex_lock(&lock);
+    *made = (struct event){.context = current, .next = events};
+    events = made;
+    *event = made;
+    pthread_mutex_unlock(&lock);
     return SUCCESS;
 }
 
 int cuEventDestroy_v2(void *event) {
+    starve();
+    pthread_mutex_lock(&lock);
+    struct event **at = &events;
+    while (*at != event) {
+        at = &(*at)->next;
+    }
+    *at = ((struct event *)event)->next;
+    pthread_mutex_unlock(&lock);
     free(event);
     return SUCCESS;
 }
 
 int cuEventQuery(void *event) {
-    const bool done = now_ns() >= ((struct event *)event)->done_ns && atomic_load(&settings[FAKE_NEVER]) == 0;
-    return done ? SUCCESS : NOT_READY;
+    const struct event *asked = event;
+    const bool never = atomic_load(&settings[FAKE_NEVER]) != 0 ||
+                       (is_other(asked->context) && atomic_load(&settings[FAKE_OTHER_NEVER]) != 0);
+    pthread_mutex_lock(&lock);
+    const bool known = exists(asked->context);
+    const int64_t done_ns = asked->done_ns;
+    pthread_mutex_unlock(&lock);
+    return !known ? INVALID : now_ns() >= done_ns && !(never && done_ns != 0) ? SUCCESS : NOT_READY;
 }
 
 int cuStreamIsCapturing(void *stream, int *status) {
@@ -121,9 +186,11 @@ int cuCtxRecordEvent(void *context, void *event) {
     int result = SUCCESS;
     (void)context;
     block_while(FAKE_BLOCK_RECORD);
-    if (fake_driver_launches_held()) {
+    int (*const held)(void) = atomic_load(&is_held);
+    if (held != NULL && held()) {
         block_while(FAKE_BLOCK_HELD);
     }
+    starve();
     pthread_mutex_lock(&lock);
     for (int i = 0; i < CAPTURES; i++) {
         if (captures[i].stream != 0) {
@@ -206,6 +273,13 @@ static int launch(uintptr_t a, unsigned b, unsigned c, unsigned d, unsigned e, u
     return SUCCESS;
 }
 
+static int destroy(void *context) {
+    pthread_mutex_lock(&lock);
+    destroyed[destroyed_count++ % CAPTURES] = context;
+    pthread_mutex_unlock(&lock);
+    return SUCCESS;
+}
+
 static int launch_graph(const int64_t *ns, uintptr_t stream) {
     atomic_fetch_add(&garbled, stream == 0x2000 ? 0 : 1);
     queue(__atomic_load_n(ns, __ATOMIC_SEQ_CST));
@@ -220,14 +294,13 @@ static int launch_graph(const int64_t *ns, uintptr_t stream) {
             "cmpl $0x321cba00, fake_driver_ended(%rip); mov $4, %eax; je 1f\n" arguments "call *slot_" #name \
             "(%rip)\n"                                                                                       \
             "mov %eax, %r12d; test %eax, %eax; mov %r12d, %eax\n"                                            \
-            "1: add $0x28, %rsp; pop %r12; pop %rbp; ret\n.size " #name ", .-" #name "\n");
+            "1: lea -8(%rbp), %rsp; pop %r12; pop %rbp; ret\n.size " #name ", .-" #name "\n");
 
 __attribute__((visibility("hidden"), used)) uint32_t fake_driver_ended;
 
-#define ON_STACK                                                                               \
-    "mov 0x10(%rbp), %rax; mov %rax, (%rsp); mov 0x18(%rbp), %rax; mov %rax, 8(%rsp)\n"        \
-    "mov 0x20(%rbp), %rax; mov %rax, 0x10(%rsp); mov 0x28(%rbp), %rax; mov %rax, 0x18(%rsp)\n" \
-    "mov 0x30(%rbp), %rax; mov %rax, 0x20(%rsp)\n"
+#define ON_STACK                                                                                         \
+    "mov 0x18(%rbp), %eax; sub $8, %rsp; push 0x30(%rbp); push 0x28(%rbp); push 0x20(%rbp); push %rax\n" \
+    "mov 0x10(%rbp), %eax; push %rax\n"
 
 // clang-format off: a row for each function
 #define ENTRIES(X)                                           \
@@ -238,7 +311,8 @@ __attribute__((visibility("hidden"), used)) uint32_t fake_driver_ended;
     X(cuStreamEndCapture, end_v1, "")                        \
     X(cuStreamEndCapture_ptsz, end_ptsz, "")                 \
     X(cuLaunchKernel, launch, ON_STACK)                      \
-    X(cuGraphLaunch, launch_graph, "")
+    X(cuGraphLaunch, launch_graph, "")                       \
+    X(cuCtxDestroy_v2, destroy, "")
 // clang-format on
 ENTRIES(ENTRY)
 
@@ -246,7 +320,3 @@ ENTRIES(ENTRY)
     &&__atomic_load_n(&slot_##name, __ATOMIC_SEQ_CST) == (void *)(implementation)
 
 int fake_driver_intact(void) { return 1 ENTRIES(IS_OWN); }
-
-int fake_driver_launches_held(void) {
-    return __atomic_load_n(&slot_cuLaunchKernel, __ATOMIC_SEQ_CST) != (void *)launch;
-}

@@ -4,13 +4,12 @@ from collections.abc import Iterator
 
 from google.protobuf.message import DecodeError
 from kineto_protos.kubelet.v1 import pod_resources_pb2 as pb
-from kinetoctl.client.hosts import slurm
+from kinetoctl.client import slurm
 from kinetoctl.errors import CliError
-from kinetod.kubernetes import pod_resources
+from kinetod.kubernetes import pod_names
 from kinetod.kubernetes.api_server import ApiError, ApiServer, Exchange
-from kinetod.kubernetes.node_pods import NodePods
 from kinetod.kubernetes.pod_names import called, matched
-from kinetod.kubernetes.token_reviews import Reviews, User
+from kinetod.kubernetes.token_reviews import NodePods, Reviews, User
 
 from fuzz import event_loop
 
@@ -61,7 +60,7 @@ def _kubelet(said: bytes) -> None:
         answer = pb.ListPodResourcesResponse.FromString(said)
     except DecodeError:
         return
-    holders = pod_resources.gpu_holders(sorted(pod_resources._devices(answer)))
+    holders = pod_names.gpu_holders(sorted(pod_names._devices(answer)))
     matched({}, holders)
     for refs in holders.values():
         assert all(called(ref).pod.isprintable() for ref in refs)

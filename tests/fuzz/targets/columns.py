@@ -10,10 +10,10 @@ import numpy as np
 from kineto_trace.errors import SpoolError
 from kineto_trace.store.parquet_folder import load_columns, save_columns
 from support.counters.trace_samples import hostile_samples
-from support.fuzz import mutate
 from support.trace_files.perfetto_traces.samples import SMALL
 from support.trace_files.traces import trace
 
+from fuzz import mutate
 from fuzz.parts import changed_json, joined, parted
 
 FILES = ("trace.json", "kernel.parquet", "cpu_op.parquet", "strings.parquet", "counter.parquet")

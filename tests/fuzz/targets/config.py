@@ -6,11 +6,10 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from kinetod.config.config_sources import ConfigError, Origin, reloaded
-from kinetod.config.config_text import default_file, effective
+from kinetod.config.config_sources import ConfigError, Origin, default_file, effective, reloaded
 from kinetod.config.settings import KEYS
-from support.fuzz import mutate
 
+from fuzz import mutate
 from fuzz.parts import joined, parted
 
 WORDS = (

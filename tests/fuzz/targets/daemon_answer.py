@@ -10,8 +10,8 @@ from google.protobuf.message import DecodeError
 from kineto_protos.v1 import profiler_pb2 as pb
 from kinetoctl.output import capture_summary, diagnosis
 from kinetoctl.output.capture_progress import state_text
-from kinetoctl.output.capture_result import capture_document
-from kinetoctl.output.json_yaml import as_json, as_yaml
+from kinetoctl.output.capture_summary import capture_document
+from kinetoctl.output.console import as_json, as_yaml
 
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 

@@ -13,7 +13,8 @@ from kinetod.captures.target.conversion import overhead_of
 from kinetod.captures.target.target_description import describe_target
 from support.agent.agent_daemon import start_request
 from support.agent.scripted_agent import hello_message
-from support.fuzz import frames
+
+from fuzz import frames
 
 HELLO = hello_message()._replace(pid=7, argv=["train.py"])
 START = start_request(frames.CAPTURE, duration_ns=1)

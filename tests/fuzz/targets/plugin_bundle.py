@@ -8,8 +8,8 @@ from kineto_agent.protocol.plugin_bundle import Plugin, PluginFile, Signs, pack,
 from kineto_agent.sources.plugins.guarded_source import PluginSource
 from kineto_agent.sources.plugins.signs import ProcessView
 from support.agent.plugins import plugin
-from support.fuzz import mutate
 
+from fuzz import mutate
 from fuzz.parts import changed_json
 
 _HEAD = struct.Struct("<8sQ")

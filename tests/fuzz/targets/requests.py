@@ -31,7 +31,7 @@ def play(data: bytes) -> None:
 def _capture(asked: pb.CreateCaptureRequest) -> None:
     request = capture_spec.checked_spec(asked.spec, CONFIG, NOW_NS)
     assert capture_spec.request_hash(asked.spec)
-    frame = wire.encode(request.start("20200101-000000-000-000000"))
+    frame = wire.encode(request.recording._replace(capture_id="20200101-000000-000-000000"))
     assert isinstance(wire.decode(frame), wire.Start)
     for key, value in asked.spec.labels.items():
         assert one_line(key + value) == key + value

@@ -15,11 +15,11 @@ from kineto_trace.conversion.worker_job import answer
 from kineto_trace.model.target_info import TARGET_FILE
 from kineto_trace.spool.raw_records import BUFFERS_FILE, SOURCE_FILE, STRINGS_FILE
 from support.accelerators.npu import NAMES, NPU
-from support.fuzz import mutate, records, xla_sources
 from support.rocm import records as rocm
 from support.trace_files.declared import a_record_of_each_kind
 from support.trace_files.h200 import RECORDINGS, string_entry
 
+from fuzz import mutate, records, xla_sources
 from fuzz.parts import changed_json, joined, parted
 
 SOURCES = 2

@@ -9,7 +9,7 @@ from pathlib import Path
 from kineto_protos import endpoints, kineto_config
 from kineto_trace.base.visible_text import in_json, one_line, visible
 from kinetoctl.base import value_types
-from kinetoctl.client.hosts import host_targets, slurm
+from kinetoctl.client import host_targets, slurm
 
 NOW_NS = 1_795_163_478_000_000_000
 PARSERS: tuple[Callable[[str], object], ...] = (

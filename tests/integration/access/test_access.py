@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import socket
+import stat
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -14,10 +15,11 @@ import grpc
 import pytest
 from google.protobuf.message import Message
 from kineto_protos.v1 import profiler_pb2 as pb
+from kinetod.access.connections.connection_proxy import PLAIN_SOCKET
 from support.agent.scripted_agent import RemoteAgent, ScriptedAgent
 from support.service.calls_as import OK, Answer, CallsAs, call, plain_python
 from support.service.daemon import Daemon, as_user, free_address, running_daemon, watch_to_end
-from support.waiting import until
+from support.waiting import scaled, until
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="users are played by root")
 
@@ -95,6 +97,12 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
 def adas_capture(host: Host) -> str:
     """A capture of ada's that has ended."""
     return finished(host, host.ada, host.adas)
+
+
+def test_the_sockets_behind_the_proxy_are_roots_alone(host: Host) -> None:
+    folder = host.daemon.agent_socket.with_name(host.daemon.agent_socket.name + ".grpc")
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (folder, *folder.iterdir())}
+    assert modes == {folder.name: 0o700, PLAIN_SOCKET: 0o600}
 
 
 def finished(host: Host, who: CallsAs, agent: RemoteAgent) -> str:
@@ -175,11 +183,14 @@ def test_a_viewer_sees_captures_and_changes_none(host: Host, adas_capture: str, 
 
 def test_a_process_of_another_user_is_refused_like_one_that_does_not_exist(host: Host) -> None:
     real = host.call(host.ada, "CreateCapture", request_of(host.bobs))
+    assert host.last_audited(call="CreateCapture", uid=ADA, selector={"pids": [host.bobs.pid]})["target_uid"] == BOB
     none = host.call(host.ada, "CreateCapture", request_of(2**22 + 1))
     assert (real.code, real.reason) == ("PERMISSION_DENIED", "NOT_YOUR_PROCESS")
     assert "the role admin may trace a process of another user" in real.message
     assert none.message == real.message.replace(str(host.bobs.pid), str(2**22 + 1))
+    assert "target_uid" not in host.last_audited(call="CreateCapture", selector={"pids": [2**22 + 1]})
     real = host.call(host.ada, "DiagnoseProcess", pb.DiagnoseProcessRequest(pid=host.bobs.pid))
+    assert host.last_audited(call="DiagnoseProcess", asked_pid=host.bobs.pid)["target_uid"] == BOB
     none = host.call(host.ada, "DiagnoseProcess", pb.DiagnoseProcessRequest(pid=2**22 + 1))
     assert none.message == real.message.replace(str(host.bobs.pid), str(2**22 + 1))
 
@@ -288,7 +299,7 @@ def test_ones_own_daemon_lets_oneself_and_root_in() -> None:
             folder.chmod(0o755)  # as if somebody had opened it by mistake
         daemon.rpc_socket.chmod(0o666)
         assert ada.call(daemon.address, "GetHost", pb.GetHostRequest()).code == OK
-        assert daemon.stub().GetHost(pb.GetHostRequest(), timeout=10).hostname
+        assert daemon.stub().GetHost(pb.GetHostRequest(), timeout=scaled(10)).hostname
         assert bob.call(daemon.address, "GetHost", pb.GetHostRequest()).code == "UNAVAILABLE"
 
 
@@ -357,7 +368,7 @@ def test_a_caller_that_asks_too_often_waits(changing: Changing) -> None:
 
     answer = until(refused, "more has been asked than may be")  # which takes the longer the slower the machine is
     assert (answer.code, answer.reason) == ("RESOURCE_EXHAUSTED", "TOO_MANY_REQUESTS")
-    assert changing.daemon.stub().GetHost(pb.GetHostRequest(), timeout=10).hostname
+    assert changing.daemon.stub().GetHost(pb.GetHostRequest(), timeout=scaled(10)).hostname
     changing.configure()
 
 

@@ -94,7 +94,7 @@ def test_a_certificate_stands_for_a_user(remote: Remote) -> None:
 
 
 def test_the_unix_socket_needs_no_certificate(remote: Remote) -> None:
-    assert remote.daemon.stub().GetHost(pb.GetHostRequest(), timeout=10).hostname
+    assert remote.daemon.stub().GetHost(pb.GetHostRequest(), timeout=scaled(10)).hostname
 
 
 @pytest.mark.parametrize(

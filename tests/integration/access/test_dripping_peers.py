@@ -13,8 +13,8 @@ from pathlib import Path
 
 import grpc
 import pytest
+from kineto_protos.services import ProfilerStub
 from kineto_protos.v1 import profiler_pb2 as pb
-from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
 from support.agent.scripted_agent import ScriptedAgent
 from support.peers import api_server as fake
 from support.peers.dripping import BODY, HEAD, HTTP2, Dripping, dripping
@@ -71,7 +71,7 @@ def peers(request: pytest.FixtureRequest) -> Iterator[tuple[Daemon, Peers, str, 
 
 def asked(tokens: str, said: list[str]) -> None:
     with grpc.insecure_channel(tokens) as channel:
-        stub = ProfilerStub(channel)  # type: ignore[no-untyped-call]  # generated code
+        stub = ProfilerStub(channel)
         with pytest.raises(grpc.RpcError) as raised:
             stub.GetHost(pb.GetHostRequest(), metadata=[("authorization", "Bearer x")], timeout=scaled(60))
         said.append(raised.value.code().name)
@@ -88,7 +88,7 @@ def test_the_daemon_stops_in_time_and_says_what_it_left(peers: tuple[Daemon, Pee
     with ScriptedAgent(daemon.agent_socket) as agent:
         agent.hello()
         spec = pb.CaptureSpec(selector=pb.Selector(pids=[os.getpid()]), duration_ns=10**9)
-        created = daemon.stub().CreateCapture(pb.CreateCaptureRequest(spec=spec), timeout=10)
+        created = daemon.stub().CreateCapture(pb.CreateCaptureRequest(spec=spec), timeout=scaled(10))
         agent.capture(samples=10)
         watch_to_end(daemon.stub(), created.id)
     threads = [threading.Thread(target=asked, args=(tokens, said)), threading.Thread(target=scraped, args=(metrics,))]

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 from campaign.fuzz_service import DOORS
-from support.fuzz.loop import run
+from fuzz.doors.loop import run
 
 pytestmark = pytest.mark.slow
 
-ROUNDS = {"raw": 12, "link": 30, "agent": 100, "calls": 60, "polls": 60}
+ROUNDS = {"raw": 12, "link": 60, "agent": 100, "calls": 60, "polls": 60}
 SEED = 3
 
 

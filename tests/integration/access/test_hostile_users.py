@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from campaign.parts.hostile import Hostile
 from kineto_protos.v1 import profiler_pb2 as pb
 from kinetod.probe import DEADLINE_S, Unwell, ask_daemon
-from support.campaigns.hostile import Hostile
 from support.service.calls_as import OK, CallsAs
 from support.service.daemon import Daemon, running_daemon
 from support.waiting import scaled

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from support.campaigns.attach_harness import RunningTarget
+from campaign.parts.attach_harness import RunningTarget
 from support.targets.attachers import HelperAttacher
 
 

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from support.campaigns.exec_race import BOB, ROOT_DAEMON, WITH_HELPER, Race
+from campaign.parts.exec_race import ADA, BOB, ROOT_DAEMON, WITH_HELPER, Race
 from support.service.stepped import DAEMON_STEPS, HELPER_STEPS, SERVICE_STEPS
 from support.waiting import until
 
@@ -28,6 +28,8 @@ def test_a_process_that_becomes_another_users_is_left_alone(race: Race, step: st
     assert outcome.reached and outcome.changed, outcome
     assert not outcome.wrong, outcome
     assert outcome.result in (REFUSALS | {"TARGET_REPLACED"} | ({"DONE"} if step in KEPT else set())), outcome
+    if outcome.result in REFUSALS - {"NO_AGENT"}:
+        assert refusal(race, outcome.pid)["target_uid"] in (ADA, BOB, 0)
 
 
 @pytest.mark.parametrize("step", BY_THEMSELVES)
@@ -38,13 +40,18 @@ def test_nor_is_one_whose_agents_connect_by_themselves(race: Race, step: str) ->
     assert outcome.result in (REFUSALS | {"TARGET_REPLACED"} | ({"DONE"} if step in KEPT else set())), outcome
 
 
-def test_the_audit_log_names_whose_the_process_was_when_it_was_refused(race: Race) -> None:
-    pid = race.attempt("introduced", agent=True).pid
+def refusal(race: Race, pid: int) -> dict[str, object]:
+    """The line of the audit log about the request."""
 
     def written() -> list[dict[str, object]]:
         return [line for line in race.audited() if line.get("selector") == {"pids": [pid]}]
 
     (line,) = until(written, "the log has the request")
+    return line
+
+
+def test_the_audit_log_names_whose_the_process_was_when_it_was_refused(race: Race) -> None:
+    line = refusal(race, race.attempt("introduced", agent=True).pid)
     assert (line["decision"], line["reason"], line["target_uid"]) == ("denied", "NOT_YOUR_PROCESS", BOB)
 
 

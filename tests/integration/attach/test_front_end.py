@@ -12,6 +12,7 @@ from support.service.attach_service import CALLER_UID, OWNER_UID, POLICY, Servic
 from support.service.cli import Result, run_process
 from support.service.daemon import Daemon, running_daemon
 from support.targets.fake_program import FakeProgram
+from support.waiting import scaled
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 LOOP = """
@@ -136,7 +137,7 @@ def test_profilers_in_other_users_processes_are_known_by_the_helper(service: Ser
         subjects.python(MAPS % str(library), prefix=tuple(unprivileged(OWNER_UID, "dac_read_search"))) as pid,
         running_daemon(uid=CALLER_UID, environ=environ) as daemon,  # one that has not looked before
     ):
-        checks = daemon.stub().DiagnoseHost(pb.DiagnoseHostRequest(), timeout=30).checks
+        checks = daemon.stub().DiagnoseHost(pb.DiagnoseHostRequest(), timeout=scaled(30)).checks
         details = " ".join(check.detail for check in checks if check.name == "profilers")
         assert re.search(rf"Nsight Systems \(.*\bpid {pid}\b", details), details
         service.logged(f"search by process {daemon.pid} of uid {CALLER_UID}: ")

@@ -22,7 +22,7 @@ from kinetod.attach_helper.helper_client import HelperService
 from kinetod.processes import credentials
 from kinetod.processes.accelerator_signs import OutsideSigns
 from kinetod.processes.identity import BOOT_TIME_NS, ProcessKey, start_time_ns
-from kinetod.profilers.profiler_scan import ProfilingTool
+from kinetod.profilers import ProfilingTool
 from support.agent.agent_daemon import Connection
 from support.machine import seccomp_host
 from support.service import attach_service, subjects

@@ -16,7 +16,7 @@ from support.peers.on_demand_kineto import polls_in
 from support.service import attach_service
 from support.service.attach_service import CALLER_UID, OWNER_UID, POLICY, Service, own_folders, unprivileged
 from support.service.daemon import Daemon, error_of, running_daemon, watch_to_end
-from support.waiting import until
+from support.waiting import scaled, until
 
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
@@ -74,7 +74,7 @@ def create(front_end: Daemon, pid: int, duration_ns: int = SECOND_NS) -> pb.Capt
         formats=["chrome-json"],
         duration_ns=duration_ns,
     )
-    capture: pb.Capture = front_end.stub().CreateCapture(pb.CreateCaptureRequest(spec=spec), timeout=30)
+    capture: pb.Capture = front_end.stub().CreateCapture(pb.CreateCaptureRequest(spec=spec), timeout=scaled(30))
     return capture
 
 

@@ -5,19 +5,22 @@ import sys
 import time
 
 import pytest
-from support.attach_targets.limits import NEEDS
-from support.campaigns.attach_harness import DEADLINE_S, RunningTarget, campaign, table
+from campaign.attach_targets.limits import NEEDS
+from campaign.parts.attach_harness import DEADLINE_S, RunningTarget, campaign, table
 from support.machine.cgroups import ROOT
 from support.targets.attachers import HelperAttacher
 from support.waiting import scaled
 
 pytestmark = pytest.mark.slow
 
+NEEDS_MORE = "an attach with a small trace needs "
 AT_ONCE_S = DEADLINE_S / 2  # who waited for anything in the target would wait until the deadline
 REFUSED = {
     "few_addresses": "32 MiB are left below its limit RLIMIT_AS",
-    "few_threads": "below pids.max (2) of the control group /kineto-target-PID; an attach needs 8; raise that limit",
-    "few_descriptors": "it has 6 free descriptors of 12; an agent needs up to 16",
+    "few_threads": "below pids.max (2) of the control group /kineto-target-PID; "
+    + NEEDS_MORE
+    + "8 threads; raise that limit",
+    "few_descriptors": "6 descriptors are left below its limit RLIMIT_NOFILE of 12; " + NEEDS_MORE + "16 descriptors",
 }
 
 

@@ -3,20 +3,23 @@
 import gzip
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.machine.descriptors import open_files
 from support.machine.kernel import allowed_to_trace
-from support.service import subjects
-from support.service.cli import Result, run_process
+from support.service import cli, subjects
+from support.service.cli import Result, run_process, wait_for_records
 from support.service.daemon import Daemon, running_daemon
-from support.waiting import until
+from support.waiting import scaled, until
 
 LOOP = """
 import os, sys
@@ -34,6 +37,37 @@ lock = _thread.allocate_lock()
 lock.acquire()
 lock.acquire()
 """
+# Patches where it is told to, and ends with what it found wrong.
+GREEN = """
+import contextlib, io, json, sys, warnings
+from pathlib import Path
+package, folder, first = sys.argv[1], Path(sys.argv[2]), sys.argv[3] == "first"
+def patched():
+    with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # eventlet says that nobody should use it, and which locks stay as they are
+        if package == "eventlet":
+            import eventlet
+            eventlet.monkey_patch()
+            return eventlet.GreenPool(8).imap
+        import gevent.monkey
+        gevent.monkey.patch_all()
+        import gevent.pool
+        return gevent.pool.Pool(8).map
+def work(number):
+    import time
+    time.sleep(0.001)
+    return number * sum(range(2000))
+each, wrong = patched() if first else map, 0
+print("ready", flush=True)
+while not (folder / "stop").exists():
+    if each is map and (folder / "patch").exists():
+        each = patched()
+        (folder / "patched").touch()
+    wrong += list(each(work, range(8))) != [number * 1999000 for number in range(8)]
+import threading
+print(json.dumps([wrong, [thread.name for thread in threading.enumerate()]]), flush=True)
+"""
+CALLS = "--with-stack=trace"
 C_LIBRARY_SIGNALS = 0b11 << 31  # 32 and 33: to cancel threads, and to change ids in all of them
 
 
@@ -121,6 +155,17 @@ def test_a_daemon_that_keeps_no_agents_takes_a_trace(tmp_path: Path) -> None:
         until(lambda: agent_state(daemon, process.pid) == "AGENT_STATE_NONE", "the agent is gone")
 
 
+def test_with_debug_the_log_has_each_step_of_an_attach(tmp_path: Path) -> None:
+    with running_daemon("--log-level", "debug") as daemon, plain() as process:
+        trace(daemon, process.pid, tmp_path)
+        until(lambda: "the agent has been sent" in daemon.log(), "the last step")
+        steps = re.findall(rf"attach helper \d+: process {process.pid}: (.*)", daemon.log())
+    assert steps[0].startswith("inspected: Python 3."), steps
+    assert steps[-2:] == ["our code runs", "the agent has been sent"], steps
+    stopped = re.compile(r"\w+: thread \d+ was stopped for \d+\.\d\d ms, try \d+")
+    assert any(stopped.fullmatch(step) for step in steps[1:-2]), steps
+
+
 def test_a_zombie_is_told_from_a_process_that_is_not_there(daemon: Daemon) -> None:
     with subjects.zombie() as pid:
         result = kinetoctl(daemon, "trace", "--pid", str(pid), "--duration", "300ms")
@@ -129,6 +174,14 @@ def test_a_zombie_is_told_from_a_process_that_is_not_there(daemon: Daemon) -> No
             f"process {pid} is a zombie: it has ended, but its parent, process {os.getpid()}, has not reaped it"
             in result.stderr
         )
+        assert "ATTACH_UNSUITABLE" in result.stderr
+
+
+def test_a_process_whose_main_thread_has_ended_is_not_called_ended(daemon: Daemon) -> None:
+    with subjects.without_main_thread() as pid:
+        result = kinetoctl(daemon, "trace", "--pid", str(pid), "--duration", "300ms")
+        assert result.code != 0
+        assert f"process {pid} cannot be attached to: its main thread has ended while others run" in result.stderr
         assert "ATTACH_UNSUITABLE" in result.stderr
 
 
@@ -192,3 +245,66 @@ def test_a_process_without_python_and_cuda_is_refused_with_the_reason(daemon: Da
         process.kill()
     assert result.code == 5
     assert "[ATTACH_UNSUPPORTED]" in result.stderr
+
+
+@contextmanager
+def green(package: str, folder: Path, *start: str, first: bool, **variables: str) -> Iterator[int]:
+    """The pid of such a program, which must have found nothing wrong and printed nothing at its end."""
+    command = [*start, sys.executable, "-c", GREEN, package, str(folder), "first" if first else "later"]
+    with (folder / "errors").open("w+") as errors:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=variables or None)
+        try:
+            assert process.stdout is not None and process.stdout.readline() == "ready\n"
+            yield process.pid
+            (folder / "stop").touch()
+            output, _ = process.communicate(timeout=scaled(30))
+            assert (process.returncode, json.loads(output)) == (0, [0, ["MainThread"]])
+            assert (folder / "errors").read_text() == ""
+        finally:
+            process.kill()
+            process.communicate()
+
+
+def patch(folder: Path) -> None:
+    (folder / "patch").touch()
+    until((folder / "patched").exists, "the program has patched itself")
+
+
+@pytest.fixture(params=["eventlet", "gevent"])
+def package(request: pytest.FixtureRequest) -> str:
+    if find_spec(request.param) is None:  # not imported here: eventlet makes every fork of this process warn
+        pytest.skip(f"no {request.param}")
+    return str(request.param)
+
+
+@pytest.mark.slow
+def test_green_threads_patched_before_the_attach_go_on(daemon: Daemon, package: str, tmp_path: Path) -> None:
+    with green(package, tmp_path, first=True) as pid:
+        assert trace(daemon, pid, tmp_path, CALLS)["warnings"] == []
+
+
+@pytest.mark.slow
+def test_green_threads_patched_while_the_agent_waits_go_on(daemon: Daemon, package: str, tmp_path: Path) -> None:
+    with green(package, tmp_path, first=False) as pid:
+        trace(daemon, pid, tmp_path, CALLS)
+        patch(tmp_path)
+        assert trace(daemon, pid, tmp_path, CALLS)["warnings"] == []
+
+
+@pytest.mark.slow
+def test_green_threads_patched_during_a_capture_go_on(daemon: Daemon, package: str, tmp_path: Path) -> None:
+    with green(package, tmp_path, first=False) as pid, ThreadPoolExecutor(1) as other:
+        capture = other.submit(trace, daemon, pid, tmp_path, CALLS, duration="3s")
+        wait_for_records(daemon, pid)
+        patch(tmp_path)
+        assert capture.result()["warnings"] == []
+
+
+@pytest.mark.slow
+def test_green_threads_of_a_program_that_started_with_the_agent_go_on(
+    daemon: Daemon, package: str, tmp_path: Path
+) -> None:
+    start = cli.kinetoctl("--quiet", "run", "--")
+    with green(package, tmp_path, *start, first=True, **daemon.client_environ()) as pid:
+        trace(daemon, pid, tmp_path, CALLS, "--no-attach")
+        assert trace(daemon, pid, tmp_path, CALLS, "--no-attach")["warnings"] == []

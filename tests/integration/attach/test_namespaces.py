@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.campaigns.attach_harness import Attempt
+from campaign.parts.attach_harness import Attempt
 from support.losses import without_losses
 from support.machine import newer_pythons
 from support.machine.containers import ALL, SYSTEM_PYTHON, Contained, Kind, need
@@ -43,7 +43,6 @@ say(right)
 ASLEEP = "import select\nsay('ready')\nselect.select([0], [], [])\nsay(True)\n"
 RIGHT = (b"True\n", b"")
 
-ROOTLESS = Kind(namespaces=(*ALL, "user"))
 KINDS = {
     "pid": Kind(namespaces=("pid",)),
     "mount": Kind(namespaces=("mount",)),
@@ -59,7 +58,6 @@ ROOTS = {
     "container": Kind(namespaces=ALL, root=newer_pythons.ROOT),
     "container_user": Kind(namespaces=ALL, root=newer_pythons.ROOT, user=1000, no_new_privs=True),
     "rootless": Kind(namespaces=(*ALL, "user"), root=newer_pythons.ROOT, starter=100000),
-    "without_proc": Kind(namespaces=ALL, root=newer_pythons.ROOT, proc=False),
 }
 
 
@@ -100,6 +98,14 @@ def test_another_root_with_another_python_is_no_obstacle(attacher: HelperAttache
         folder = Path(f"/proc/{target.pid}/root/tmp")
         assert methods <= {"pending-call", "native-thread"}
         assert list(folder.iterdir()) == []
+        assert target.end() == RIGHT
+
+
+def test_another_root_without_proc_is_refused(attacher: HelperAttacher) -> None:
+    kind = need(Kind(namespaces=ALL, root=newer_pythons.ROOT, proc=False))
+    with Contained(kind, [in_root("3.14"), "-c", SAY + BUSY]) as target:
+        attempt = attacher.attach(target.pid)
+        assert attempt.outcome != "success" and "has no /proc" in attempt.reason
         assert target.end() == RIGHT
 
 
@@ -183,9 +189,7 @@ def test_a_target_without_room_for_a_thread_is_told(attacher: HelperAttacher) ->
     program = "import resource\nresource.setrlimit(resource.RLIMIT_NPROC, (1, 1))\n" + ASLEEP
     with Contained(need(Kind(user=61234)), [str(SYSTEM_PYTHON), "-c", SAY + program]) as target:
         attempt = attacher.attach(target.pid)
-        assert (attempt.outcome, "it may start 0 more threads below" in attempt.reason) == ("refused", True), (
-            attempt.reason
-        )
+        assert (attempt.outcome, "0 threads are left below" in attempt.reason) == ("refused", True), attempt.reason
         assert target.end() == RIGHT
 
 

@@ -156,3 +156,19 @@ def test_doctor_says_that_a_program_launches_graphs_from_the_device(
 ) -> None:
     result = run_process(["doctor", str(launching_program.pid)], daemon.client_environ())
     assert "launches graphs" in result.stdout
+
+
+def test_a_first_call_of_cupti_that_stands_is_told_as_one(daemon: Daemon, program: FakeProgram, tmp_path: Path) -> None:
+    program.ask("set subscribe_delay_ms 3600000")
+    target = trace(daemon, program, tmp_path, "--duration", "50ms")
+    assert (target["verdict"], target["reason_code"]) == ("VERDICT_FAILED", "GPU_DOES_NOT_DRAIN")
+    assert target["reason"].startswith("cupti: CUPTI's first call has not returned")
+    inside = f"process {program.pid} has been inside cuptiSubscribe for "
+
+    def is_told() -> bool:
+        done = run_process(["doctor", str(program.pid)], daemon.client_environ())
+        return inside in " ".join(done.stdout.split())
+
+    until(is_told, "it has lasted 3 s")
+    program.ask("set subscribe_delay_ms 0")
+    until(lambda: not is_told(), "it has returned")

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from support.campaigns.attach_harness import version_of
+from campaign.parts.attach_harness import version_of
 from support.service.daemon import Daemon
 from support.targets.own_gil import ALL_INSIDE, UNTOUCHED, own_gil_target, pythons_with_own_gils
 

@@ -1,8 +1,8 @@
 """Attaching does not change what is computed."""
 
 import pytest
-from support.attach_targets.control import LAPS
-from support.campaigns.attach_harness import RunningTarget
+from campaign.attach_targets.control import LAPS
+from campaign.parts.attach_harness import RunningTarget
 from support.targets.attachers import HelperAttacher
 from support.waiting import scaled, until
 

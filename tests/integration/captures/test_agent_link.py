@@ -1,17 +1,25 @@
 """What a broken or hostile agent can do to the daemon: nothing but lose its own connection."""
 
+import contextlib
 import os
+import signal
 import socket
+import subprocess
+import sys
 
 import pytest
+from fuzz.doors.strange_descriptors import pass_lingering, silent_file
 from kineto_agent.protocol import wire
 from kineto_protos.v1 import profiler_pb2 as pb
+from kinetod.agents.link import LOG_BURST
 from support.agent.scripted_agent import RemoteAgent, ScriptedAgent, hello_message
+from support.machine.descriptors import open_files
 from support.service.daemon import Daemon
+from support.waiting import scaled, until
 
 
 def agents(daemon: Daemon) -> int:
-    count: int = daemon.stub().GetHost(pb.GetHostRequest(), timeout=10).agents
+    count: int = daemon.stub().GetHost(pb.GetHostRequest(), timeout=scaled(10)).agents
     return count
 
 
@@ -54,7 +62,7 @@ def test_a_truncated_frame_ends_only_that_connection(daemon: Daemon) -> None:
         agent.hello()
         agent.send_raw(HELLO[: wire.HEADER_BYTES + 5])
         assert "payload bytes" in refusal(agent)
-        (process,) = daemon.stub().ListProcesses(pb.ListProcessesRequest(), timeout=10).processes
+        (process,) = daemon.stub().ListProcesses(pb.ListProcessesRequest(), timeout=scaled(10)).processes
         assert process.pid == other.pid
 
 
@@ -84,14 +92,13 @@ def test_an_arena_without_descriptor_ends_the_connection(daemon: Daemon) -> None
 
 
 def test_an_arena_for_no_capture_is_closed_and_ignored(daemon: Daemon) -> None:
-    ours, theirs = socket.socketpair()
     with ScriptedAgent(daemon.agent_socket) as agent:
         agent.hello()
-        agent.send(wire.Arena("capture", "cupti", "cupti/1", {}), [theirs.fileno()])
-        theirs.close()
-        assert ours.recv(1) == b""
-        ours.close()
+        for fd in (os.memfd_create("stray"), os.memfd_create("stray")):
+            agent.send(wire.Arena("capture", "cupti", "cupti/1", {}), [fd])
+            os.close(fd)
         assert agents(daemon) == 1
+        until(lambda: not any("stray" in each for each in open_files(daemon.pid).values()), "the daemon closes them")
 
 
 def test_nobody_can_hold_others_up_by_saying_nothing(daemon: Daemon) -> None:
@@ -127,3 +134,57 @@ def test_the_same_process_connecting_again_replaces_its_first_connection(daemon:
         second.hello()
         assert first.receive() is None
         assert agents(daemon) == 1
+
+
+def test_a_descriptor_whose_close_never_returns_holds_nobody_up(daemon: Daemon) -> None:
+    arena = wire.Arena("capture", "cupti", "cupti/1", {})
+    with silent_file() as file:
+        for message in (arena, hello_message()):
+            with ScriptedAgent(daemon.agent_socket) as agent:
+                agent.hello()
+                agent.send(message, [file.fd])
+                assert "file descriptor" in refusal(agent)
+        assert file.asked_to_close.wait(60)
+        assert agents(daemon) == 0
+    with ScriptedAgent(daemon.agent_socket) as agent:
+        agent.hello()
+        assert agents(daemon) == 1
+
+
+def test_descriptors_that_linger_when_they_go_hold_nobody_up(daemon: Daemon) -> None:
+    with contextlib.ExitStack() as stack:
+        agent = stack.enter_context(ScriptedAgent(daemon.agent_socket))
+        os.kill(daemon.pid, signal.SIGSTOP)
+        for _ in range(3):  # it reads the first, and hangs up with the others unread
+            stack.enter_context(pass_lingering(agent.sock, HELLO))
+        os.kill(daemon.pid, signal.SIGCONT)
+        assert agents(daemon) == 0
+
+
+def test_a_lingering_descriptor_in_a_call_holds_nobody_up(daemon: Daemon) -> None:
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(daemon.rpc_socket))
+        with pass_lingering(client, b"PRI * HTTP/2.0"):
+            assert agents(daemon) == 0
+
+
+def test_connections_of_the_dead_are_few_lines_of_the_log(daemon: Daemon) -> None:
+    connect = "import socket, sys\nfor _ in range(200): s = socket.socket(1, 5); s.connect(sys.argv[1]); s.detach()"
+    os.kill(daemon.pid, signal.SIGSTOP)
+    subprocess.run([sys.executable, "-c", connect, str(daemon.agent_socket)], check=True)
+    os.kill(daemon.pid, signal.SIGCONT)
+    with ScriptedAgent(daemon.agent_socket) as agent:
+        agent.hello()
+    assert 1 <= daemon.log().count("ended right after connecting") <= LOG_BURST
+
+
+def test_agents_that_greet_and_leave_hold_no_descriptors(daemon: Daemon) -> None:
+    def held() -> int:
+        return sum("pidfd" in name or "socket" in name for name in open_files(daemon.pid).values())
+
+    before = held()
+    for _ in range(200):
+        with ScriptedAgent(daemon.agent_socket) as agent:
+            agent.hello()
+    until(lambda: agents(daemon) == 0, "all connections have ended")
+    assert held() < before + 20

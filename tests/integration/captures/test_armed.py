@@ -8,8 +8,8 @@ from typing import Any
 import grpc
 import pytest
 from kineto_agent.protocol import wire
+from kineto_protos.services import ProfilerStub
 from kineto_protos.v1 import profiler_pb2 as pb
-from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
 from support.agent.scripted_agent import RemoteAgent, ScriptedAgent
 from support.service.daemon import Daemon, error_of, running_daemon, watch_to_end
 from support.waiting import scaled
@@ -24,12 +24,12 @@ def arm(stub: ProfilerStub, **fields: Any) -> pb.Capture:
     if "iterations" not in fields:
         fields.setdefault("duration_ns", SECOND_NS)
     spec = pb.CaptureSpec(**{"selector": OWN, "arm_ns": MINUTE_NS, **fields})
-    capture: pb.Capture = stub.CreateCapture(pb.CreateCaptureRequest(spec=spec), timeout=10)
+    capture: pb.Capture = stub.CreateCapture(pb.CreateCaptureRequest(spec=spec), timeout=scaled(10))
     return capture
 
 
 def start(stub: ProfilerStub, capture_id: str, **fields: Any) -> pb.Capture:
-    capture: pb.Capture = stub.StartCapture(pb.StartCaptureRequest(id=capture_id, **fields), timeout=10)
+    capture: pb.Capture = stub.StartCapture(pb.StartCaptureRequest(id=capture_id, **fields), timeout=scaled(10))
     return capture
 
 
@@ -66,7 +66,7 @@ def test_a_watcher_sees_that_a_capture_was_armed_and_that_it_has_begun(
     stub: ProfilerStub, agent: ScriptedAgent
 ) -> None:
     armed = arm(stub)
-    events = stub.WatchCapture(pb.WatchCaptureRequest(id=armed.id), timeout=20)
+    events = stub.WatchCapture(pb.WatchCaptureRequest(id=armed.id), timeout=scaled(20))
     assert next(events).snapshot.armed_until_ns == armed.armed_until_ns
     start(stub, armed.id, clock=CLOCK)
     begun = next(events).snapshot
@@ -84,11 +84,11 @@ def test_the_clock_of_the_start_is_kept_with_the_capture_and_its_traces(
     agent.capture()
     ended = watch_to_end(stub, armed.id)
     assert ended.clock == CLOCK
-    assert stub.GetCapture(pb.GetCaptureRequest(id=armed.id), timeout=10) == ended
+    assert stub.GetCapture(pb.GetCaptureRequest(id=armed.id), timeout=scaled(10)) == ended
     (path,) = (daemon.state_dir / "captures" / armed.id).rglob("target.json")
     info = json.loads(path.read_bytes())
     assert (info["clock_offset_ns"], info["clock_uncertainty_ns"]) == (CLOCK.offset_ns, CLOCK.uncertainty_ns)
-    chunks = stub.FetchTrace(pb.FetchTraceRequest(capture_id=armed.id), timeout=10)
+    chunks = stub.FetchTrace(pb.FetchTraceRequest(capture_id=armed.id), timeout=scaled(10))
     trace = json.loads(b"".join(chunk.data for chunk in chunks))
     assert str(CLOCK.offset_ns) in json.dumps({key: trace[key] for key in trace if key != "traceEvents"})
 
@@ -119,7 +119,7 @@ def test_each_process_of_a_capture_by_iteration_gets_its_own_first_one(
         other.do("await_start")
         assert (request.iterations, request.start_time_ns) == (3, 0)
         # Kept: a call that nobody holds any more is cancelled.
-        cancelling = stub.CancelCapture.future(pb.CancelCaptureRequest(id=armed.id), timeout=20)
+        cancelling = stub.CancelCapture.future(pb.CancelCaptureRequest(id=armed.id), timeout=scaled(20))
         agent.cancelled(armed.id, keep=False)
     cancelling.result()
     assert only_of(watch_to_end(stub, armed.id), os.getpid()).verdict == pb.VERDICT_CANCELLED
@@ -138,7 +138,7 @@ def test_without_agreed_iterations_the_daemon_aligns_its_processes_itself(
         armed = arm(stub, selector=pb.Selector(pids=[os.getpid(), other.pid]), iterations=pb.IterationWindow(count=3))
         start(stub, armed.id)
         assert agent.expect(wire.Describe) == wire.Describe()
-        stub.CancelCapture(pb.CancelCaptureRequest(id=armed.id), timeout=20)
+        stub.CancelCapture(pb.CancelCaptureRequest(id=armed.id), timeout=scaled(20))
 
 
 def test_what_nobody_starts_in_time_is_cancelled(stub: ProfilerStub, agent: ScriptedAgent) -> None:
@@ -160,7 +160,7 @@ def test_what_nobody_starts_in_time_is_cancelled(stub: ProfilerStub, agent: Scri
 @pytest.mark.parametrize("keep_partial", [False, True])
 def test_an_armed_capture_can_be_cancelled(stub: ProfilerStub, agent: ScriptedAgent, keep_partial: bool) -> None:
     armed = arm(stub)
-    cancelled = stub.CancelCapture(pb.CancelCaptureRequest(id=armed.id, keep_partial=keep_partial), timeout=20)
+    cancelled = stub.CancelCapture(pb.CancelCaptureRequest(id=armed.id, keep_partial=keep_partial), timeout=scaled(20))
     assert (cancelled.status, cancelled.armed_until_ns) == (pb.CAPTURE_STATUS_CANCELLED, 0)
     assert only_target(cancelled).reason_code == "CANCELLED"
     assert refusal(stub, armed.id)[1] == "CAPTURE_NOT_ARMED"
@@ -171,7 +171,7 @@ def test_a_process_that_dies_while_armed_has_its_verdict_at_once(daemon: Daemon,
         dying.do("hello")
         living.do("hello")
         armed = arm(stub, selector=pb.Selector(pids=[dying.pid, living.pid]))
-        events = stub.WatchCapture(pb.WatchCaptureRequest(id=armed.id), timeout=20)
+        events = stub.WatchCapture(pb.WatchCaptureRequest(id=armed.id), timeout=scaled(20))
         next(events)
         dying.kill()
         target = next(event.target for event in events if event.target.verdict)
@@ -223,5 +223,5 @@ def test_a_capture_that_began_at_once_cannot_be_started(stub: ProfilerStub, agen
 
 def test_the_clock_is_that_of_the_host(stub: ProfilerStub) -> None:
     before_ns = time.time_ns()
-    clock = stub.GetClock(pb.GetClockRequest(), timeout=10)
+    clock = stub.GetClock(pb.GetClockRequest(), timeout=scaled(10))
     assert before_ns <= clock.received_ns <= clock.sent_ns <= time.time_ns()

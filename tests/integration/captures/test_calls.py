@@ -11,11 +11,11 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from kineto_agent.protocol import wire
+from kineto_protos.services import ProfilerStub
 from kineto_protos.v1 import profiler_pb2 as pb
-from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
 from support.agent.scripted_agent import ScriptedAgent, hello_message
 from support.service.daemon import Daemon, DaemonFailed, error_of, free_address, running_daemon
-from support.waiting import until
+from support.waiting import scaled, until
 
 SECOND_NS = 10**9
 DAY_NS = 86_400 * SECOND_NS
@@ -23,11 +23,13 @@ OWN = pb.Selector(pids=[os.getpid()])
 
 
 def refused(stub: ProfilerStub, spec: pb.CaptureSpec, key: str = "") -> tuple[grpc.StatusCode, str, str]:
-    return error_of(lambda: stub.CreateCapture(pb.CreateCaptureRequest(spec=spec, idempotency_key=key), timeout=10))
+    return error_of(
+        lambda: stub.CreateCapture(pb.CreateCaptureRequest(spec=spec, idempotency_key=key), timeout=scaled(10))
+    )
 
 
 def test_the_host_says_where_its_store_is_and_what_it_allows(daemon: Daemon, stub: ProfilerStub) -> None:
-    host = stub.GetHost(pb.GetHostRequest(), timeout=10)
+    host = stub.GetHost(pb.GetHostRequest(), timeout=scaled(10))
     assert host.version == "0.1.0"
     assert host.store_path == str(daemon.state_dir)
     assert host.agent_socket == str(daemon.agent_socket)
@@ -104,7 +106,7 @@ def test_one_bad_pid_fails_the_whole_request(daemon: Daemon, stub: ProfilerStub)
         selector = pb.Selector(pids=[os.getpid(), 1])
         code, reason, _ = refused(stub, pb.CaptureSpec(selector=selector, duration_ns=1, no_attach=True))
         assert (code, reason) == (grpc.StatusCode.FAILED_PRECONDITION, "NO_AGENT")
-        assert not stub.ListCaptures(pb.ListCapturesRequest(), timeout=10).captures
+        assert not stub.ListCaptures(pb.ListCapturesRequest(), timeout=scaled(10)).captures
 
 
 @pytest.mark.parametrize(
@@ -118,21 +120,21 @@ def test_an_unknown_capture_is_not_found(stub: ProfilerStub, call: str) -> None:
 
 
 def test_a_foreign_page_token_is_refused(stub: ProfilerStub) -> None:
-    code, reason, _ = error_of(lambda: stub.ListCaptures(pb.ListCapturesRequest(page_token="???"), timeout=10))
+    code, reason, _ = error_of(lambda: stub.ListCaptures(pb.ListCapturesRequest(page_token="???"), timeout=scaled(10)))
     assert (code, reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD")
 
 
 def test_a_connected_agent_is_listed_with_fresh_data(daemon: Daemon, stub: ProfilerStub) -> None:
     with ScriptedAgent(daemon.agent_socket, rank=3, world_size=8, iterations=5) as agent:
         agent.hello()
-        listing = stub.ListProcesses.future(pb.ListProcessesRequest(), timeout=10)
+        listing = stub.ListProcesses.future(pb.ListProcessesRequest(), timeout=scaled(10))
         agent.expect(wire.Describe)
         agent.send(hello_message(rank=3, world_size=8, iterations=6))
         listing.result()  # it waits half a second at most
         (process,) = until(
             lambda: [
                 each
-                for each in stub.ListProcesses(pb.ListProcessesRequest(), timeout=10).processes
+                for each in stub.ListProcesses(pb.ListProcessesRequest(), timeout=scaled(10)).processes
                 if each.iterations == 6
             ],
             "what it has said is listed",
@@ -149,7 +151,7 @@ def test_a_connected_agent_is_listed_with_fresh_data(daemon: Daemon, stub: Profi
 def test_an_agent_that_does_not_describe_itself_is_listed_with_what_it_said(daemon: Daemon, stub: ProfilerStub) -> None:
     with ScriptedAgent(daemon.agent_socket, rank=1) as agent:
         agent.hello()
-        (process,) = stub.ListProcesses(pb.ListProcessesRequest(), timeout=10).processes
+        (process,) = stub.ListProcesses(pb.ListProcessesRequest(), timeout=scaled(10)).processes
     assert process.rank == 1
 
 
@@ -167,7 +169,7 @@ def test_an_agent_of_another_version_is_shown_and_refused(daemon: Daemon, stub: 
         frame[4:6] = (wire.PROTOCOL_VERSION + 1).to_bytes(2, "little")
         agent.send_raw(bytes(frame))
         assert "speaks protocol version 1, not 2" in agent.expect(wire.Refuse).reason
-        (process,) = stub.ListProcesses(pb.ListProcessesRequest(), timeout=10).processes
+        (process,) = stub.ListProcesses(pb.ListProcessesRequest(), timeout=scaled(10)).processes
         assert process.agent_state == pb.AGENT_STATE_INCOMPATIBLE
         code, reason, message = refused(stub, pb.CaptureSpec(selector=OWN, duration_ns=1))
     assert (code, reason) == (grpc.StatusCode.FAILED_PRECONDITION, "AGENT_INCOMPATIBLE")
@@ -180,7 +182,7 @@ def test_a_loopback_port_serves_too_and_belongs_to_one_daemon() -> None:
     allowed = {"KINETOD_ACCESS_LOOPBACK_WITHOUT_TLS": "true"}
     with running_daemon("--listen", address, environ=allowed) as first:
         with grpc.insecure_channel(address) as channel:
-            host = ProfilerStub(channel).GetHost(pb.GetHostRequest(), timeout=10)  # type: ignore[no-untyped-call]
+            host = ProfilerStub(channel).GetHost(pb.GetHostRequest(), timeout=scaled(10))
         assert host.store_path == str(first.state_dir)
         with (
             pytest.raises(DaemonFailed, match="cannot listen on"),
@@ -200,7 +202,7 @@ def test_sockets_that_a_killed_daemon_left_are_replaced() -> None:
         daemon.kill()
         assert daemon.agent_socket.exists()
         daemon.start()
-        assert daemon.stub().GetHost(pb.GetHostRequest(), timeout=10).agents == 0
+        assert daemon.stub().GetHost(pb.GetHostRequest(), timeout=scaled(10)).agents == 0
         assert daemon.stop() == 0
         assert not daemon.agent_socket.exists()
         assert not daemon.rpc_socket.exists()

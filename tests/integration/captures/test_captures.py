@@ -13,9 +13,9 @@ from typing import Any
 import grpc
 import pytest
 from kineto_agent.protocol import arena, wire
-from kineto_protos.units import format_duration
+from kineto_protos.services import ProfilerStub
 from kineto_protos.v1 import profiler_pb2 as pb
-from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
+from kineto_trace.base.quantities import format_duration
 from support.agent.scripted_agent import RemoteAgent, ScriptedAgent
 from support.service.daemon import Daemon, error_of, running_daemon, watch_to_end
 from support.waiting import scaled
@@ -48,7 +48,9 @@ def stuck(impatient: Daemon) -> Iterator[ScriptedAgent]:
 
 def create(stub: ProfilerStub, key: str = "", **fields: Any) -> pb.Capture:
     spec = pb.CaptureSpec(**{"selector": OWN, "duration_ns": SECOND_NS, **fields})
-    capture: pb.Capture = stub.CreateCapture(pb.CreateCaptureRequest(spec=spec, idempotency_key=key), timeout=10)
+    capture: pb.Capture = stub.CreateCapture(
+        pb.CreateCaptureRequest(spec=spec, idempotency_key=key), timeout=scaled(10)
+    )
     return capture
 
 
@@ -68,7 +70,7 @@ def test_a_capture_is_done_and_its_file_can_be_fetched(stub: ProfilerStub, agent
     target = only_target(capture)
     assert (capture.status, target.verdict, target.reason) == (pb.CAPTURE_STATUS_DONE, pb.VERDICT_DONE, "")
     (file,) = target.files
-    chunks = list(stub.FetchTrace(pb.FetchTraceRequest(capture_id=capture.id), timeout=10))
+    chunks = list(stub.FetchTrace(pb.FetchTraceRequest(capture_id=capture.id), timeout=scaled(10)))
     data = b"".join(chunk.data for chunk in chunks)
     assert chunks[0].file == file
     assert file.format == "chrome"
@@ -78,18 +80,18 @@ def test_a_capture_is_done_and_its_file_can_be_fetched(stub: ProfilerStub, agent
     assert (counts.source, counts.records, counts.dropped) == ("python_stacks", 100, 0)
     assert 0 < target.requested_ns <= target.collecting_ns <= target.collected_ns <= target.stored_ns
     assert target.overhead.stop_ns == 2000
-    assert capture == stub.GetCapture(pb.GetCaptureRequest(id=capture.id), timeout=10)
+    assert capture == stub.GetCapture(pb.GetCaptureRequest(id=capture.id), timeout=scaled(10))
 
 
 def test_an_activity_type_that_nobody_knows_is_refused_without_a_capture(
     stub: ProfilerStub, agent: ScriptedAgent
 ) -> None:
-    before = stub.ListCaptures(pb.ListCapturesRequest(), timeout=10)
+    before = stub.ListCaptures(pb.ListCapturesRequest(), timeout=scaled(10))
     code, reason, message = error_of(lambda: create(stub, activity_types=["python_function", "kernal"]))
     assert (code, reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD")
     assert "spec.activity_types[1]: no source knows the activity type 'kernal' (did you mean kernel?)" in message
     assert message.endswith("the selected processes offer python_function")
-    assert stub.ListCaptures(pb.ListCapturesRequest(), timeout=10) == before
+    assert stub.ListCaptures(pb.ListCapturesRequest(), timeout=scaled(10)) == before
 
 
 def test_a_fetch_resumes_at_an_offset(stub: ProfilerStub, agent: ScriptedAgent) -> None:
@@ -123,13 +125,13 @@ def test_a_file_changed_behind_the_daemon_is_not_served(
     watch_to_end(stub, created.id)
     (path,) = (daemon.state_dir / "captures" / created.id).rglob("trace.json.gz")
     path.write_bytes(path.read_bytes()[:-1])
-    code, reason, _ = error_of(lambda: stub.FetchTrace(pb.FetchTraceRequest(capture_id=created.id), timeout=10))
+    code, reason, _ = error_of(lambda: stub.FetchTrace(pb.FetchTraceRequest(capture_id=created.id), timeout=scaled(10)))
     assert (code, reason) == (grpc.StatusCode.DATA_LOSS, "FILE_DAMAGED")
 
 
 def test_every_state_is_seen_by_a_watcher_that_keeps_up(stub: ProfilerStub, agent: ScriptedAgent) -> None:
     created = create(stub)
-    events = stub.WatchCapture(pb.WatchCaptureRequest(id=created.id), timeout=20)
+    events = stub.WatchCapture(pb.WatchCaptureRequest(id=created.id), timeout=scaled(20))
     assert next(events).snapshot.id == created.id
     agent.await_start()
     agent.announce()
@@ -153,7 +155,7 @@ def test_every_state_is_seen_by_a_watcher_that_keeps_up(stub: ProfilerStub, agen
 
 def test_counts_are_reported_while_it_collects(stub: ProfilerStub, agent: ScriptedAgent) -> None:
     created = create(stub)
-    events = stub.WatchCapture(pb.WatchCaptureRequest(id=created.id), timeout=20)
+    events = stub.WatchCapture(pb.WatchCaptureRequest(id=created.id), timeout=scaled(20))
     agent.collect()
     agent.record(500)
     records = next(each.records for event in events for each in event.target.counts if each.records)
@@ -164,7 +166,7 @@ def test_counts_are_reported_while_it_collects(stub: ProfilerStub, agent: Script
 def test_buffers_are_drained_while_it_collects(stub: ProfilerStub, agent: ScriptedAgent) -> None:
     created = create(stub, buffer_limit_bytes=1 << 20, duration_ns=60 * SECOND_NS)  # the agent ends it before
     _, writer = agent.collect()
-    events = stub.WatchCapture(pb.WatchCaptureRequest(id=created.id), timeout=60)
+    events = stub.WatchCapture(pb.WatchCaptureRequest(id=created.id), timeout=scaled(60))
     per_round, rounds = 20_000, 5  # 2.4 MB through 1 MiB of buffers
     for number in range(1, rounds + 1):
         agent.record(per_round)
@@ -270,7 +272,7 @@ def test_a_cancelled_capture_keeps_nothing(daemon: Daemon, stub: ProfilerStub, a
     created = create(stub)
     agent.collect()
     agent.record(50)
-    cancelling = stub.CancelCapture.future(pb.CancelCaptureRequest(id=created.id), timeout=20)
+    cancelling = stub.CancelCapture.future(pb.CancelCaptureRequest(id=created.id), timeout=scaled(20))
     agent.cancelled(created.id, keep=False)
     capture = cancelling.result()
     assert capture.status == pb.CAPTURE_STATUS_CANCELLED
@@ -282,7 +284,9 @@ def test_a_cancelled_capture_keeps_what_it_has_if_asked(stub: ProfilerStub, agen
     created = create(stub)
     agent.collect()
     agent.record(50)
-    cancelling = stub.CancelCapture.future(pb.CancelCaptureRequest(id=created.id, keep_partial=True), timeout=20)
+    cancelling = stub.CancelCapture.future(
+        pb.CancelCaptureRequest(id=created.id, keep_partial=True), timeout=scaled(20)
+    )
     agent.cancelled(created.id)
     target = only_target(cancelling.result())
     assert (target.verdict, target.reason_code) == (pb.VERDICT_PARTIAL, "CANCELLED")
@@ -293,7 +297,7 @@ def test_a_cancel_that_the_agent_does_not_confirm_ends_all_the_same(impatient: D
     created = create(impatient.stub(), duration_ns=60 * SECOND_NS)
     stuck.await_start()
     stuck.state("COLLECT")
-    capture = impatient.stub().CancelCapture(pb.CancelCaptureRequest(id=created.id), timeout=20)
+    capture = impatient.stub().CancelCapture(pb.CancelCaptureRequest(id=created.id), timeout=scaled(20))
     assert capture.status == pb.CAPTURE_STATUS_CANCELLED
 
 
@@ -328,7 +332,10 @@ def test_a_running_capture_cannot_be_deleted_a_finished_one_is_gone(
     agent.capture()
     watch_to_end(stub, created.id)
     stub.DeleteCapture(request, timeout=10)
-    assert error_of(lambda: stub.GetCapture(pb.GetCaptureRequest(id=created.id), timeout=10))[1] == "NO_SUCH_CAPTURE"
+    assert (
+        error_of(lambda: stub.GetCapture(pb.GetCaptureRequest(id=created.id), timeout=scaled(10)))[1]
+        == "NO_SUCH_CAPTURE"
+    )
     assert not (daemon.state_dir / "captures" / created.id).exists()
 
 
@@ -344,7 +351,7 @@ def test_captures_are_listed_newest_first_in_pages_and_by_label(stub: ProfilerSt
     second = stub.ListCaptures(request, timeout=10)
     assert [each.id for each in (*first.captures, *second.captures)] == made[::-1]
     assert second.next_page_token == ""
-    labelled = stub.ListCaptures(pb.ListCapturesRequest(labels={"listed": "yes", "number": "1"}), timeout=10)
+    labelled = stub.ListCaptures(pb.ListCapturesRequest(labels={"listed": "yes", "number": "1"}), timeout=scaled(10))
     assert [each.id for each in labelled.captures] == [made[1]]
 
 

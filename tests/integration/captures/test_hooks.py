@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from kineto_protos.plain import plain
 from kineto_protos.v1 import profiler_pb2 as pb
-from kinetod.base import webhook_signature
+from kinetod.base import http_headers
 from support.agent.scripted_agent import ScriptedAgent
 from support.peers.receiver import Receiver, receiving
 from support.service.daemon import Daemon, running_daemon, watch_to_end
-from support.waiting import until
+from support.waiting import scaled, until
 
 SECRET = b"a secret of some length"
 SCRIPT = f"""#!{sys.executable}
@@ -63,13 +63,13 @@ def agent(daemon: Daemon, receiver: Receiver) -> Iterator[ScriptedAgent]:
     with ScriptedAgent(daemon.agent_socket) as connected:
         connected.hello()
         yield connected
-    ids = {capture.id for capture in daemon.stub().ListCaptures(pb.ListCapturesRequest(), timeout=10).captures}
+    ids = {capture.id for capture in daemon.stub().ListCaptures(pb.ListCapturesRequest(), timeout=scaled(10)).captures}
     until(lambda: ids <= {sent.headers["webhook-id"] for sent in receiver.received}, "all are told", state=daemon.log)
 
 
 def capture(daemon: Daemon, agent: ScriptedAgent, **labels: str) -> pb.Capture:
     spec = pb.CaptureSpec(selector=pb.Selector(pids=[os.getpid()]), duration_ns=10**9, labels=labels)
-    created = daemon.stub().CreateCapture(pb.CreateCaptureRequest(spec=spec), timeout=10)
+    created = daemon.stub().CreateCapture(pb.CreateCaptureRequest(spec=spec), timeout=scaled(10))
     agent.capture(samples=10)
     return watch_to_end(daemon.stub(), created.id)
 
@@ -102,7 +102,7 @@ def test_the_webhook_gets_it_signed_also_after_a_failure(
     for sent in receiver.received[before:]:
         assert json.loads(sent.body) == plain(ended)
         assert sent.headers["webhook-id"] == ended.id
-        expected = webhook_signature.headers(SECRET, ended.id, int(sent.headers["webhook-timestamp"]), sent.body)
+        expected = http_headers.signed_headers(SECRET, ended.id, int(sent.headers["webhook-timestamp"]), sent.body)
         assert sent.headers["webhook-signature"] == expected["webhook-signature"]
     assert (
         f"hook {receiver.url} of capture {ended.id}, try 1: answered 503 Service Unavailable: not now" in daemon.log()
@@ -128,7 +128,7 @@ def test_what_a_stop_ends_is_told_too() -> None:
         with running_daemon(environ=environ) as daemon, ScriptedAgent(daemon.agent_socket) as agent:
             agent.hello()
             spec = pb.CaptureSpec(selector=pb.Selector(pids=[os.getpid()]), duration_ns=60 * 10**9)
-            daemon.stub().CreateCapture(pb.CreateCaptureRequest(spec=spec), timeout=10)
+            daemon.stub().CreateCapture(pb.CreateCaptureRequest(spec=spec), timeout=scaled(10))
             agent.await_start()
             daemon.stop()
             assert json.loads(found.read_text())["targets"][0]["reason_code"] == "DAEMON_STOPPED", daemon.log()

@@ -7,11 +7,12 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
+from kineto_protos.services import ProfilerStub
 from kineto_protos.v1 import profiler_pb2 as pb
-from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
 from support.losses import without_losses
 from support.service.daemon import Daemon, running_daemon, watch_to_end
 from support.targets.programs import Program, connected, ready_pids
+from support.waiting import scaled
 
 SECOND_NS = 10**9
 # Steps until its standard input ends: arguments are the steps before it says "ready", the steps after that (-1: as many
@@ -38,14 +39,16 @@ def training(daemon: Daemon, before: int, after: int, period_ms: int) -> Iterato
 
 
 def iterations_of(stub: ProfilerStub, pid: int) -> int:
-    (process,) = stub.ListProcesses(pb.ListProcessesRequest(selector=pb.Selector(pids=[pid])), timeout=10).processes
+    (process,) = stub.ListProcesses(
+        pb.ListProcessesRequest(selector=pb.Selector(pids=[pid])), timeout=scaled(10)
+    ).processes
     number: int = process.iterations
     return number
 
 
 def captured(stub: ProfilerStub, processes: Sequence[Program], window: pb.IterationWindow, **more: Any) -> pb.Capture:
     spec = pb.CaptureSpec(selector=pb.Selector(pids=[each.pid for each in processes]), iterations=window, **more)
-    return watch_to_end(stub, stub.CreateCapture(pb.CreateCaptureRequest(spec=spec), timeout=20).id)
+    return watch_to_end(stub, stub.CreateCapture(pb.CreateCaptureRequest(spec=spec), timeout=scaled(20)).id)
 
 
 def steps_of(stub: ProfilerStub, capture: pb.Capture, target: pb.Target) -> list[dict[str, Any]]:
@@ -114,8 +117,8 @@ def test_a_capture_that_is_cancelled_while_it_is_aligned_never_starts(daemon: Da
     with training(daemon, 10, -1, 20) as first, training(daemon, 10, -1, 20) as second:
         selector = pb.Selector(pids=[first.pid, second.pid])
         spec = pb.CaptureSpec(selector=selector, iterations=pb.IterationWindow(count=10_000))
-        capture_id = stub.CreateCapture(pb.CreateCaptureRequest(spec=spec), timeout=20).id
-        capture = stub.CancelCapture(pb.CancelCaptureRequest(id=capture_id), timeout=20)
+        capture_id = stub.CreateCapture(pb.CreateCaptureRequest(spec=spec), timeout=scaled(20)).id
+        capture = stub.CancelCapture(pb.CancelCaptureRequest(id=capture_id), timeout=scaled(20))
         assert verdicts(capture) == [("VERDICT_CANCELLED", "CANCELLED")] * 2
         assert ready_pids(stub) >= {first.pid, second.pid}
 
@@ -175,7 +178,7 @@ def test_iterations_that_a_window_by_time_cuts_are_marked_and_not_counted(daemon
     stub = daemon.stub()
     with training(daemon, 5, -1, 50) as process:
         spec = pb.CaptureSpec(selector=pb.Selector(pids=[process.pid]), duration_ns=SECOND_NS)
-        capture = watch_to_end(stub, stub.CreateCapture(pb.CreateCaptureRequest(spec=spec), timeout=20).id)
+        capture = watch_to_end(stub, stub.CreateCapture(pb.CreateCaptureRequest(spec=spec), timeout=scaled(20)).id)
         assert verdicts(capture) == [("VERDICT_DONE", "")]
         (target,) = capture.targets
         steps = sorted(steps_of(stub, capture, target), key=lambda step: float(step["ts"]))

@@ -12,13 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kineto_protos.services import ProfilerStub
 from kineto_protos.v1 import profiler_pb2 as pb
-from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
 from kineto_trace import open_trace
 from kinetod.base.libc import LIBC
-from support.peers.on_demand_kineto import OnDemandKineto, event, on_demand_kineto, polls_in, trace_text
+from support.peers.on_demand_kineto import (
+    POLL_PAUSE_S,
+    OnDemandKineto,
+    event,
+    on_demand_kineto,
+    polls_in,
+    trace_text,
+)
 from support.service.daemon import IMPORT_PATH, Daemon, error_of, running_daemon, watch_to_end
-from support.waiting import until
+from support.waiting import scaled, until
 
 SECOND_NS = 10**9
 OWN = pb.Selector(pids=[os.getpid()])
@@ -56,7 +63,7 @@ def create(stub: ProfilerStub, **fields: Any) -> pb.Capture:
     if "iterations" not in fields:
         fields.setdefault("duration_ns", SECOND_NS)
     spec = pb.CaptureSpec(**{"selector": OWN, "recorder": pb.RECORDER_KINETO, **fields})
-    capture: pb.Capture = stub.CreateCapture(pb.CreateCaptureRequest(spec=spec), timeout=10)
+    capture: pb.Capture = stub.CreateCapture(pb.CreateCaptureRequest(spec=spec), timeout=scaled(10))
     return capture
 
 
@@ -70,7 +77,7 @@ def verdict(target: pb.Target) -> tuple[str, str]:
 
 
 def state_of(stub: ProfilerStub, capture: pb.Capture) -> pb.TargetState:
-    found: pb.Capture = stub.GetCapture(pb.GetCaptureRequest(id=capture.id), timeout=10)
+    found: pb.Capture = stub.GetCapture(pb.GetCaptureRequest(id=capture.id), timeout=scaled(10))
     return found.targets[0].state
 
 
@@ -189,12 +196,12 @@ def test_a_profiler_that_is_free_again_without_a_file_was_cancelled(stub: Profil
     until(lambda: state_of(stub, capture) == pb.TARGET_STATE_COLLECT, "the open file is seen")
     assert kineto.poll() == ""
     assert verdict(ended(stub, capture)) == ("VERDICT_FAILED", "CANCELLED_BY_PROGRAM")
-    until(lambda: not kineto.temporary.exists(), "what it left is removed", 120)
+    until(lambda: kineto.poll() or not kineto.temporary.exists(), "what it left is removed", pause_s=POLL_PAUSE_S)
 
 
 def test_a_capture_that_is_cancelled_before_the_poll_is_never_sent(stub: ProfilerStub, kineto: OnDemandKineto) -> None:
     capture = create(stub)
-    stub.CancelCapture(pb.CancelCaptureRequest(id=capture.id), timeout=20)
+    stub.CancelCapture(pb.CancelCaptureRequest(id=capture.id), timeout=scaled(20))
     assert verdict(ended(stub, capture)) == ("VERDICT_CANCELLED", "CANCELLED")
     assert kineto.poll() == ""
 
@@ -202,7 +209,7 @@ def test_a_capture_that_is_cancelled_before_the_poll_is_never_sent(stub: Profile
 def test_the_file_of_a_capture_that_was_cancelled_later_is_removed(stub: ProfilerStub, kineto: OnDemandKineto) -> None:
     capture = create(stub)
     kineto.take()
-    stub.CancelCapture(pb.CancelCaptureRequest(id=capture.id), timeout=20)
+    stub.CancelCapture(pb.CancelCaptureRequest(id=capture.id), timeout=scaled(20))
     target = ended(stub, capture)
     assert verdict(target) == ("VERDICT_CANCELLED", "CANCELLED")
     assert "libkineto cannot be stopped" in target.reason
@@ -215,7 +222,7 @@ def test_a_cancellation_that_keeps_what_is_recorded_waits_for_the_whole_trace(
 ) -> None:
     capture = create(stub)
     kineto.take()
-    cancelled = stub.CancelCapture.future(pb.CancelCaptureRequest(id=capture.id, keep_partial=True), timeout=30)
+    cancelled = stub.CancelCapture.future(pb.CancelCaptureRequest(id=capture.id, keep_partial=True), timeout=scaled(30))
     kineto.is_busy()
     kineto.write()
     target = ended(stub, capture)
@@ -242,7 +249,7 @@ def test_a_process_whose_profiler_records_for_somebody_else_is_busy(stub: Profil
 def test_an_armed_capture_is_offered_once_it_is_started(stub: ProfilerStub, kineto: OnDemandKineto) -> None:
     capture = create(stub, arm_ns=60 * SECOND_NS)
     assert kineto.poll() == ""
-    stub.StartCapture(pb.StartCaptureRequest(id=capture.id), timeout=10)
+    stub.StartCapture(pb.StartCaptureRequest(id=capture.id), timeout=scaled(10))
     kineto.take()
     kineto.write()
     assert verdict(ended(stub, capture)) == ("VERDICT_DONE", "")

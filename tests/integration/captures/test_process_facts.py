@@ -38,9 +38,9 @@ def traced(daemon: Daemon, pid: int, folder: Path) -> dict[str, list[dict[str, A
     """The views' rows of a capture, by view."""
     stub = daemon.stub()
     spec = pb.CaptureSpec(selector=pb.Selector(pids=[pid]), duration_ns=2 * SECOND_NS)
-    capture = watch_to_end(stub, stub.CreateCapture(pb.CreateCaptureRequest(spec=spec), timeout=10).id)
+    capture = watch_to_end(stub, stub.CreateCapture(pb.CreateCaptureRequest(spec=spec), timeout=scaled(10)).id)
     assert capture.status == pb.CAPTURE_STATUS_DONE
-    chunks = stub.FetchTrace(pb.FetchTraceRequest(capture_id=capture.id), timeout=10)
+    chunks = stub.FetchTrace(pb.FetchTraceRequest(capture_id=capture.id), timeout=scaled(10))
     file = folder / "trace.json.gz"
     file.write_bytes(b"".join(chunk.data for chunk in chunks))
     trace = open_trace(file)

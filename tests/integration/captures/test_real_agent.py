@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from kineto_protos.services import ProfilerStub
 from kineto_protos.v1 import profiler_pb2 as pb
-from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
 from support.service.daemon import Daemon, running_daemon, watch_to_end
 from support.targets.programs import LISTEN, Program, connected, ready_pids, tell
 from support.waiting import scaled, until
@@ -41,12 +41,12 @@ def target(daemon: Daemon) -> Iterator[Program]:
 
 def create(stub: ProfilerStub, pid: int, duration_ns: int) -> str:
     spec = pb.CaptureSpec(selector=pb.Selector(pids=[pid]), duration_ns=duration_ns)
-    capture_id: str = stub.CreateCapture(pb.CreateCaptureRequest(spec=spec), timeout=10).id
+    capture_id: str = stub.CreateCapture(pb.CreateCaptureRequest(spec=spec), timeout=scaled(10)).id
     return capture_id
 
 
 def until_records(stub: ProfilerStub, capture_id: str) -> None:
-    events = stub.WatchCapture(pb.WatchCaptureRequest(id=capture_id), timeout=30)
+    events = stub.WatchCapture(pb.WatchCaptureRequest(id=capture_id), timeout=scaled(30))
     next(event for event in events if any(each.records for each in event.target.counts))
     events.cancel()
 
@@ -57,7 +57,7 @@ def test_a_running_process_is_traced_by_pid(daemon: Daemon) -> None:
         capture = watch_to_end(stub, create(stub, process.pid, SECOND_NS))
         (traced,) = capture.targets
         assert (pb.Verdict.Name(traced.verdict), traced.reason) == ("VERDICT_DONE", "")
-        chunks = stub.FetchTrace(pb.FetchTraceRequest(capture_id=capture.id), timeout=10)
+        chunks = stub.FetchTrace(pb.FetchTraceRequest(capture_id=capture.id), timeout=scaled(10))
         trace = json.loads(gzip.decompress(b"".join(chunk.data for chunk in chunks)))
         assert any("train_step" in event.get("name", "") for event in trace["traceEvents"])
         # and again: the agent is free once more

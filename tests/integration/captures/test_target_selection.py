@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kineto_protos.selector import ANY_RANK
+from kineto_protos.call_values import ANY_RANK
 from kineto_protos.v1 import profiler_pb2 as pb
 from support.machine.gpus import FakeGpus
 from support.machine.kernel import allowed_to_trace

@@ -16,6 +16,7 @@ from support.counters.sampled_host import SampledHost, sampled_host
 from support.losses import LOST, without_losses
 from support.service.cli import Result, run_process
 from support.service.daemon import watch_to_end
+from support.waiting import scaled
 
 TWO_PASSES = "sm__cycles_active.avg,sm__inst_executed_pipe_tensor.sum.per_second"
 
@@ -151,11 +152,11 @@ def test_losses_are_told(sampling: SampledHost, tmp_path: Path) -> None:
 def test_what_cannot_be_sampled_is_refused_before_anything_begins(
     sampling: SampledHost, tmp_path: Path, arguments: list[str], why: str
 ) -> None:
-    before = sampling.daemon.stub().ListCaptures(pb.ListCapturesRequest(), timeout=30).captures
+    before = sampling.daemon.stub().ListCaptures(pb.ListCapturesRequest(), timeout=scaled(30)).captures
     begun = sampling.sampling.calls().count("cuptiPmSamplingEnable")
     result = trace(sampling, tmp_path, *arguments, pids=(1,))
     assert result.code == 2 and why in result.stderr and "spec.counters." in result.stderr
-    after = sampling.daemon.stub().ListCaptures(pb.ListCapturesRequest(), timeout=30).captures
+    after = sampling.daemon.stub().ListCaptures(pb.ListCapturesRequest(), timeout=scaled(30)).captures
     assert len(after) == len(before) and sampling.sampling.calls().count("cuptiPmSamplingEnable") == begun
 
 
@@ -164,7 +165,7 @@ def test_an_armed_capture_samples_when_it_is_started_and_not_before(sampling: Sa
     begun = sampling.sampling.calls().count("cuptiPmSamplingStart")
     capture = sampling.create(program.pid, arm_ns=60 * 10**9, duration_ns=300_000_000)
     assert sampling.sampling.calls().count("cuptiPmSamplingStart") == begun
-    sampling.daemon.stub().StartCapture(pb.StartCaptureRequest(id=capture.id), timeout=30)
+    sampling.daemon.stub().StartCapture(pb.StartCaptureRequest(id=capture.id), timeout=scaled(30))
     ended = watch_to_end(sampling.daemon.stub(), capture.id)
     assert (ended.status, without_losses(ended.targets[0].warnings)) == (pb.CAPTURE_STATUS_DONE, [])
     assert len(values(open_trace(sampling.folder(capture.id, program.pid)), "GPU busy", 0))

@@ -23,7 +23,7 @@ from support.peers.on_demand_kineto import (
     trace_text,
 )
 from support.service.daemon import watch_to_end
-from support.waiting import until
+from support.waiting import scaled, until
 
 ENDED = "the daemon ended before the sampling did (killed, crashed or stopped); samples since then are missing"
 
@@ -95,11 +95,12 @@ def test_what_a_killed_daemon_has_sampled_is_in_the_recovered_trace(host: Sample
     (target,), (sampled,) = ended.targets, ended.counters
     assert (target.verdict, target.reason_code) == (pb.VERDICT_PARTIAL, "DAEMON_RESTARTED")
     told = [f"{what} of GPU 1: {ENDED}" for what in ("hardware counters", "power and clocks")]
-    assert without_losses(target.warnings) == told
+    # with the daemon a buffer of calls may be lost
+    assert [each for each in without_losses(target.warnings) if "have no launch" not in each] == told
     assert (sampled.gpu.index, sampled.gpu.uuid, sampled.reason_code) == (1, UUID.format(1), "COUNTERS_FAILED")
     assert (sampled.reason, len(sampled.metrics), sampled.samples > 400) == (ENDED, 8, True)
     assert samples(host, capture, program.pid) > 3 * 50
-    stored = host.daemon.stub().GetCapture(pb.GetCaptureRequest(id=capture.id), timeout=30)
+    stored = host.daemon.stub().GetCapture(pb.GetCaptureRequest(id=capture.id), timeout=scaled(30))
     assert list(stored.counters) == [sampled]
 
 

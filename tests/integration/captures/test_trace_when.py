@@ -40,11 +40,11 @@ def test_a_trace_begins_when_the_gpu_of_the_process_falls_idle(tmp_path: Path) -
         ) as tracing:
             assert tracing.stderr is not None
             assert tracing.stderr.readline() == "waiting for sm_active < 30 % for 1 s on a GPU of the processes\n"
-            assert not daemon.stub().ListCaptures(pb.ListCapturesRequest(), timeout=10).captures
+            assert not daemon.stub().ListCaptures(pb.ListCapturesRequest(), timeout=scaled(10)).captures
             works(10)
             assert tracing.stderr.readline() == "GPU 0: sm_active is 10 %; tracing\n"
             output, told = tracing.communicate(timeout=scaled(60))
         assert tracing.returncode == 0, told
         assert "DONE" in output
-        (capture,) = daemon.stub().ListCaptures(pb.ListCapturesRequest(), timeout=10).captures
+        (capture,) = daemon.stub().ListCaptures(pb.ListCapturesRequest(), timeout=scaled(10)).captures
         assert capture.status == pb.CAPTURE_STATUS_DONE

@@ -7,6 +7,7 @@ import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from support.agent.scripted_agent import ScriptedAgent
 from support.service.daemon import Daemon, running_daemon, watch_to_end
+from support.waiting import scaled
 
 pytestmark = pytest.mark.slow
 
@@ -24,7 +25,7 @@ def create(daemon: Daemon, *, wait: bool) -> pb.Capture:
         duration_ns=1_000_000,
         options=pb.Options(wait_for_user_profiler=wait),
     )
-    capture: pb.Capture = daemon.stub().CreateCapture(pb.CreateCaptureRequest(spec=spec), timeout=10)
+    capture: pb.Capture = daemon.stub().CreateCapture(pb.CreateCaptureRequest(spec=spec), timeout=scaled(10))
     return capture
 
 

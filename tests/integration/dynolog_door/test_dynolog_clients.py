@@ -14,7 +14,7 @@ from support.dynolog.door import audited, door_of, noted_file, open_door, trace_
 from support.service import subjects
 from support.service.calls_as import plain_python
 from support.service.daemon import Daemon
-from support.waiting import until
+from support.waiting import scaled, until
 
 ADA, BOB = 61001, 61002
 ME = os.getpid()
@@ -60,7 +60,7 @@ def test_a_process_is_traced_once_and_busy_meanwhile_and_its_file_appears(
     assert (start.duration_ns, start.options) == (200_000_000, {"with_stack": True})
     assert noted_file(daemon, place / f"t_{ME}.json")["decision"] == "written"
     assert json.loads((place / f"t_{ME}.json").read_bytes())["traceEvents"]
-    capture = daemon.stub().GetCapture(pb.GetCaptureRequest(id=told["kinetod"]["capture"]), timeout=10)
+    capture = daemon.stub().GetCapture(pb.GetCaptureRequest(id=told["kinetod"]["capture"]), timeout=scaled(10))
     assert (capture.status, capture.spec.labels["dynolog.log_file"]) == (pb.CAPTURE_STATUS_DONE, f"{place}/t.json")
     line = next(line for line in audited(daemon, "CreateCapture") if line.get("capture") == capture.id)
     assert (line["via"], line["uid"], line["selector"]) == ("dynolog", os.getuid(), {"pids": [ME], "children": True})
@@ -76,7 +76,7 @@ def test_fifty_requests_in_a_row_leave_fifty_traces(
         agent.capture(samples=5)
 
         def is_free() -> bool:
-            return not daemon.stub().GetHost(pb.GetHostRequest(), timeout=10).captures_running
+            return not daemon.stub().GetHost(pb.GetHostRequest(), timeout=scaled(10)).captures_running
 
         until(is_free, "the capture has ended")
     for number in range(50):
@@ -151,7 +151,7 @@ def test_a_user_traces_that_users_processes_and_gets_that_users_file(daemon: Dae
         assert (line["decision"], line["target_uid"]) == ("written", ADA), line
         status = (place / f"t_{remote.pid}.json").stat()
         assert (status.st_uid, status.st_mode & 0o777) == (ADA, 0o644)
-        capture = daemon.stub().GetCapture(pb.GetCaptureRequest(id=told["kinetod"]["capture"]), timeout=10)
+        capture = daemon.stub().GetCapture(pb.GetCaptureRequest(id=told["kinetod"]["capture"]), timeout=scaled(10))
         assert capture.owner_uid == ADA
     finally:
         remote.kill()
@@ -224,7 +224,7 @@ def test_a_door_whose_port_is_taken_says_so_and_opens_when_it_is_free() -> None:
             stub = started.stub()
 
             def check() -> pb.Check:
-                found = stub.DiagnoseHost(pb.DiagnoseHostRequest(), timeout=60).checks
+                found = stub.DiagnoseHost(pb.DiagnoseHostRequest(), timeout=scaled(60)).checks
                 only: pb.Check
                 (only,) = [each for each in found if each.name == "dynolog_door"]
                 return only

@@ -11,18 +11,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fuzz.mutate import damaged
 from kineto_protos.v1 import profiler_pb2 as pb
-from kinetod.base.log_tally import PERIOD_S
+from kinetod.base.logs import PERIOD_S
 from support.agent.scripted_agent import RemoteAgent
 from support.dynolog import client, recorded
 from support.dynolog.door import door_of, trace_request
-from support.fuzz.mutate import damaged
 from support.service.calls_as import OK, CallsAs, plain_python
 from support.service.daemon import Daemon, as_user
 from support.waiting import scaled
 
 ADA, BOB = 61001, 61002
-FLOOD = Path(client.SCRIPT).with_name("flood.py")
+FLOOD = Path(__file__).with_name("flood.py")
 MOST_S = 3.0  # for an answer beside the flood, on a quiet machine
 FUZZ_SECONDS = float(os.environ.get("DYNOLOG_FUZZ_SECONDS", "10"))
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.getuid() != 0, reason="users are played by root")]

@@ -2,11 +2,15 @@
 
 import asyncio
 import contextlib
+import ctypes
 import json
 import os
 import random
 import socket
-from collections.abc import Iterator
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,13 +20,59 @@ from kinetod.trace_writing.writer_client import WriterClient, WriterUnreachable
 from support.agent.scripted_agent import RemoteAgent
 from support.dynolog import client
 from support.dynolog.door import door_of, noted_file, open_door, trace_request
-from support.dynolog.silent_folder import silent_folder
-from support.service import writer_service
-from support.service.attach_service import Service, as_caller
+from support.service import attach_service
+from support.service.attach_service import CALLER_UID, SERVICE_UID, Service, as_caller
 from support.service.calls_as import plain_python
 from support.service.daemon import Daemon
-from support.service.writer_service import CALLER_UID, CAPABILITIES, SERVICE_UID, policy_text
-from support.waiting import until
+from support.waiting import scaled, until
+
+CAPABILITIES = ("setuid", "setgid")  # as in the unit; a test compares
+_READS_PYTHON = "dac_read_search"  # Python may lie in /root
+MODULE = ("-m", "kinetod.trace_writing")
+
+
+def policy_text(*roots: Path, users: Sequence[int | str] = ("1000-64000",), more: str = "") -> str:
+    """A policy for these folders and users."""
+    names = json.dumps([str(root) for root in roots])
+    return f"callers = [{CALLER_UID}]\nroots = {names}\nusers = {json.dumps(list(users))}\n{more}"
+
+
+@contextlib.contextmanager
+def running(*roots: Path, **how: str) -> Iterator[Service]:
+    """A started service that writes below these folders."""
+    needed = (*CAPABILITIES, *(() if _everybody_may_run_python() else (_READS_PYTHON,)))
+    with attach_service.running(
+        name="writer", module=MODULE, capabilities=needed, policy=policy_text(*roots, **how)
+    ) as service:
+        yield service
+
+
+def _everybody_may_run_python() -> bool:
+    path = Path(sys.executable).resolve()
+    return all(part.stat().st_mode & 0o005 == 0o005 for part in (path, *path.parents))
+
+
+_MNT_DETACH = 2
+
+
+@contextlib.contextmanager
+def silent_folder(path: Path) -> Iterator[None]:
+    """Mounts it there for the block: whoever looks for something in it waits until killed. Skips without FUSE."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    try:
+        server = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+    except OSError as exc:
+        pytest.skip(f"no FUSE here: {exc}")
+    options = f"fd={server},rootmode=40777,user_id=0,group_id=0,allow_other".encode()
+    if libc.mount(b"silent", os.fsencode(path), b"fuse", 0, options):
+        os.close(server)
+        pytest.skip(f"FUSE cannot be mounted here: {os.strerror(ctypes.get_errno())}")
+    try:
+        yield
+    finally:
+        libc.umount2(os.fsencode(path), _MNT_DETACH)
+        os.close(server)
+
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 UNITS = Path(__file__).parents[3] / "deploy/systemd"
@@ -39,7 +89,7 @@ print(asyncio.run(WriterClient(Path(sys.argv[1])).place(61001, Path(sys.argv[2])
 
 @pytest.fixture(scope="module")
 def service(logs: Path) -> Iterator[Service]:
-    with writer_service.running(logs) as started:
+    with running(logs) as started:
         yield started
 
 
@@ -124,7 +174,7 @@ def test_what_root_asks_for_is_written_as_the_user_of_the_process(
 
 
 def is_free(daemon: Daemon) -> bool:
-    return not daemon.stub().GetHost(pb.GetHostRequest(), timeout=10).captures_running
+    return not daemon.stub().GetHost(pb.GetHostRequest(), timeout=scaled(10)).captures_running
 
 
 def test_what_cannot_be_written_is_said_before_the_capture_starts(
@@ -175,7 +225,7 @@ def test_without_the_service_it_is_said_which_command_enables_it(logs: Path, tmp
 
 
 def checks(daemon: Daemon) -> list[pb.Check]:
-    found = daemon.stub().DiagnoseHost(pb.DiagnoseHostRequest(), timeout=60).checks
+    found = daemon.stub().DiagnoseHost(pb.DiagnoseHostRequest(), timeout=scaled(60)).checks
     return [each for each in found if each.name == "dynolog_files"]
 
 
@@ -184,7 +234,7 @@ def test_doctor_names_each_root_that_the_service_does_not_write_to(
 ) -> None:
     (only,) = checks(front_end)
     assert only.status == pb.CHECK_STATUS_PROBLEM and only.detail.startswith("no trace is written below /srv: ")
-    with writer_service.running(logs, Path("/srv")) as other, unprivileged_door(logs, other.socket) as whole:
+    with running(logs, Path("/srv")) as other, unprivileged_door(logs, other.socket) as whole:
         (only,) = checks(whole)
         assert (only.status, only.detail) == (
             pb.CHECK_STATUS_OK, f"the writer service writes traces below {logs}, /srv",
@@ -214,7 +264,7 @@ def test_nothing_is_written_as_root_as_services_or_as_its_siblings(
 
 
 def test_root_is_served_only_in_folders_of_roots_if_the_policy_names_it(place: Path, stored: int) -> None:
-    with writer_service.running(place, users='["root"]') as own:
+    with running(place, users='["root"]') as own:
         own.policy.write_text(policy_text(place, users=["root", ADA]))
         assert placed(own, 0, place, {"t.json": stored}) == [""]
         assert (place / "t.json").stat().st_uid == 0
@@ -291,7 +341,7 @@ def test_a_caller_who_stalls_keeps_nobody_waiting(service: Service, adas: Path, 
 
 def test_a_change_of_the_policy_counts_at_once(place: Path, stored: int) -> None:
     os.chown(place, ADA, ADA)
-    with writer_service.running(place) as own:
+    with running(place) as own:
         own.policy.write_text(policy_text(place, more=f"denied_users = [{ADA}]"))
         assert "nothing is written as uid" in placed(own, ADA, place, {"t.json": stored})[0]
         own.policy.write_text("nonsense = 1\n")
@@ -303,12 +353,59 @@ def test_a_change_of_the_policy_counts_at_once(place: Path, stored: int) -> None
         assert placed(own, ADA, place, {"t.json": stored}) == [""]
 
 
+SWAP = """
+import contextlib, os, sys
+folder, outside = sys.argv[1:]
+kept, name = folder + "/kept", folder + "/sub"
+os.mkdir(kept)
+inside = os.open(kept, os.O_DIRECTORY)
+print("swapping", flush=True)
+while True:
+    for change in (
+        lambda: os.symlink(outside, name),
+        lambda: os.remove(name),
+        lambda: os.rename(kept, name),
+        lambda: os.mkfifo("t.json", dir_fd=inside),
+        lambda: os.remove("t.json", dir_fd=inside),
+        lambda: os.symlink(outside + "/precious", "t.json", dir_fd=inside),
+        lambda: os.remove("t.json", dir_fd=inside),
+        lambda: os.link(outside + "/precious", "t.json", dst_dir_fd=inside),
+        lambda: os.remove("t.json", dir_fd=inside),
+        lambda: os.rename(name, kept),
+    ):
+        with contextlib.suppress(OSError):
+            change()
+"""
+
+
+def test_names_that_are_swapped_all_the_time_lead_out_of_no_root_and_over_nothing_else(
+    service: Service, adas: Path, stored: int
+) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        outside = Path(name)
+        outside.chmod(0o755)
+        (outside / "precious").write_bytes(b"no trace")
+        for path in (outside, outside / "precious"):
+            os.chown(path, ADA, ADA)
+        words = [*plain_python(ADA), "-c", SWAP, str(adas), name]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL) as swapping:
+            try:
+                assert swapping.stdout is not None
+                assert swapping.stdout.readline()
+                answers = {placed(service, ADA, adas / "sub", {"t.json": stored})[0] for _ in range(25)}
+            finally:
+                swapping.kill()
+        assert [path.name for path in outside.iterdir()] == ["precious"]
+        assert (outside / "precious").read_bytes() == b"no trace"
+    assert not [answer for answer in answers if "did not answer" in answer]
+
+
 def test_a_folder_that_hangs_is_given_up_and_others_are_served(logs: Path, stored: int) -> None:
     hanging, bobs = logs / "hanging", logs / "bobs"
     for folder, uid in ((hanging, ADA), (bobs, BOB)):
         folder.mkdir()
         os.chown(folder, uid, uid)
-    with silent_folder(hanging), writer_service.running(logs) as own:
+    with silent_folder(hanging), running(logs) as own:
 
         async def together() -> tuple[list[str], list[str]]:
             ask = WriterClient(own.socket)
@@ -325,7 +422,7 @@ def test_a_folder_that_hangs_is_given_up_and_others_are_served(logs: Path, store
 
 def test_a_service_that_was_killed_is_told_and_serves_when_it_runs_again(place: Path, stored: int) -> None:
     os.chown(place, ADA, ADA)
-    with writer_service.running(place) as own:
+    with running(place) as own:
         assert placed(own, ADA, place) == [""]
         assert own.process is not None
         own.process.kill()

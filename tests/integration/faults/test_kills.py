@@ -4,8 +4,8 @@ import random
 from collections.abc import Iterator
 
 import pytest
-from support.campaigns.faults import Site, site
-from support.campaigns.faults_kills import KILLS, kill
+from campaign.parts.faults import Site, site
+from campaign.parts.faults_kills import KILLS, kill
 
 pytestmark = pytest.mark.slow
 

@@ -4,8 +4,8 @@ import random
 from collections.abc import Iterator
 
 import pytest
-from support.campaigns.faults import Site
-from support.campaigns.faults_peers import silent_connections, slow_agent, slow_client, with_short_deadline
+from campaign.parts.faults import Site
+from campaign.parts.faults_peers import silent_connections, slow_agent, slow_client, with_short_deadline
 
 pytestmark = pytest.mark.slow
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from campaign.parts.fleet import Fleet, running_fleet
 from kinetoctl import api, errors
 from kinetoctl.client.fleet.fleet_run import FleetRun
-from support.campaigns.fleet import Fleet, running_fleet
 from support.service.cli import environment, run_process
 from support.waiting import scaled
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from campaign.parts.fleet import ABSENT, FAR, UNSTEADY, Fleet, running_fleet
 from kinetoctl import api, errors
-from support.campaigns.fleet import ABSENT, FAR, UNSTEADY, Fleet, running_fleet
 from support.service.cli import Result, environment, kinetoctl, run_process
 from support.service.daemon import Daemon, running_daemon
 from support.targets.programs import crunching, program, ready_pids

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import grpc
 import pytest
+from campaign.parts.fleet import FAR, FINE, REFUSING, UNSTEADY, Fleet, running_fleet
+from kineto_protos.services import ProfilerStub
 from kineto_protos.v1 import profiler_pb2 as pb
-from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
-from support.campaigns.fleet import FAR, FINE, REFUSING, UNSTEADY, Fleet, running_fleet
 from support.service.daemon import watch_to_end
 from support.waiting import scaled
 
@@ -27,7 +27,7 @@ def fleet() -> Iterator[Fleet]:
 @pytest.fixture
 def stubs(fleet: Fleet) -> Iterator[list[ProfilerStub]]:
     channels = [grpc.insecure_channel(host.address) for host in fleet.hosts]
-    yield [ProfilerStub(channel) for channel in channels]  # type: ignore[no-untyped-call]  # generated code
+    yield [ProfilerStub(channel) for channel in channels]
     for channel in channels:
         channel.close()
 

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from campaign.parts.fleet import Fleet, running_fleet
 from kinetoctl import api
-from support.campaigns.fleet import Fleet, running_fleet
 
 DOCUMENT = Path(__file__).parents[3] / "docs/orchestration.md"
 HOSTS, AGENTS = 2, 1

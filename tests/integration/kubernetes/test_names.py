@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kinetod.kubernetes.pod_resources import ContainerRef
+from kinetod.kubernetes.pod_names import ContainerRef
 from support.machine.gpus import FakeGpus
 from support.machine.pod_group import CONTAINER_ID, container_group
 from support.peers.kubelet import pod, running_kubelet

@@ -166,7 +166,7 @@ import asyncio, sys
 from pathlib import Path
 from kinetod.counters.counter_client import CounterClient
 from kinetod.counters.interface import CounterError
-from kinetod.counters.sampler_connections import CountersService
+from kinetod.counters.counter_client import CountersService
 try:
     print(len(asyncio.run(CounterClient(CountersService(Path(sys.argv[1]))).gpus()).gpus), "GPUs")
 except CounterError as exc:
@@ -191,7 +191,7 @@ WHOSE = """
 import asyncio, sys
 from pathlib import Path
 from kinetod.attach_helper.helper_client import HelperService
-from kinetod.kubernetes.pod_resources import KubeletClient, KubeletError
+from kinetod.kubernetes.pod_names import KubeletClient, KubeletError
 helper, direct = HelperService(Path(sys.argv[1])), Path(sys.argv[2])
 for asked in (KubeletClient(connect=helper.kubelet), KubeletClient(direct)):
     try:

@@ -46,7 +46,7 @@ import sys
 
 sys.path.insert(0, "daemon/native")
 import generate_cupti_layouts as tool
-from kineto_trace.decode.cupti.cupti_layouts import LAYOUTS
+from kineto_trace.decode.cupti_layouts import LAYOUTS
 
 names = "deviceId contextId streamId channelID channelType correlationId numberOfOperations".split()
 offsets = [(name, 4 + 4 * place) for place, name in enumerate(names)]
@@ -68,7 +68,7 @@ from pathlib import Path
 
 import kineto_trace as kt
 from kineto_agent.sources.registry import ACTIVITY_TYPES
-from kineto_trace.decode.cupti.cupti_layouts import LAYOUTS, WIDTHS
+from kineto_trace.decode.cupti_layouts import LAYOUTS, WIDTHS
 from kineto_trace.model.target_info import TargetInfo
 from kineto_trace.spool.raw_records import RawWriter
 from kineto_trace.sql import Database
@@ -146,7 +146,7 @@ def test_an_activity_type_takes_four_edits_and_then_has_its_table_its_rows_in_vi
     tree = SourceTree(tmp_path)
     tree.insert("agent/kineto_agent/sources/cupti/activity_kinds.py", '"gpu_memset": (2,),\n', TYPE)
     tree.insert("daemon/native/generate_cupti_layouts.py", '"memoryKind": 2} | _GRAPH),\n', RECORD)
-    tree.insert("daemon/kineto_trace/decode/cupti/cupti_records.py", '"EXTERNAL_CORRELATION"),\n', ROW)
+    tree.insert("daemon/kineto_trace/decode/cupti_records.py", '"EXTERNAL_CORRELATION"),\n', ROW)
     tree.insert("daemon/kineto_trace/model/activity_tables.py", 'categories=("gpu_memset", "memset"),\n    ),\n', TABLE)
     tree.python("-c", GENERATE)
     tree.python("docs/generate_views.py")

@@ -73,8 +73,7 @@ DECODER = '''"""Beats as Python functions of no length."""
 import numpy as np
 from kineto_agent.protocol.records import BEAT_FIELDS, BEATS_FORMAT
 
-from kineto_trace.decode.decoded import EVERYTHING, Decoded, DecodeWindow
-from kineto_trace.decode.fixed_records import fixed_records, record_dtype
+from kineto_trace.decode.decoded import EVERYTHING, Decoded, DecodeWindow, fixed_records, record_dtype
 from kineto_trace.model.trace import NO_ROW, StringTable, make_table
 from kineto_trace.spool.raw_records import RawSource
 

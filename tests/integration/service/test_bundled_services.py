@@ -6,9 +6,9 @@ from typing import Any
 
 import grpc
 import pytest
+from fuzz import mutate
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
-from support.fuzz import mutate
 from support.service.daemon import Daemon, error_of
 from support.waiting import scaled
 

@@ -9,13 +9,13 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from support.service import subjects
 from support.service.cli import run_process
 from support.service.daemon import Daemon, error_of, running_daemon
-from support.waiting import until
+from support.waiting import scaled, until
 
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 
 def diagnose(daemon: Daemon, pid: int) -> pb.Diagnosis:
-    found: pb.Diagnosis = daemon.stub().DiagnoseProcess(pb.DiagnoseProcessRequest(pid=pid), timeout=30)
+    found: pb.Diagnosis = daemon.stub().DiagnoseProcess(pb.DiagnoseProcessRequest(pid=pid), timeout=scaled(30))
     return found
 
 
@@ -77,7 +77,7 @@ def test_a_daemon_of_another_user_does_not_look() -> None:
 def test_a_process_that_ends_while_it_is_looked_at_is_no_internal_error(daemon: Daemon) -> None:
     for _ in range(5):
         with subjects.python() as pid:
-            call = daemon.stub().DiagnoseProcess.future(pb.DiagnoseProcessRequest(pid=pid), timeout=30)
+            call = daemon.stub().DiagnoseProcess.future(pb.DiagnoseProcessRequest(pid=pid), timeout=scaled(30))
             os.kill(pid, signal.SIGKILL)
             try:
                 assert call.result().process.pid in (0, pid)

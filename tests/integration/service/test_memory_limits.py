@@ -60,7 +60,7 @@ def test_a_job_whose_memory_is_used_up_is_refused_and_lives(daemon: Daemon, tmp_
         result = trace(daemon, process.pid, tmp_path)
         assert result.code != 0
         assert "ATTACH_LIMIT" in result.stderr
-        assert "of the control group /kineto-full; an agent and a small trace take up to 12 MiB" in result.stderr
+        assert "of the control group /kineto-full; an attach with a small trace needs 12 MiB" in result.stderr
         told = run_process(["doctor", str(process.pid)], daemon.client_environ())
         assert "of the control group /kineto-full" in told.stdout
 

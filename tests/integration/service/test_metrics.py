@@ -72,7 +72,7 @@ def whole_page(daemon: Daemon) -> dict[tuple[str, ...], float]:
 
 
 def test_a_scrape_has_the_daemon_the_host_and_the_gpus(daemon: Daemon) -> None:
-    daemon.stub().GetHost(pb.GetHostRequest(), timeout=20)
+    daemon.stub().GetHost(pb.GetHostRequest(), timeout=scaled(20))
     found = whole_page(daemon)
     assert found["kineto_grpc_requests_total", "OK", "GetHost"] >= 1
     assert found["kineto_agents", "READY"] == 0
@@ -99,7 +99,7 @@ def test_a_gpu_has_the_job_of_slurms_prolog_until_its_epilog(daemon: Daemon, job
 
 
 def test_a_refused_call_is_counted_by_its_code(daemon: Daemon) -> None:
-    code, _, _ = error_of(lambda: daemon.stub().GetCapture(pb.GetCaptureRequest(id="nothing"), timeout=20))
+    code, _, _ = error_of(lambda: daemon.stub().GetCapture(pb.GetCaptureRequest(id="nothing"), timeout=scaled(20)))
     assert code is grpc.StatusCode.NOT_FOUND
     until(
         lambda: samples(page(daemon)).get(("kineto_grpc_requests_total", "NOT_FOUND", "GetCapture")),
@@ -131,7 +131,7 @@ def test_a_driver_that_hangs_costs_a_scrape_its_gpus_only(gpus: FakeGpus, daemon
     try:
         found = until(without_gpus, "the driver hangs")
         assert not [key for key in found if key[0] == "kineto_gpu_power_watts"]
-        assert daemon.stub().ListCaptures(pb.ListCapturesRequest(), timeout=20).captures == []
+        assert daemon.stub().ListCaptures(pb.ListCapturesRequest(), timeout=scaled(20)).captures == []
     finally:
         gpus.say(*STATE)
     until(lambda: samples(page(daemon))["kineto_gpu_library_up", "nvml"], "the driver works again")

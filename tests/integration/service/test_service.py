@@ -130,7 +130,7 @@ def test_a_broken_file_keeps_the_running_configuration(daemon: Daemon, file: Pat
     reload(daemon)
     assert host(daemon).max_duration_ns == 300 * 10**9
     problem = "captures.max_duration: '5 parsecs' is not a valid duration; expected for example 500ms, 5s or 10min"
-    assert f"ERROR kinetod.config.reload: {file} line 2: {problem}" in daemon.log()
+    assert f"ERROR kinetod.config.config_sources: {file} line 2: {problem}" in daemon.log()
     file.unlink()
     reload(daemon)
     assert f"{file}: No such file or directory" in daemon.log()

@@ -1,18 +1,51 @@
 """What is said about collectives, beside what torch's own profiler says about the same ones."""
 
+import hashlib
 import json
+import os
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
-from kineto_trace.decode.torch.torch_comms import comms_text
+from kineto_trace.decode.torch.torch_ops import comms_text
 from support.agent.python_child import environment
+from support.machine.native import CACHE, FAKES
 from support.targets import torch_forks
+
+SOURCE = FAKES / "collectives.cpp"
+
+
+def compiler() -> str | None:
+    """The C++ compiler, if there is one."""
+    return shutil.which(os.environ.get("CXX") or "g++")
+
+
+def library() -> Path:
+    """The compiled library; the same input is compiled once."""
+    torch = pytest.importorskip("torch")
+    folder = Path(torch.__file__).parent
+    found = compiler()
+    assert found is not None
+    command = [
+        found, "-std=c++20", "-O1", "-w", "-shared", "-fPIC", f"-I{folder / 'include'}",
+        f"-I{folder / 'include' / 'torch' / 'csrc' / 'api' / 'include'}", str(SOURCE),
+        f"-L{folder / 'lib'}", "-ltorch_cpu", "-lc10",
+    ]  # fmt: skip
+    state = hashlib.sha256("\0".join([*command, torch.__version__, SOURCE.read_text()]).encode()).hexdigest()
+    target = CACHE / state[:20] / "libcollectives.so"
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        scratch = target.with_name(f"{target.name}.{os.getpid()}")
+        subprocess.run([*command, "-o", str(scratch)], check=True)
+        scratch.replace(target)
+    return target
+
 
 pytestmark = [pytest.mark.slow, pytest.mark.torch]
 PLAN = """
 import ctypes, json, sys
-from support.targets import torch_collectives
 say = ctypes.CDLL(sys.argv[3])
 say.say_all_reduce.argtypes = [ctypes.c_long]
 recording = Recording()
@@ -31,13 +64,10 @@ UNKNOWN = {"External id", "Record function id", "Ev Idx", "Comms Id", "Is asynch
 
 
 def test_collectives_are_described_as_torchs_profiler_describes_them(tmp_path: Path) -> None:
-    collectives = pytest.importorskip("support.targets.torch_collectives")
-    if collectives.compiler() is None:
+    if compiler() is None:
         pytest.skip("needs a C++ compiler")
     file = tmp_path / "trace.json"
-    child = torch_forks.run(
-        "-m", "support.agent.ops_session", PLAN, str(file), str(collectives.library()), env=environment()
-    )
+    child = torch_forks.run("-m", "support.agent.ops_session", PLAN, str(file), str(library()), env=environment())
     assert child.returncode == 0, child.stderr
     found = json.loads(child.stdout.splitlines()[-1])
     ours = [

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from kineto_agent.protocol.records import SPACE_PYTHON_CALL
-from kineto_trace.decode.python import exact_calls
+from kineto_trace.decode import exact_calls
 from kineto_trace.model.trace import StringTable, Table
 from kineto_trace.spool.raw_records import Chunk, RawSource
 from support.agent.python_child import environment

@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kineto_protos.v1 import profiler_pb2 as pb
 from support.losses import without_losses
 from support.machine.descriptors import open_files
 from support.machine.kernel import allowed_to_trace
 from support.service.cli import Result, run_process, wait_for_agent
-from support.service.daemon import REPOSITORY, Daemon, running_daemon
+from support.service.daemon import REPOSITORY, Daemon, running_daemon, watch_to_end
 from support.service.plugin_packages import EXAMPLE, beside_kinetod, install_example, replace_method, rewrite
-from support.waiting import scaled_option, until
+from support.waiting import scaled, scaled_option, until
 
 COMPILER = shutil.which("cc")
 KERNELS = {"pebble_matmul": 4, "pebble_add": 3, "pebble_sum": 1}  # of a step
@@ -251,11 +252,17 @@ def test_captures_with_a_plug_in_leave_nothing_behind(library: Path, site: Path,
         def weight() -> tuple[int, set[str]]:
             return resident_kib(process.pid), set(open_files(process.pid).values())
 
-        trace(daemon, process.pid, tmp_path / "first")
+        def capture() -> None:
+            spec = pb.CaptureSpec(selector=pb.Selector(pids=[process.pid]), duration_ns=100_000_000)
+            made = daemon.stub().CreateCapture(pb.CreateCaptureRequest(spec=spec), timeout=scaled(30))
+            (target,) = watch_to_end(daemon.stub(), made.id).targets
+            assert target.verdict == pb.VERDICT_DONE
+
+        capture()
         until(lambda: not any("kineto-pebble" in file for file in weight()[1]), "the arena is closed")
         first = weight()
-        for number in range(10):
-            assert trace(daemon, process.pid, tmp_path / str(number))["verdict"] == "VERDICT_DONE"
+        for _ in range(10):
+            capture()
         until(lambda: weight()[1] == first[1], "the same files are open")
         assert weight()[0] < first[0] + 4096
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kineto_protos.services import ProfilerStub
 from kineto_protos.v1 import profiler_pb2 as pb
-from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
 from support.losses import without_losses
 from support.service.daemon import Daemon, running_daemon, watch_to_end, watch_until_it_collects
 from support.service.plugin_packages import beside_kinetod, install_example
@@ -39,13 +39,13 @@ def loop(daemon: Daemon) -> Iterator[programs.Program]:
 def begin(stub: ProfilerStub, pid: int, duration_ms: int, *types: str) -> str:
     """A capture that collects by now."""
     spec = pb.CaptureSpec(selector=pb.Selector(pids=[pid]), duration_ns=duration_ms * MS, activity_types=types)
-    capture_id: str = stub.CreateCapture(pb.CreateCaptureRequest(spec=spec), timeout=60).id
+    capture_id: str = stub.CreateCapture(pb.CreateCaptureRequest(spec=spec), timeout=scaled(60)).id
     watch_until_it_collects(stub, capture_id)
     return capture_id
 
 
 def trace_of(stub: ProfilerStub, capture_id: str) -> dict[str, Any]:
-    chunks = stub.FetchTrace(pb.FetchTraceRequest(capture_id=capture_id), timeout=30)
+    chunks = stub.FetchTrace(pb.FetchTraceRequest(capture_id=capture_id), timeout=scaled(30))
     found: dict[str, Any] = json.loads(gzip.decompress(b"".join(chunk.data for chunk in chunks)))
     return found
 
@@ -99,7 +99,7 @@ def test_kernels_that_a_cpu_does_not_have_fail_for_that_reason_although_a_plug_i
         programs.program([sys.executable, str(LOOP)], daemon) as process,
     ):
         spec = pb.CaptureSpec(selector=pb.Selector(pids=[process.pid]), duration_ns=200 * MS, activity_types=["kernel"])
-        capture_id = daemon.stub().CreateCapture(pb.CreateCaptureRequest(spec=spec), timeout=60).id
+        capture_id = daemon.stub().CreateCapture(pb.CreateCaptureRequest(spec=spec), timeout=scaled(60)).id
         (target,) = watch_to_end(daemon.stub(), capture_id, 120).targets
         assert (target.reason_code, target.reason) == (
             "NOTHING_TO_RECORD",
@@ -132,7 +132,7 @@ def test_a_server_that_starts_during_a_capture_ends_it_and_keeps_later_ones_from
     assert (target.verdict, target.reason_code) == (pb.VERDICT_PARTIAL, "USER_PROFILER_STARTED")
     assert target.reason.startswith("the program's own jax.profiler's server started during the capture")
     spec = pb.CaptureSpec(selector=pb.Selector(pids=[loop.pid]), duration_ns=50 * MS, activity_types=TYPES)
-    capture_id = daemon.stub().CreateCapture(pb.CreateCaptureRequest(spec=spec), timeout=60).id
+    capture_id = daemon.stub().CreateCapture(pb.CreateCaptureRequest(spec=spec), timeout=scaled(60)).id
     (target,) = watch_to_end(daemon.stub(), capture_id, 120).targets
     assert (target.verdict, target.reason_code) == (pb.VERDICT_FAILED, "NOTHING_TO_RECORD")
     assert "the program has a profiler server (jax.profiler.start_server)" in target.reason

@@ -4,7 +4,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from kinetoctl.local.agent_injection import ROCM_VARIABLE, rocm_tools
+from kinetoctl.commands.run import ROCM_VARIABLE, rocm_tools
 from support.rocm.program import rocm_program
 from support.service.cli import kinetoctl
 from support.service.daemon import Daemon

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kineto_protos.services import ProfilerStub
 from kineto_protos.v1 import profiler_pb2 as pb
-from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
 from support.losses import without_losses
 from support.service.daemon import Daemon, running_daemon, watch_to_end, watch_until_it_collects
 from support.targets import programs
-from support.waiting import until
+from support.waiting import scaled, until
 
 pytestmark = pytest.mark.torch
-PROGRAM = Path(__file__).parents[2] / "support" / "targets" / "torch_program.py"
+PROGRAM = Path(__file__).with_name("torch_program.py")
 SECOND_NS = 10**9
 INPUTS = ("Input Dims", "Input Strides", "Input type", "Concrete Inputs")
 Rows = list[dict[str, Any]]
@@ -44,7 +44,7 @@ def program(daemon: Daemon) -> Iterator[programs.Program]:
 
 
 def offered(stub: ProfilerStub, pid: int) -> list[str]:
-    processes = stub.ListProcesses(pb.ListProcessesRequest(), timeout=10).processes
+    processes = stub.ListProcesses(pb.ListProcessesRequest(), timeout=scaled(10)).processes
     return [name for process in processes if process.pid == pid for name in process.activity_types]
 
 
@@ -64,12 +64,12 @@ def record(stub: ProfilerStub, process: programs.Program, options: pb.Options) -
         activity_types=["cpu_op", "user_annotation"],
         options=options,
     )
-    capture_id = stub.CreateCapture(pb.CreateCaptureRequest(spec=spec), timeout=10).id
+    capture_id = stub.CreateCapture(pb.CreateCaptureRequest(spec=spec), timeout=scaled(10)).id
     watch_until_it_collects(stub, capture_id)
     do(process, "work")
-    stub.CancelCapture(pb.CancelCaptureRequest(id=capture_id, keep_partial=True), timeout=10)
+    stub.CancelCapture(pb.CancelCaptureRequest(id=capture_id, keep_partial=True), timeout=scaled(10))
     (target,) = watch_to_end(stub, capture_id).targets
-    chunks = stub.FetchTrace(pb.FetchTraceRequest(capture_id=capture_id), timeout=10)
+    chunks = stub.FetchTrace(pb.FetchTraceRequest(capture_id=capture_id), timeout=scaled(10))
     return target, json.loads(gzip.decompress(b"".join(chunk.data for chunk in chunks)))
 
 

@@ -12,7 +12,7 @@ from support.waiting import scaled, scaled_option
 
 pytestmark = [pytest.mark.slow, pytest.mark.torch]
 
-TRAINING = Path(__file__).parents[2] / "support" / "targets" / "seeded_training.py"
+TRAINING = Path(__file__).with_name("seeded_training.py")
 CAPTURES = (
     (),
     ("--record-shapes",),

@@ -1,7 +1,7 @@
 """A training loop that runs torch.profiler all the time, and captures of it: the short form of a campaign."""
 
 import pytest
-from support.campaigns.profiler_stress import stress
+from campaign.parts.profiler_stress import stress
 from support.service.daemon import running_daemon
 
 pytestmark = [pytest.mark.slow, pytest.mark.torch]

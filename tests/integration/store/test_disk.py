@@ -1,6 +1,7 @@
 """Full disks, stores that cannot be written, processes of somebody else."""
 
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -11,11 +12,12 @@ from pathlib import Path
 
 import grpc
 import pytest
+from kineto_protos.services import ProfilerStub
 from kineto_protos.v1 import profiler_pb2 as pb
-from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
 from support.agent.scripted_agent import RemoteAgent, ScriptedAgent
 from support.service.daemon import DaemonFailed, as_user, error_of, running_daemon, watch_to_end
-from support.waiting import until
+from support.small_disk import fill, small_disk
+from support.waiting import scaled
 
 SECOND_NS = 10**9
 NOBODY = 65534
@@ -37,24 +39,15 @@ needs_nobody = pytest.mark.skipif(not _nobody_can_run_python(), reason="needs ro
 
 
 @pytest.fixture
-def small_disk() -> Iterator[Path]:
+def disk() -> Iterator[Path]:
     """A file system of its own with 24 MiB."""
-    folder = Path(tempfile.mkdtemp(prefix="kinetod-disk-"))
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "kinetod-test", folder], capture_output=True)
-    if mounted.returncode != 0:
-        folder.rmdir()
-        pytest.skip("cannot mount a tmpfs")
-    try:
+    with small_disk("size=24m") as folder:
         yield folder
-    finally:
-        unmount = ["umount", str(folder)]  # what the daemon has killed may still be ending
-        until(lambda: subprocess.run(unmount, capture_output=True).returncode == 0, "nobody uses the disk", pause_s=0.1)
-        folder.rmdir()
 
 
 def create(stub: ProfilerStub, pid: int = OWN_PID) -> pb.Capture:
     spec = pb.CaptureSpec(selector=pb.Selector(pids=[pid]), duration_ns=60 * SECOND_NS)
-    capture: pb.Capture = stub.CreateCapture(pb.CreateCaptureRequest(spec=spec), timeout=10)
+    capture: pb.Capture = stub.CreateCapture(pb.CreateCaptureRequest(spec=spec), timeout=scaled(10))
     return capture
 
 
@@ -74,40 +67,30 @@ def collecting(*options: str, state_dir: Path | None = None) -> Iterator[tuple[P
 
 @pytest.mark.slow
 @needs_root
-def test_a_capture_that_fills_the_disk_keeps_what_fitted(small_disk: Path) -> None:
-    with collecting("--min-free-bytes", "12MiB", state_dir=small_disk / "state") as (stub, agent, capture_id):
-        (small_disk / "somebody else's").write_bytes(bytes(10 << 20))
+def test_a_capture_that_fills_the_disk_keeps_what_fitted(disk: Path) -> None:
+    with collecting("--min-free-bytes", "12MiB", state_dir=disk / "state") as (stub, agent, capture_id):
+        (disk / "somebody else's").write_bytes(bytes(10 << 20))
         agent.record(150_000)  # 3.6 MB: more than is left above the reserve
         agent.cancelled(capture_id)
         (target,) = watch_to_end(stub, capture_id).targets
         assert (target.verdict, target.reason_code) == (pb.VERDICT_PARTIAL, "DISK_FULL")
         assert len(target.files) == 1
-        (small_disk / "somebody else's too").write_bytes(bytes(3 << 20))
+        (disk / "somebody else's too").write_bytes(bytes(3 << 20))
         code, reason, message = error_of(lambda: create(stub))
         assert (code, reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "LOW_DISK")
         assert "12 MiB must stay free" in message
 
 
 @needs_root
-def test_a_disk_that_is_full_to_the_last_byte_ends_in_a_verdict(small_disk: Path) -> None:
-    with collecting("--min-free-bytes", "0", state_dir=small_disk / "state") as (stub, agent, capture_id):
-        filler = small_disk / "filler"
-        with filler.open("wb", buffering=0) as file:
-            _fill(file.fileno())
+def test_a_disk_that_is_full_to_the_last_byte_ends_in_a_verdict(disk: Path) -> None:
+    with collecting("--min-free-bytes", "0", state_dir=disk / "state") as (stub, agent, capture_id):
+        filler = fill(disk)
         agent.record(1000)
         agent.cancelled(capture_id)
-        filler.unlink()  # what is written next finds room again: the verdict
+        shutil.rmtree(filler)  # what is written next finds room again: the verdict
         (target,) = watch_to_end(stub, capture_id).targets
         assert (target.verdict, target.reason_code) == (pb.VERDICT_FAILED, "DISK_FULL")
         assert "the disk is full" in target.reason
-
-
-def _fill(fd: int) -> None:
-    try:
-        while True:
-            os.write(fd, bytes(1 << 16))
-    except OSError:
-        return
 
 
 @pytest.mark.slow

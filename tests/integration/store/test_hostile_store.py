@@ -5,14 +5,13 @@ from collections.abc import Iterator
 
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
-from support.agent.scripted_agent import RemoteAgent
-from support.service.calls_as import OK, CallsAs, plain_python
-from support.service.daemon import Daemon, running_daemon, watch_to_end
-from support.waiting import until
+from support.service.calls_as import OK
+from support.service.daemon import Daemon, running_daemon
+from support.two_users import User, two_users
+from support.waiting import scaled, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.getuid() != 0, reason="users are played by root")]
 
-ADA, BOB = 61001, 61002
 STORE_BYTES = 168 << 10  # a capture of these takes 8 KiB, a share is five of them and a little
 
 
@@ -23,41 +22,10 @@ def daemon() -> Iterator[Daemon]:
         yield started
 
 
-class User:
-    """A user with a process."""
-
-    def __init__(self, daemon: Daemon, calls: CallsAs, agent: RemoteAgent) -> None:
-        self.daemon, self.calls, self.agent = daemon, calls, agent
-        agent.do("hello")
-
-    def capture(self) -> str:
-        spec = pb.CaptureSpec(selector=pb.Selector(pids=[self.agent.pid]), duration_ns=10**9, no_attach=True)
-        self.agent.tell("capture")
-        made = self.calls.call(self.daemon.address, "CreateCapture", pb.CreateCaptureRequest(spec=spec)).only
-        assert self.agent.told() == "ok"
-        watch_to_end(self.daemon.stub(), made.id)
-        return str(made.id)
-
-    def captures(self) -> list[pb.Capture]:
-        request = pb.ListCapturesRequest(page_size=1000)
-        return list(self.calls.call(self.daemon.address, "ListCaptures", request).only.captures)
-
-    def pins(self, capture_id: str) -> str:
-        """OK, or the reason why not."""
-        request = pb.PinCaptureRequest(id=capture_id, pinned=True)
-        answer = self.calls.call(self.daemon.address, "PinCapture", request)
-        return answer.code if answer.code == OK else answer.reason
-
-
 @pytest.fixture
 def users(daemon: Daemon) -> Iterator[tuple[User, User]]:
-    with (
-        CallsAs(ADA) as ada,
-        CallsAs(BOB) as bob,
-        RemoteAgent(daemon.agent_socket, python=plain_python(ADA)) as adas,
-        RemoteAgent(daemon.agent_socket, python=plain_python(BOB)) as bobs,
-    ):
-        yield User(daemon, ada, adas), User(daemon, bob, bobs)
+    with two_users(daemon) as both:
+        yield both
 
 
 def test_who_fills_the_store_pays_for_it_alone(daemon: Daemon, users: tuple[User, User]) -> None:
@@ -72,10 +40,19 @@ def test_who_fills_the_store_pays_for_it_alone(daemon: Daemon, users: tuple[User
     assert [each.id for each in bob.captures()] == [kept]
 
     def stored() -> int:
-        listed = daemon.stub().ListCaptures(pb.ListCapturesRequest(page_size=1000), timeout=10).captures
+        listed = daemon.stub().ListCaptures(pb.ListCapturesRequest(page_size=1000), timeout=scaled(10)).captures
         return sum(each.local_bytes for each in listed)
 
     until(lambda: stored() <= STORE_BYTES, "the store is within its limit")
+
+
+def test_the_index_is_a_part_of_what_a_user_takes(users: tuple[User, User]) -> None:
+    ada, bob = users
+    kept = bob.capture()
+    for _ in range(12):  # with 8 KiB of files, and 30 KB of a request
+        ada.capture(formats=["chrome"] * 3000)
+    until(lambda: len(ada.captures()) <= 4, "who takes most has lost the oldest")
+    assert [each.id for each in bob.captures()] == [kept]
 
 
 def test_nobody_pins_more_than_a_share_and_is_then_refused_captures(users: tuple[User, User]) -> None:

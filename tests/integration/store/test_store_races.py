@@ -11,7 +11,7 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from support.agent.scripted_agent import RemoteAgent
 from support.service.calls_as import plain_python
 from support.service.daemon import Daemon, DaemonFailed, running_daemon, watch_to_end
-from support.waiting import until
+from support.waiting import scaled, until
 
 OTHER = 61001
 CAPTURES = 3
@@ -60,7 +60,7 @@ def victim() -> Iterator[Path]:
 
 def traced(daemon: Daemon, agent: RemoteAgent) -> pb.Capture:
     spec = pb.CaptureSpec(selector=pb.Selector(pids=[agent.pid]), duration_ns=10**9, no_attach=True)
-    created = daemon.stub().CreateCapture(pb.CreateCaptureRequest(spec=spec), timeout=20)
+    created = daemon.stub().CreateCapture(pb.CreateCaptureRequest(spec=spec), timeout=scaled(20))
     agent.do("capture")
     return watch_to_end(daemon.stub(), created.id)
 
@@ -102,7 +102,7 @@ def test_a_stored_file_that_became_a_link_or_a_fifo_is_damage_and_nothing_of_it_
         for is_link in (True, False):
             stored.unlink()
             stored.symlink_to(victim / "kept") if is_link else os.mkfifo(stored)
-            (check,) = daemon.stub().VerifyCapture(pb.VerifyCaptureRequest(id=capture.id), timeout=20)
+            (check,) = daemon.stub().VerifyCapture(pb.VerifyCaptureRequest(id=capture.id), timeout=scaled(20))
             assert check.problem.startswith("cannot be read (")
             with pytest.raises(Exception, match="DATA_LOSS"):
-                list(daemon.stub().FetchTrace(pb.FetchTraceRequest(capture_id=capture.id), timeout=20))
+                list(daemon.stub().FetchTrace(pb.FetchTraceRequest(capture_id=capture.id), timeout=scaled(20)))

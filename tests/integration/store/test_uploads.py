@@ -17,7 +17,7 @@ from kinetod.uploads.worker_protocol import PART_BYTES
 from support.peers.s3 import BUCKET, S3, SECRET, Proxy, credentials, proxy_to, running_s3
 from support.service.daemon import Daemon, error_of, running_daemon
 from support.service.kept import FILE, put_capture
-from support.waiting import until
+from support.waiting import scaled, until
 
 LARGE = random.Random(1).randbytes(2 * PART_BYTES + 1000)  # three parts
 SMALL = b"a small trace"
@@ -66,7 +66,7 @@ def uploading(proxy: Proxy, *contents: bytes, **settings: str) -> Iterator[Daemo
 
 
 def capture(daemon: Daemon, number: int = 1) -> pb.Capture:
-    found: pb.Capture = daemon.stub().GetCapture(pb.GetCaptureRequest(id=f"c{number}"), timeout=10)
+    found: pb.Capture = daemon.stub().GetCapture(pb.GetCaptureRequest(id=f"c{number}"), timeout=scaled(10))
     return found
 
 
@@ -193,16 +193,16 @@ def test_delete_takes_the_uploaded_copy_along_unless_told_otherwise(s3: S3, prox
         stub = daemon.stub()
         for number in (1, 2, 3):
             await_uploaded(daemon, number)
-        stub.PinCapture(pb.PinCaptureRequest(id="c1", pinned=True), timeout=10)
-        code, reason, _ = error_of(lambda: stub.DeleteCapture(pb.DeleteCaptureRequest(id="c1"), timeout=10))
+        stub.PinCapture(pb.PinCaptureRequest(id="c1", pinned=True), timeout=scaled(10))
+        code, reason, _ = error_of(lambda: stub.DeleteCapture(pb.DeleteCaptureRequest(id="c1"), timeout=scaled(10)))
         assert (code, reason) == (grpc.StatusCode.FAILED_PRECONDITION, "CAPTURE_PINNED")
-        assert not stub.PinCapture(pb.PinCaptureRequest(id="c1"), timeout=10).pinned
-        stub.DeleteCapture(pb.DeleteCaptureRequest(id="c1"), timeout=10)
-        stub.DeleteCapture(pb.DeleteCaptureRequest(id="c2", keep_uploaded=True), timeout=10)
+        assert not stub.PinCapture(pb.PinCaptureRequest(id="c1"), timeout=scaled(10)).pinned
+        stub.DeleteCapture(pb.DeleteCaptureRequest(id="c1"), timeout=scaled(10))
+        stub.DeleteCapture(pb.DeleteCaptureRequest(id="c2", keep_uploaded=True), timeout=scaled(10))
         assert {name.split("/")[2] for name in s3.names()} == {"c2", "c3"}
         proxy.blocked = True
         proxy.close()
-        code, reason, _ = error_of(lambda: stub.DeleteCapture(pb.DeleteCaptureRequest(id="c3"), timeout=60))
+        code, reason, _ = error_of(lambda: stub.DeleteCapture(pb.DeleteCaptureRequest(id="c3"), timeout=scaled(60)))
         assert (code, reason) == (grpc.StatusCode.FAILED_PRECONDITION, "OBJECT_STORE_FAILED")
-        left = stub.ListCaptures(pb.ListCapturesRequest(), timeout=10).captures
+        left = stub.ListCaptures(pb.ListCapturesRequest(), timeout=scaled(10)).captures
         assert [each.id for each in left] == ["c3"]

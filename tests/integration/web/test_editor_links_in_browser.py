@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kinetoctl.options.editor_option import EDITORS
+from kinetoctl.commands.web import EDITORS
 from support.web.browsing import Browser, browsing
 
 pytestmark = pytest.mark.slow

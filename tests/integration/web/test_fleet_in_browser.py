@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
-from kinetoctl.client.hosts.host_targets import Place
+from kinetoctl.client.host_targets import Place
 from kinetoctl.web import running
-from kinetoctl.web.shared.fleet_daemons import FleetDaemons
-from kinetoctl.web.shared.fleet_hosts import FleetHosts, HostSource
+from kinetoctl.web.shared.fleet_hosts import FleetDaemons, FleetHosts, HostSource
 from support.service.captures import done_target, process
 from support.service.fake_profiler import FakeProfiler, serve
 from support.web.browsing import Browser, browsing

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.store.upload_manifest import FLEET_LABEL
-from kinetoctl.web.shared import fleet_daemons
+from kinetoctl.web.shared import fleet_hosts
+from kinetoctl.web.shared.doors import PageUser
 from kinetoctl.web.shared.fleet_hosts import hosts_of_lists
-from kinetoctl.web.shared.page_user import PageUser
 from kinetod.store.capture_store import Store
 from support.service.daemon import Daemon, running_daemon
 from support.service.kept import ended_capture, file_path
@@ -93,7 +93,7 @@ def put(store: Store, number: int, capture_id: str, user: str, rank: int, fleet:
 def fleet() -> Iterator[Fleet]:
     """Bea has a capture on the second host only, where Ada's part of the capture of both has rank 1."""
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fleet_daemons, "ANSWER_S", scaled(20))  # the machine may be busy
+        patch.setattr(fleet_hosts, "ANSWER_S", scaled(20))  # the machine may be busy
         root, now_ns, daemons = Path(name), time.time_ns(), {}
         for number, host in enumerate(HOSTS):
             folder = root / host
@@ -175,7 +175,7 @@ def test_a_dead_host_is_named_until_it_is_back_and_the_others_are_shown(fleet: F
 def test_what_a_user_may_not_see_any_more_on_one_host_is_not_shown_from_what_was_kept(fleet: Fleet) -> None:
     path = f"/c/{DELETED}/view/ranks.json"
     assert ranks(fleet.web.shown(path, ADA).text) == [0, 1]
-    fleet.daemons["gpu-2"].stub().DeleteCapture(pb.DeleteCaptureRequest(id=part("gpu-2", DELETED)), timeout=20)
+    fleet.daemons["gpu-2"].stub().DeleteCapture(pb.DeleteCaptureRequest(id=part("gpu-2", DELETED)), timeout=scaled(20))
     assert ranks(fleet.web.shown(path, ADA).text) == [0]
 
 

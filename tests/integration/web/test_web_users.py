@@ -12,13 +12,15 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
-from kinetoctl.web.shared.doors import WebTlsFiles
-from kinetoctl.web.shared.page_user import PageUser
+from kinetoctl.web.application import _ROUTES
+from kinetoctl.web.shared.doors import PageUser, WebTlsFiles
 from kinetod.store.capture_store import Store
 from support.peers.certificates import Authority, Pair
 from support.service.calls_as import CallsAs
@@ -26,7 +28,8 @@ from support.service.daemon import Daemon, error_of, running_daemon
 from support.service.kept import put_capture
 from support.targets.memory_snapshots import snapshot
 from support.trace_files import synthetic
-from support.waiting import until
+from support.waiting import scaled, until
+from support.web.browsing import Page
 from support.web.shared_web import SharedWeb, sharing
 
 pytestmark = [
@@ -81,8 +84,8 @@ def setup() -> Iterator[Setup]:
         folder, authority = Path(name), Authority()
         state = folder / "state"
         store = Store(state)
-        content = gzip.compress(synthetic.text(2_000).encode())
-        for user, capture_id in ((ADA, OF_ADA), (BEA, OF_BEA)):
+        for user, capture_id, kernels in ((ADA, OF_ADA, "gemm"), (BEA, OF_BEA, "conv")):  # each has others
+            content = gzip.compress(synthetic.text(2_000).replace("gemm", kernels).encode())
             uid = pwd.getpwnam(user).pw_uid
             put_capture(store, time.time_ns(), content, uid=uid, name=capture_id, snapshot=pickle.dumps(snapshot()))
         store.close()
@@ -140,7 +143,7 @@ def test_what_a_user_may_not_see_any_more_is_not_served_from_what_was_kept(setup
     assert setup.web.shown(f"/c/{capture_id}/timeline/trace", ADA).status == 404
     path = f"/c/{OF_BEA}/view/kernels.json"
     assert setup.web.shown(path, BEA).status == 200
-    setup.daemon.stub().DeleteCapture(pb.DeleteCaptureRequest(id=OF_BEA), timeout=20)
+    setup.daemon.stub().DeleteCapture(pb.DeleteCaptureRequest(id=OF_BEA), timeout=scaled(20))
     assert setup.web.shown(path, BEA).status == 404
 
 
@@ -259,6 +262,42 @@ def test_other_sites_may_link_to_pages_and_no_more(setup: Setup) -> None:
     for change in ({"Sec_Fetch_Mode": "no-cors"}, {"Sec_Fetch_Dest": "iframe"}, {"Sec_Fetch_Dest": "script"}):
         assert setup.web.ask("/captures.json", ADA, **{**linked, **change}).status == 403
     assert setup.web.ask("/", ADA, Host="evil.example").status == 421
+
+
+STRANGE_IDS = (
+    OF_ADA, f"..%2f{OF_ADA}", f"{OF_BEA}%2f..%2f{OF_ADA}", f"%2e%2e/{OF_ADA}", f"{OF_ADA}%00", f"%2f{OF_ADA}",
+    f"{OF_ADA}%0d%0aSet-Cookie:a=b", f".%2f{OF_ADA}", "..", "user-", "*", f"{OF_ADA[:-1]}%3f", OF_ADA.upper(),
+)  # fmt: skip
+STRANGE_FIELDS = (
+    "", f"base={OF_ADA}", f"c={OF_ADA}&sql=SELECT+name+FROM+kernel", f"rank=0&base={OF_ADA}&base_rank=0",
+    f"c={OF_BEA}&c={OF_ADA}&sql=SELECT+name+FROM+kernel", f"set.path=..%2f{OF_ADA}&tracks=none&name=gemm",
+)  # fmt: skip
+
+
+def within_rate(setup: Setup, path: str, method: str, form: dict[str, str] | None) -> Page | None:
+    """Bea's answer; None if she has asked too often in a second."""
+    answer = setup.web.ask(path, BEA, method, form)
+    return None if answer.status == HTTPStatus.TOO_MANY_REQUESTS else answer
+
+
+@pytest.mark.parametrize(("method", "pattern"), [(method, pattern.pattern) for method, pattern, _ in _ROUTES])
+def test_no_route_gives_anything_of_another_user_or_to_another_site_whatever_is_asked(
+    setup: Setup, method: str, pattern: str
+) -> None:
+    form = {"form_secret": "x"} if method == "POST" else None
+    shown = re.sub(r"\(\?P<name>[^)]*\)", "kernels", pattern).replace("\\.", ".")
+    paths = list(dict.fromkeys(re.sub(r"\(\?P<id>[^)]*\)", each, shown) for each in STRANGE_IDS))
+    asked = [f"{paths[0]}?{fields}" for fields in STRANGE_FIELDS] + paths[1:]
+    found = []
+    for path in asked:
+        found.append(until(partial(within_rate, setup, path, method, form), "it is answered"))
+        assert "gemm" not in found[-1].text.replace("name=gemm", ""), path
+    assert {each.status for each in found} <= {200, 400, 403, 404, 422}
+    names = {name.lower() for each in found for name in each.headers}
+    assert not {name for name in names if name.startswith("access-control-") or name == "set-cookie"}
+    elsewhere: dict[str, Any] = {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "cors", "Sec_Fetch_Dest": "empty"}
+    assert setup.web.ask(paths[0], ADA, method, form, Host="evil.example").status == 421
+    assert setup.web.ask(paths[0], ADA, method, form, Origin="https://evil.example", **elsewhere).status == 403
 
 
 def test_pages_have_the_policy_and_no_session_cookie(setup: Setup) -> None:

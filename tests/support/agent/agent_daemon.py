@@ -153,7 +153,7 @@ class Connection:
             descriptors.frombytes(data)
         assert len(descriptors) == (1 if isinstance(message, wire.Arena) else 0)
         self.arenas += [ArenaReader(descriptor) for descriptor in descriptors]
-        if isinstance(message, wire.State):
+        if isinstance(message, wire.State) and not message.call:
             self.states.append(message.state)
         return message
 
@@ -166,8 +166,10 @@ class Connection:
             assert isinstance(message, (wire.State, wire.Arena)), message
 
     def expect_state(self, state: str) -> wire.State:
-        """The next State, which must be this one."""
+        """The next State that is a transition, which must be this one; others tell of a vendor's call."""
         message = self.expect(wire.State)
+        while message.call:
+            message = self.expect(wire.State)
         assert message.state == state, message
         return message
 

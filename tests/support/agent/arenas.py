@@ -123,17 +123,18 @@ def count_kinds(buffers: list[Buffer], sizes: dict[int, int]) -> Counter[int]:
 
 
 class Recycler(threading.Thread):
-    """Copies READY buffers and sets them FREE until told to end, as the daemon does."""
+    """Copies READY buffers and sets them FREE until told to end, as the daemon does; only then if it is not started."""
 
-    def __init__(self, reader: ArenaReader) -> None:
-        super().__init__(name="recycler")
+    def __init__(self, reader: ArenaReader, period_s: float = 0.001) -> None:
+        super().__init__(name="recycler", daemon=True)
+        self._period_s = period_s
         self._reader = reader
         self._ended = threading.Event()
         self.taken: list[Buffer] = []
 
     def run(self) -> None:
-        """Poll every millisecond until the end."""
-        while not self._ended.wait(0.001):
+        """Looks again and again until the end."""
+        while not self._ended.wait(self._period_s):
             self.sweep()
 
     def sweep(self) -> None:
@@ -145,6 +146,7 @@ class Recycler(threading.Thread):
     def end(self) -> list[Buffer]:
         """Stop, take the rest and return everything."""
         self._ended.set()
-        self.join()
+        if self.ident is not None:
+            self.join()
         self.sweep()
         return self.taken

@@ -17,7 +17,7 @@ from kineto_agent.sources.interface import SourceOutcome, SourceRequest
 from kineto_agent.sources.python.call_tracing import PythonCallsSource
 from kineto_agent.system.threads import start_thread
 
-from support.agent.arenas import ArenaReader
+from support.agent.arenas import ArenaReader, Recycler
 from support.waiting import scaled
 
 COPY_PERIOD_S = 0.01
@@ -69,33 +69,19 @@ class Recording:
         self._agent = Agent()
         self.session: Any = self._agent.do(lambda: source.prepare(request))
         self._reader = ArenaReader(self.session.arena_fd)
-        self._parts: list[bytes] = []
-        self._ended = threading.Event()
-        self._copier = threading.Thread(target=self._run, daemon=True)
+        self._daemon = Recycler(self._reader, COPY_PERIOD_S)
         if copies:
-            self._copier.start()
+            self._daemon.start()
         self._agent.do(self.session.start)
-
-    def _run(self) -> None:
-        while not self._ended.wait(COPY_PERIOD_S):
-            self._copy()
-
-    def _copy(self) -> None:
-        for buffer in self._reader.ready():
-            self._parts.append(buffer.data)
-            self._reader.free(buffer.slot)
 
     def stop(self) -> tuple[SourceOutcome, bytes, dict[int, str]]:
         """End the session. Returns its outcome, the records, and the names by number."""
         outcome: SourceOutcome = self._agent.do(self.session.stop)
-        self._ended.set()
-        if self._copier.ident is not None:
-            self._copier.join()
-        self._copy()
+        data = b"".join(buffer.data for buffer in self._daemon.end())
         strings = self._reader.strings()
         names = {key: text for (space, key), text in strings.items() if space == SPACE_PYTHON_CALL}
         self._agent.do(self.session.close)
-        return outcome, b"".join(self._parts), names
+        return outcome, data, names
 
 
 def calls(data: bytes, names: dict[int, str]) -> list[Call]:

@@ -30,7 +30,8 @@ _FAKE_NAME = "fake-cupti-in-process.so"
 _FAULTS = (
     "subscribe_result", "refuse_kind", "refuse_result", "drop_next", "extra_kernel_bytes", "one_wide_kernel",
     "hold_a_buffer", "names_result", "flush_delay_ms", "enable_delay_ms", "finalize_result", "drop_at_finalize",
-    "return_at_finalize", "graph_recorded", "newer_than_driver", "per_thread",
+    "finalize_delay_ms", "subscribe_delay_ms", "return_at_finalize", "graph_recorded", "newer_than_driver",
+    "per_thread",
 )  # fmt: skip
 
 

@@ -13,7 +13,6 @@ from collections import Counter
 from typing import Any, NamedTuple
 
 import torch
-from kineto_agent.protocol import arena
 from kineto_agent.protocol.records import (
     KIND_OP_COMMS,
     KIND_OP_TENSORS,
@@ -29,7 +28,7 @@ from kineto_agent.protocol.records import (
 from kineto_agent.sources.interface import SourceOutcome, SourceRequest
 from kineto_agent.sources.torch.operators import TorchOpsSession, TorchOpsSource
 
-from support.agent.arenas import ArenaReader
+from support.agent.arenas import ArenaReader, Recycler
 
 COPY_PERIOD_S = 0.01
 LIMIT_BYTES = 64 << 20
@@ -60,47 +59,24 @@ class Recording:
         assert isinstance(session, TorchOpsSession), session.metadata
         self.session = session
         self._reader = ArenaReader(session.arena_fd)
-        self._parts: list[bytes] = []
-        self._sequences: list[int] = []
-        self._ended = threading.Event()
-        self._copier = threading.Thread(target=self._copy_on, daemon=True)
-        self._copier.start()
+        self._daemon = Recycler(self._reader, COPY_PERIOD_S)
+        self._daemon.start()
         session.start()
-
-    def _copy_on(self) -> None:
-        while not self._ended.wait(COPY_PERIOD_S):
-            self._copy()
-
-    def _copy(self) -> None:
-        for buffer in self._reader.ready():
-            self._parts.append(buffer.data)
-            self._sequences.append(buffer.sequence)
-            assert buffer.records * OP.size == len(buffer.data)
-            self._reader.free(buffer.slot)
 
     def stop(self) -> SourceOutcome:
         """End the session; `ops` and `tensors` exist from then on."""
         outcome = self.session.stop()
-        self._ended.set()
-        self._copier.join()
-        self._copy()
-        assert sorted(self._sequences) == list(range(len(self._sequences)))
-        records = [part[at : at + OP.size] for part in self._parts for at in range(0, len(part), OP.size)]
+        taken = self._daemon.end()
+        assert sorted(buffer.sequence for buffer in taken) == list(range(len(taken)))
+        assert all(buffer.records * OP.size == len(buffer.data) for buffer in taken)
+        records = [each.data[at : at + OP.size] for each in taken for at in range(0, len(each.data), OP.size)]
         assert len(records) == outcome.counts.records
-        self._read(records, self._strings())
+        strings: dict[int, dict[int, bytes]] = {}
+        for (space, key), text in self._reader.raw_strings().items():
+            strings.setdefault(space, {})[key] = text
+        self._read(records, strings)
         self.session.close()
         return outcome
-
-    def _strings(self) -> dict[int, dict[int, bytes]]:
-        spaces: dict[int, dict[int, bytes]] = {}
-        at = self._reader.fixed["strings_offset"]
-        end = at + self._reader.word(arena.STRINGS_USED)
-        while at < end:
-            key, space, length = arena.STRING_ENTRY.unpack_from(self._reader.map, at)
-            at += arena.STRING_ENTRY.size
-            spaces.setdefault(space, {})[key] = self._reader.map[at : at + length]
-            at += -(-length // 8) * 8
-        return spaces
 
     def _read(self, records: list[bytes], strings: dict[int, dict[int, bytes]]) -> None:
         names, inputs = strings.get(SPACE_OP_NAME, {}), strings.get(SPACE_OP_INPUTS, {})

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any, Dict, Iterator, List, Optional
 
-from kineto_agent.sources.python.opcode_tables import opcode_table
+from kineto_agent.sources.python.stack_sampling import opcode_table
 
 CALLS = ("PRECALL", "CALL", "CALL_KW", "CALL_FUNCTION_EX")
 ENDS = ("RETURN_", "RERAISE", "RAISE_", "JUMP_FORWARD", "JUMP_BACKWARD", "INTERPRETER_EXIT")

@@ -14,50 +14,20 @@ import time
 from pathlib import Path
 from typing import Any
 
-from kineto_agent.sources.interface import SourceOutcome, SourceRequest
+from kineto_agent.sources.interface import SourceRequest
 from kineto_agent.sources.torch import libtorch_symbols
-from kineto_agent.sources.torch.torch_profiler import DOCUMENT, TorchProfilerSession, prepare
-from kineto_agent.system.threads import start_thread
+from kineto_agent.sources.torch.torch_profiler import DOCUMENT, prepare
 
-from support.agent.copying_daemon import CopyingDaemon
+from support.agent.copied_session import CopiedSession
 
 TYPES = frozenset(("cpu_op", "user_annotation", "python_function"))
 
 
-class Recording:
-    """One session, started and stopped on a thread like the agent's."""
+class Recording(CopiedSession):
+    """A session of torch's profiler."""
 
     def __init__(self, limit_bytes: int = 128 << 20, **options: Any) -> None:
-        self.session: TorchProfilerSession = self._on_thread(
-            lambda: prepare(SourceRequest(TYPES, limit_bytes, options), "a test")
-        )
-        self.daemon = CopyingDaemon(self.session.arena_fd)
-        self.stopped_after_s = 0.0
-        self._on_thread(self.session.start)
-
-    def _on_thread(self, action: Any) -> Any:
-        results: list[Any] = []
-
-        def run() -> None:
-            try:
-                results.append((action(), None))
-            except Exception as exc:
-                results.append((None, exc))
-
-        start_thread("kineto-agent", run).join()
-        value, error = results[0]
-        if error is not None:
-            raise error
-        return value
-
-    def stop(self) -> tuple[SourceOutcome, bytes]:
-        """Stop the session. Returns its outcome and the bytes that the daemon has."""
-        begin = time.monotonic()
-        outcome: SourceOutcome = self._on_thread(self.session.stop)
-        self.stopped_after_s = time.monotonic() - begin
-        data = self.daemon.end()
-        self._on_thread(self.session.close)
-        return outcome, data
+        super().__init__(lambda: prepare(SourceRequest(TYPES, limit_bytes, options), "a test"))
 
 
 def in_pieces() -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from kineto_trace.analysis.counters import attribution as limits
-from kineto_trace.analysis.counters.device_tiles import MAX_SETS
+from kineto_trace.analysis.counters.attribution import MAX_SETS
 
 IDLE, OTHERS = ("idle",), ("others",)
 _RIDGE = 1e-7  # makes one of many solutions the only one; values that samples tell do not feel it

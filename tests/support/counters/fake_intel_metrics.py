@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import pytest
-from kinetod.counters.backends import LEVEL_ZERO
-from kinetod.counters.counter_client import CounterClient
-from kinetod.counters.sampler_connections import CountersService
+from kinetod.counters.backend_group import LEVEL_ZERO
+from kinetod.counters.counter_client import CounterClient, CountersService
 
 from support.machine import native
 from support.packages import debian_packages

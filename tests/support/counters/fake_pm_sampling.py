@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from kinetod.counters.cupti.cupti_backend import CuptiBackend
-from kinetod.counters.sampler_connections import CountersChild
+from kinetod.counters.counter_client import CountersChild
+from kinetod.counters.cupti_backend import CuptiBackend
 
 from support.machine import native
 from support.waiting import scaled

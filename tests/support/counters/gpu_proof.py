@@ -18,14 +18,12 @@ from typing import Any
 
 import numpy as np
 from kineto_trace.spool.counter_samples import read_counter_samples
-from kinetod.counters.backends import CUPTI
-from kinetod.counters.counter_client import CounterClient
+from kinetod.counters.backend_group import CUPTI
+from kinetod.counters.counter_client import CounterClient, CountersChild
 from kinetod.counters.counter_recording import CounterRecording, RecordedGpu, record_counters
-from kinetod.counters.interface import CounterError, WantedCounters
-from kinetod.counters.metric_sets import OVERVIEW, SETS
+from kinetod.counters.interface import OVERVIEW, SETS, CounterError, WantedCounters
 from kinetod.counters.power.interface import POWER, SM_CLOCK
 from kinetod.counters.power.nvml_power import NvmlPower, open_nvml
-from kinetod.counters.sampler_connections import CountersChild
 
 from support.machine.native import ROOT
 

@@ -19,7 +19,7 @@ from support.machine.native import FAKES, fake_cuda, fake_cupti
 from support.service.calls_as import plain_python
 from support.service.cli import kinetoctl, wait_for_agent
 from support.service.daemon import Daemon, running_daemon, watch_to_end
-from support.waiting import until
+from support.waiting import scaled, until
 
 LONG_NS = 300 * 10**9
 HALF_A_SECOND_BYTES = 500 * 48
@@ -92,7 +92,7 @@ class SampledHost:
         if "iterations" not in fields:
             fields.setdefault("duration_ns", LONG_NS)
         spec = pb.CaptureSpec(selector=pb.Selector(pids=pids), counters=pb.CounterRequest(), **fields)
-        capture: pb.Capture = self.daemon.stub().CreateCapture(pb.CreateCaptureRequest(spec=spec), timeout=30)
+        capture: pb.Capture = self.daemon.stub().CreateCapture(pb.CreateCaptureRequest(spec=spec), timeout=scaled(30))
         return capture
 
     def cancel(self, capture: pb.Capture, *, keep: bool) -> pb.Capture:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from kinetod.gpus.gpu_types import GpuProcess, GpuState, Snapshot
-from kinetod.permissions.role_policy import Thing
+from kinetod.permissions.role_policy import Resource
 
 
 class SharedGpus:
@@ -38,6 +38,6 @@ class SharedGpus:
         """The known ones of these processes."""
 
         def one(pid: int) -> Any:
-            return SimpleNamespace(key=SimpleNamespace(pid=pid), thing=lambda: Thing(uid=self.owners[pid]))
+            return SimpleNamespace(key=SimpleNamespace(pid=pid), resource=lambda: Resource(uid=self.owners[pid]))
 
         return [one(pid) for pid in pids if pid in self.owners]

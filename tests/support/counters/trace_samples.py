@@ -8,7 +8,7 @@ from kineto_trace.formats.chrome.chrome_reader import load_chrome
 from kineto_trace.formats.chrome.chrome_writer import write_chrome
 from kineto_trace.formats.perfetto.perfetto_reader import load_perfetto
 from kineto_trace.formats.perfetto.perfetto_writer import write_perfetto
-from kineto_trace.formats.shared.text_sinks import TextSink
+from kineto_trace.formats.text_sinks import TextSink
 from kineto_trace.model.trace import Table, Trace
 
 from support.trace_files.traces import START_NS

@@ -27,17 +27,33 @@ def compiler() -> str:
 
 def build(name: str, sources: Sequence[Path], flags: Sequence[str]) -> Path:
     """Compile `sources` into a file called `name`; the same input is compiled once. Fails on any warning."""
-    command = [compiler(), *WARNINGS, *flags, *map(str, sources)]
-    state = hashlib.sha256("\0".join(command).encode())
-    folders = {source.parent for source in sources} | {Path(flag) for flag in flags if Path(flag).is_dir()}
-    for path in sorted([*sources, *(header for folder in folders for header in folder.rglob("*.h"))]):
+    return _made(name, [*flags, *(str(_compiled(source, flags)) for source in sources)], [], "-ldl")
+
+
+def _compiled(source: Path, flags: Sequence[str]) -> Path:
+    """One source as an object file, which is the same in everything that is built with these flags of the compiler.
+
+    The collector sees no header of the tests.
+    """
+    unseen = ("-Wl,", "-l", "-shared", *(["-I"] if COLLECTOR in source.parents else []))
+    own = [flag for flag in flags if not flag.startswith(unseen) and (flag.startswith("-") or ".so" not in flag)]
+    folders = {source.parent} | {Path(flag.removeprefix("-I")) for flag in own}
+    headers = sorted({header for folder in folders if folder.is_dir() for header in folder.rglob("*.h")})
+    return _made(f"{source.stem}.o", [*dict.fromkeys(own), "-c", str(source)], [source, *headers])
+
+
+def _made(name: str, arguments: Sequence[str], inputs: Sequence[Path], *libraries: str) -> Path:
+    """What the compiler makes of these arguments, which name all else that it depends on."""
+    command = [compiler(), *WARNINGS, *arguments]
+    state = hashlib.sha256("\0".join([*command, *libraries]).encode())
+    for path in inputs:
         state.update(path.read_bytes())
     target = CACHE / state.hexdigest()[:20] / name
     if target.exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     scratch = target.with_name(f"{name}.{os.getpid()}")
-    done = subprocess.run([*command, "-o", str(scratch), "-ldl"], capture_output=True, text=True, check=False)
+    done = subprocess.run([*command, "-o", str(scratch), *libraries], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise AssertionError(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
     scratch.replace(target)
@@ -47,7 +63,7 @@ def build(name: str, sources: Sequence[Path], flags: Sequence[str]) -> Path:
 def fake_cupti(name: str = "libcupti.so.13") -> Path:
     """The fake libcupti (tests/fakes/fake_cupti.c), under the name that a real one has."""
     # Aligned: where a gate may be placed depends on where a call lies in its cache line.
-    flags = ["-O2", "-g", "-fPIC", "-shared", "-falign-functions=64", f"-Wl,-soname,{name}"]
+    flags = ["-O2", "-g", "-fPIC", "-shared", "-falign-functions=64", "-Wl,--hash-style=both", f"-Wl,-soname,{name}"]
     return build(name, FAKE_CUPTI, flags)
 
 
@@ -156,6 +172,10 @@ class FakeCuda:
     def launch(self, name: str = "kernel", count: int = 1, duration_ns: int = 1000, stream: int = 0) -> None:
         """Launches `count` kernels."""
         self._library.fake_launch_many(name.encode(), count, ctypes.c_uint64(duration_ns), stream)
+
+    def storm(self, *, threads: int, launches: int) -> None:
+        """Launches so many kernels on each of the threads, while kernels and calls are recorded."""
+        assert self._library.fake_storm(threads, launches) == threads
 
     def driver_launch(self, name: str = "kernel", duration_ns: int = 1000, stream: int = 0) -> None:
         """Calls cuLaunchKernel once."""

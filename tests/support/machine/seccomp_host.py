@@ -15,7 +15,6 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 from typing import Any, Dict, List, Sequence, Tuple
 
 ALLOW, KILL_PROCESS, TRAP, LOG = 0x7FFF0000, 0x80000000, 0x00030000, 0x7FFC0000
@@ -146,8 +145,9 @@ def main() -> None:
             answer = _thread(bytes.fromhex(asked["program"]))
         os.write(1, json.dumps(answer).encode() + b"\n")
         if asked["do"] == "sleep":
+            # time.sleep has a point in time as its end from 3.11 on: no stop sends that through restart_syscall
             while True:
-                time.sleep(1000)
+                ctypes.CDLL(None).nanosleep((ctypes.c_long * 2)(1000, 0), None)
 
 
 if __name__ == "__main__":

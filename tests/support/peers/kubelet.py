@@ -10,14 +10,12 @@ from typing import Any
 import grpc
 import grpc.aio
 from kineto_protos.kubelet.v1 import pod_resources_pb2 as pb
-from kineto_protos.kubelet.v1.pod_resources_pb2_grpc import (
-    PodResourcesListerServicer,
-    add_PodResourcesListerServicer_to_server,
-)
-from kinetod.kubernetes.pod_resources import ContainerRef, KubeletClient
+from kineto_protos.services import add_to_server
+from kinetod.kubernetes.pod_names import ContainerRef, KubeletClient
 
 from support.waiting import scaled
 
+LISTER = pb.DESCRIPTOR.services_by_name["PodResourcesLister"]
 GPU_0, GPU_1 = "GPU-5f2c1c3e-8c5d-6d1f-0a55-4d7f0f0d5f10", "GPU-8a1b7f5e-1111-2222-3333-444455556666"
 LLAMA = ContainerRef("training", "llama-0", "trainer")
 
@@ -26,13 +24,13 @@ LLAMA = ContainerRef("training", "llama-0", "trainer")
 async def kubelet(socket: Path, answer: Callable[[Any], pb.ListPodResourcesResponse]) -> AsyncIterator[KubeletClient]:
     """A server on `socket` that answers with `answer(context)`, and its client."""
 
-    class Lister(PodResourcesListerServicer):
+    class Lister:
         async def List(self, request: pb.ListPodResourcesRequest, context: Any) -> pb.ListPodResourcesResponse:
             found = answer(context)
             return await found if asyncio.iscoroutine(found) else found
 
     server = grpc.aio.server()
-    add_PodResourcesListerServicer_to_server(Lister(), server)  # type: ignore[no-untyped-call]
+    add_to_server(Lister(), server, LISTER)
     server.add_insecure_port(f"unix:{socket}")
     await server.start()
     try:
@@ -52,13 +50,13 @@ def pod(holder: ContainerRef, resource: str, *ids: str) -> pb.PodResources:
 def running_kubelet(socket: Path, *pods: pb.PodResources) -> Iterator[None]:
     """A kubelet that serves in threads. Only root may connect, as to the real one."""
 
-    class Lister(PodResourcesListerServicer):
+    class Lister:
         def List(self, request: pb.ListPodResourcesRequest, context: Any) -> pb.ListPodResourcesResponse:
             return pb.ListPodResourcesResponse(pod_resources=pods)
 
     socket.parent.mkdir(mode=0o750, parents=True)
     server = grpc.server(ThreadPoolExecutor(1))
-    add_PodResourcesListerServicer_to_server(Lister(), server)  # type: ignore[no-untyped-call]
+    add_to_server(Lister(), server, LISTER)
     server.add_insecure_port(f"unix:{socket}")
     server.start()
     try:

@@ -23,8 +23,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import grpc
+from kineto_protos.services import ProfilerStub
 from kineto_protos.v1 import profiler_pb2 as pb
-from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
 
 from support.service.cli import Result
 from support.service.daemon import IMPORT_PATH, REPOSITORY, free_address, patient_deadlines
@@ -237,7 +237,7 @@ class Cluster:
         """The nodes' daemons, to root."""
         if not self._channels:
             self._channels = [grpc.insecure_channel(self.template.format(host=node)) for node in self.nodes]
-        return [ProfilerStub(channel) for channel in self._channels]  # type: ignore[no-untyped-call]  # generated code
+        return [ProfilerStub(channel) for channel in self._channels]
 
     def end_jobs(self) -> None:
         """Cancels all jobs and waits until none is left."""

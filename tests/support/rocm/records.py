@@ -4,11 +4,11 @@ import struct
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from fuzz import records
 from kineto_agent.protocol.records import CLOCK_PAIR, ROCPROFILER_FORMAT, SPACE_CLOCK_PAIR
-from kineto_trace.decode.rocprofiler import rocm_schema as kinds
+from kineto_trace.decode import rocprofiler_records as kinds
 from kineto_trace.spool.raw_records import Chunk, RawSource, parse_strings
 
-from support.fuzz import records
 from support.trace_files.h200 import string_entry
 
 UNIX = 1_790_000_000_000_000_000  # ns, when CLOCK_BOOTTIME shows BOOT

@@ -19,8 +19,8 @@ from google.protobuf import json_format
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
+from kineto_protos.services import ProfilerStub
 from kineto_protos.v1 import profiler_pb2 as pb
-from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
 
 from support.waiting import scaled
 
@@ -50,7 +50,7 @@ Metadata = Sequence[tuple[str, str]]
 
 def call(channel: grpc.Channel, name: str, request: Message, *, most: int = 1000, metadata: Metadata = ()) -> Answer:
     """Makes a call; of a stream at most so many messages."""
-    stub: Any = ProfilerStub(channel)  # type: ignore[no-untyped-call]  # generated code
+    stub: Any = ProfilerStub(channel)
     try:
         found = getattr(stub, name)(request, timeout=scaled(TIMEOUT_S), metadata=tuple(metadata))
         if isinstance(found, Message):

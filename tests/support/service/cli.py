@@ -9,13 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
+from kineto_protos.v1 import profiler_pb2 as pb
 from kinetoctl.__main__ import main
 
 from support.service.daemon import IMPORT_PATH, Daemon
 from support.waiting import scaled, until
 
 DEADLINE_S = 60
+CALL_S = 10
+PAUSE_S = 0.1  # a daemon limits the requests a second
 
 
 @dataclass(frozen=True)
@@ -75,23 +79,31 @@ def wait_for_agent(daemon: Daemon, pid: int) -> None:
     """Waits until the agent in this process can be asked for a trace."""
 
     def ready() -> bool:
-        found = run_process(["ps", "--pid", str(pid), "-o", "json"], daemon.client_environ())
-        return found.code == 0 and found.json()[0]["agent_state"] == "AGENT_STATE_READY"
+        found = _process(daemon, pid)
+        return found is not None and found.agent_state == pb.AGENT_STATE_READY
 
-    until(ready, f"the agent in {pid} is ready", DEADLINE_S, state=daemon.log)
+    until(ready, f"the agent in {pid} is ready", DEADLINE_S, state=daemon.log, pause_s=PAUSE_S)
 
 
 def wait_for_records(daemon: Daemon, pid: int) -> None:
     """Waits until the daemon has copied a record of the running capture of this process, other than marks of steps."""
-    environ = daemon.client_environ()
 
     def recorded() -> bool:
-        listed = run_process(["ps", "--pid", str(pid), "-o", "json"], environ).json()
-        if not listed or not listed[0]["busy_capture_id"]:  # its agent may still be on the way
+        found = _process(daemon, pid)
+        if found is None or not found.busy_capture_id:  # its agent may still be on the way
             return False
-        (process,) = listed
-        capture = run_process(["captures", "show", process["busy_capture_id"], "-o", "json"], environ).json()
-        counts = [count for target in capture["targets"] for count in target["counts"]]
-        return any(count["records"] for count in counts if count["source"] != "steps")
+        capture = daemon.stub().GetCapture(pb.GetCaptureRequest(id=found.busy_capture_id), timeout=CALL_S)
+        counts = [count for target in capture.targets for count in target.counts]
+        return any(count.records for count in counts if count.source != "steps")
 
-    until(recorded, f"records of process {pid} have come", DEADLINE_S)
+    until(recorded, f"records of process {pid} have come", DEADLINE_S, pause_s=PAUSE_S)
+
+
+def _process(daemon: Daemon, pid: int) -> pb.Process | None:
+    """As `ps` lists it. None: the daemon does not know it yet."""
+    request = pb.ListProcessesRequest(selector=pb.Selector(pids=[pid]))
+    try:
+        found = daemon.stub().ListProcesses(request, timeout=CALL_S).processes
+    except grpc.RpcError:
+        return None
+    return next(iter(found), None)

@@ -23,8 +23,8 @@ from typing import Any
 import grpc
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
+from kineto_protos.services import ProfilerStub
 from kineto_protos.v1 import profiler_pb2 as pb
-from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
 
 from support.waiting import scaled, scaled_option
 
@@ -227,7 +227,7 @@ class Daemon:
 
     def stub(self) -> ProfilerStub:
         """The service. The deadlines of its calls are scaled with the machine."""
-        stub = ProfilerStub(self.channel())  # type: ignore[no-untyped-call]  # generated code
+        stub = ProfilerStub(self.channel())
         for name, method in vars(stub).items():
             setattr(stub, name, _Scaled(method))
         return stub

@@ -20,8 +20,8 @@ import grpc
 from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
+from kineto_protos.services import add_to_server
 from kineto_protos.v1 import profiler_pb2 as pb
-from kineto_protos.v1 import profiler_pb2_grpc
 
 from support.waiting import scaled
 
@@ -55,7 +55,7 @@ async def _abort(context: Any, abort: Abort) -> None:
 
 
 @dataclass
-class FakeProfiler(profiler_pb2_grpc.ProfilerServicer):
+class FakeProfiler:
     """The scripts and what was asked."""
 
     processes: list[pb.Process] | Abort = field(default_factory=list)
@@ -184,7 +184,7 @@ class FakeServer:
 
 async def _serve(profiler: FakeProfiler, address: str, started: threading.Event, stop: asyncio.Event) -> None:
     server = grpc.aio.server()
-    profiler_pb2_grpc.add_ProfilerServicer_to_server(profiler, server)  # type: ignore[no-untyped-call]  # generated
+    add_to_server(profiler, server)
     server.add_insecure_port(address)
     await server.start()
     started.set()

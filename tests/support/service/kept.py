@@ -5,7 +5,7 @@ from pathlib import Path
 
 from kineto_protos.v1 import profiler_pb2 as pb
 from kinetod.store.capture_store import Store, key_of
-from kinetod.store.stored_files import folder_bytes
+from kinetod.store.path_guard import folder_bytes
 
 HOST = "gpu-7"
 FILE, SNAPSHOT = "trace.json.gz", "memory_snapshot.pickle"

@@ -1,5 +1,6 @@
 """A program in a pseudo-terminal: what it draws, keys, and the modes of the terminal."""
 
+import codecs
 import contextlib
 import fcntl
 import os
@@ -32,6 +33,7 @@ class PseudoTerminal:
     def __init__(self, outer: int, inner: int, process: "subprocess.Popen[bytes]", *, columns: int, rows: int) -> None:
         self.process = process
         self._outer, self._inner, self._columns, self._rows = outer, inner, columns, rows
+        self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
         self._text = ""
         self._drawn: dict[int, str] = {}  # of the picture that is coming
         self._cells: dict[int, str] = {}  # of the last whole one
@@ -112,7 +114,7 @@ class PseudoTerminal:
                 data = os.read(self._outer, 65536)
             except OSError:  # nobody has the other end any more
                 return
-            self._text += data.decode("utf-8", "surrogateescape")
+            self._text += self._decoder.decode(data)  # a read may end within a character
             timeout_s = 0
         self._interpret()
 

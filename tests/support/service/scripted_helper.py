@@ -3,7 +3,8 @@
 `agent`: the helper itself is the target: it makes the channel and an agent at its other end, so that a test asks for
 the helper's own pid. The agent says Hello, and leaves when its link is closed. `mute`: likewise, without the Hello.
 `refuse`, `crash`, `hang`, `babble`: what the words say. `channel-missing`: says that all is well, and sends nothing.
-`killed`: is killed at the first request of all; the next helper refuses.
+`look-hangs`: answers all but what asks for files of device code. `attach-hangs`: likewise, all but attaches.
+`killed`: is killed at the first three requests of all; the fourth helper refuses. `killed-always`: is killed at each.
 """
 
 import json
@@ -48,11 +49,12 @@ def answer(sock: socket.socket, request: dict[str, Any], script: str) -> None:
     """Carries one request out."""
     if script == "crash":
         os._exit(7)
-    if script == "hang":
+    question = request.get("do")
+    if script in ("hang", {"device_graphs": "look-hangs", None: "attach-hangs"}.get(question)):
         signal.pause()
-    if script == "killed" and request["id"] == 1:
+    if script == "killed-always" or (script == "killed" and request["id"] <= 3):
         os.kill(os.getpid(), signal.SIGKILL)
-    if script in ("babble", "refuse", "channel-missing", "killed"):
+    if script in ("babble", "refuse", "channel-missing", "killed", "attach-hangs"):
         said = {"babble": {"id": -1}, "channel-missing": GOOD}.get(script, REFUSED)
         sock.send(json.dumps({"id": request["id"], **said}).encode())
         return

@@ -69,6 +69,20 @@ def zombie() -> Iterator[int]:
 
 
 @contextlib.contextmanager
+def without_main_thread() -> Iterator[int]:
+    """A process whose main thread has ended, and another one has not."""
+    start = "threading.Thread(target=time.sleep, args=(3600,)).start()"
+    code = f"import ctypes, threading, time\n{start}\nctypes.CDLL(None).pthread_exit(None)"
+    process = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        until(lambda: state(process.pid) == "Z", "its main thread has ended")
+        yield process.pid
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextlib.contextmanager
 def stopped() -> Iterator[int]:
     """A process that is stopped by SIGSTOP."""
     with python() as pid:

@@ -5,13 +5,13 @@ import contextlib
 import socket
 import time
 
+from campaign.parts.attach_harness import DEADLINE_S, NO_HELLO, Attempt
 from kineto_agent.protocol import wire
 from kinetod.attach.attach_types import AttachError
 from kinetod.attach_helper.attach_pool import AttachHelpers
 from kinetod.processes.identity import PROC, ProcessKey, start_time_ns
 
 from support.agent.agent_daemon import Connection
-from support.campaigns.attach_harness import DEADLINE_S, NO_HELLO, Attempt
 from support.service.approvals import approval_of
 from support.waiting import scaled
 

@@ -6,6 +6,7 @@ Python what opening_stub.c does without the GIL.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -46,11 +47,11 @@ def native(path, symbol, address, size, number, spec=None, *more):
         ctypes.memmove(address + 8, data, len(data))
         ctypes.c_long.from_address(address).value = len(data)
         return {}
-    known = set(sys.modules)
+    known = {name: module for name, module in sys.modules.items() if name == spec.name}
     module = spec.loader.create_module(spec)
     spec.loader.exec_module(module)
-    for name in {spec.name} - known:
-        sys.modules.pop(name, None)
+    sys.modules.pop(spec.name, None)
+    sys.modules.update(known)
     return module
 def boot(source):
     ctypes.pythonapi.prctl(15, b"kineto-agent")
@@ -73,6 +74,7 @@ if __name__ == "__main__":
 """
 
 
+@functools.cache  # each is started to see whether it has ctypes
 def pythons() -> list[str]:
     """The executables of every CPython from the agent's floor on that this machine has."""
     root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"

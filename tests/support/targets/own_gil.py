@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from campaign.parts.attach_harness import pythons
+
 from support.agent.python_child import environment
-from support.campaigns.attach_harness import pythons
 from support.service.cli import run_process
 from support.service.daemon import Daemon
 from support.waiting import scaled

@@ -2,11 +2,10 @@
 
 from collections.abc import Sequence
 
-from kineto_trace.analysis.causes.cause_views import time_causes_view
-from kineto_trace.analysis.causes.host_causes import host_causes
-from kineto_trace.analysis.causes.time_causes import GPU_CAUSES, time_causes
-from kineto_trace.analysis.findings.finding_rules import findings
+from kineto_trace.analysis.cause_views import host_causes, time_causes_view
+from kineto_trace.analysis.findings.finding_views import findings
 from kineto_trace.analysis.host_time.host_moments import host_steps
+from kineto_trace.analysis.time_causes import GPU_CAUSES, time_causes
 from kineto_trace.model.context import Context
 
 ROUNDING = 1e-6  # of shares, in %

@@ -7,7 +7,7 @@ from typing import Any
 
 from kineto_trace.formats.chrome.chrome_reader import load_chrome
 from kineto_trace.formats.chrome.chrome_writer import write_chrome
-from kineto_trace.formats.shared.text_sinks import TextSink
+from kineto_trace.formats.text_sinks import TextSink
 from kineto_trace.model.trace import Trace
 
 BASE_NS = 1_790_857_026_000_000_000

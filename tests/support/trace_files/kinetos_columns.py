@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from kineto_trace.decode.time_window import whole_extent
+from kineto_trace.decode.iterations import whole_extent
 from kineto_trace.decode.torch import kineto_json
 from kineto_trace.model.activity_tables import NO_PRIORITY
 from kineto_trace.model.target_info import TargetInfo

@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 import numpy as np
 from kineto_trace.formats.chrome.chrome_writer import base_ns
-from kineto_trace.formats.shared.launch_shape_texts import LaunchShapes
+from kineto_trace.formats.viewer_rows import LaunchShapes
 from kineto_trace.model.trace import API_TABLES, GPU_TABLES, Table, Trace
 
 KINDS = GPU_TABLES + API_TABLES

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from kineto_trace.analysis.diff.step_samples import StepSamples
+from kineto_trace.analysis.diff.step_noise import StepSamples
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import Trace
 

@@ -5,10 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
-from kinetod.uploads.remote_capture import RemoteCapture
-from kinetod.uploads.sinks import sink_for
-from kinetod.uploads.throttle import Throttle
-from kinetod.uploads.upload_job import UploadJob, upload_capture
+from kinetod.uploads.sinks import Throttle, sink_for
+from kinetod.uploads.upload_job import RemoteCapture, UploadJob, upload_capture
 
 from support.service.stored import store
 

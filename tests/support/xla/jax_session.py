@@ -9,7 +9,6 @@ import gzip
 import json
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -17,47 +16,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from kineto_agent.protocol.records import PART_HEAD
-from kineto_agent.sources.interface import SourceError, SourceOutcome, SourceRequest
+from kineto_agent.sources.interface import SourceError, SourceRequest
 from kineto_agent.sources.jax.hlo_operations import JaxSource
-from kineto_agent.sources.jax.xla_session import XlaSession
-from kineto_agent.system.threads import start_thread
 
-from support.agent.copying_daemon import CopyingDaemon
+from support.agent.copied_session import CopiedSession
 
 TYPES = frozenset(("cpu_op", "user_annotation"))
 
 
-def on_agent_thread(action: Any) -> Any:
-    """Run it on a thread like the agent's. Returns its value or raises its error."""
-    results: list[Any] = []
-
-    def run() -> None:
-        try:
-            results.append((action(), None))
-        except Exception as exc:
-            results.append((None, exc))
-
-    start_thread("kineto-agent", run).join()
-    value, error = results[0]
-    if error is not None:
-        raise error
-    return value
-
-
-class Recording:
-    """One session, started and stopped on a thread like the agent's."""
+class Recording(CopiedSession):
+    """A session of JAX's profiler."""
 
     def __init__(self, limit_bytes: int = 128 << 20) -> None:
-        self.session: XlaSession = on_agent_thread(lambda: JaxSource().prepare(SourceRequest(TYPES, limit_bytes, {})))
-        self.daemon = CopyingDaemon(self.session.arena_fd)
-        on_agent_thread(self.session.start)
-
-    def stop(self) -> tuple[SourceOutcome, bytes]:
-        """Stop the session. Returns its outcome and the bytes that the daemon has."""
-        outcome: SourceOutcome = on_agent_thread(self.session.stop)
-        data = self.daemon.end()
-        on_agent_thread(self.session.close)
-        return outcome, data
+        super().__init__(lambda: JaxSource().prepare(SourceRequest(TYPES, limit_bytes, {})))
 
 
 def refusal() -> str:
@@ -131,13 +102,6 @@ def names_in(folder: Path) -> dict[str, int]:
             if event.get("ph") == "X":
                 found[event["name"]] = found.get(event["name"], 0) + 1
     return found
-
-
-def in_background(action: Any) -> threading.Thread:
-    """Run it on another thread of the program."""
-    thread = threading.Thread(target=action)
-    thread.start()
-    return thread
 
 
 if __name__ == "__main__":

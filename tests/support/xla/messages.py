@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kineto_agent.protocol.records import PART_HEAD
-from kineto_trace.formats.perfetto.perfetto_proto import data, number
+from kineto_trace.formats.perfetto_proto import data, number
 from kineto_trace.spool.raw_records import Chunk, RawSource
 
 DATA = Path(__file__).parents[2] / "data" / "h200"

@@ -19,11 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kineto_protos.services import ProfilerStub
 from kineto_protos.v1 import profiler_pb2 as pb
-from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
 
 from support.service.daemon import Daemon, watch_to_end
-from support.waiting import until
+from support.waiting import scaled, until
 
 LOOP = Path(__file__).with_name("jax_loop.py")
 DURATIONS_MS = (20, 50, 120, 250)
@@ -54,9 +54,9 @@ def capture(stub: ProfilerStub, pid: int, duration_ms: int, *, wait: bool = Fals
         activity_types=TYPES,
         options=pb.Options(wait_for_user_profiler=wait),
     )
-    capture_id = stub.CreateCapture(pb.CreateCaptureRequest(spec=spec), timeout=60).id
+    capture_id = stub.CreateCapture(pb.CreateCaptureRequest(spec=spec), timeout=scaled(60)).id
     ended = watch_to_end(stub, capture_id, 120)
-    stub.DeleteCapture(pb.DeleteCaptureRequest(id=capture_id), timeout=30)
+    stub.DeleteCapture(pb.DeleteCaptureRequest(id=capture_id), timeout=scaled(30))
     return ended.targets[0]
 
 

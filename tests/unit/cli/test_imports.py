@@ -5,10 +5,10 @@ import sys
 
 import click
 import pytest
-from kinetoctl.app import SUMMARIES, cli
+from kinetoctl.app import COMMANDS, cli
 from kinetoctl.base.lazy_import import LazyGroup
-from kinetoctl.client.hosts.host_targets import PlaceOptions
-from kinetoctl.options.host_options import PLACE_OPTIONS
+from kinetoctl.client.host_targets import PlaceOptions
+from kinetoctl.options.selection_options import PLACE_OPTIONS
 from support.waiting import scaled
 
 MODULES = """
@@ -38,7 +38,7 @@ def imported(*argv: str) -> set[str]:
         (("--help",), {*GRPC, "kinetoctl.commands", "json"}),
         (("version", "--client"), GRPC),
         (("version", "--address", "unix:/nowhere"), {"kinetoctl.commands.ps", "kinetoctl.output.result_tables"}),
-        (("ps", "--address", "unix:/nowhere"), {"kinetoctl.client.hosts.kube", "kinetoctl.client.hosts.host_targets"}),
+        (("ps", "--address", "unix:/nowhere"), {"kinetoctl.client.kube", "kinetoctl.client.host_targets"}),
     ],
 )
 def test_a_frequent_command_does_not_import_what_it_does_not_need(argv: tuple[str, ...], others: set[str]) -> None:
@@ -73,8 +73,8 @@ def test_the_help_of_the_group_says_of_each_command_what_its_own_help_begins_wit
     for name in cli.list_commands(context):
         command = cli.get_command(context, name)
         assert command is not None
-        assert SUMMARIES[name] == command.get_short_help_str(1000)
-    assert list(SUMMARIES) == cli.list_commands(context)
+        assert COMMANDS[name][1] == command.get_short_help_str(1000)
+    assert list(COMMANDS) == cli.list_commands(context)
 
 
 def test_the_options_that_name_hosts_are_the_fields_of_place_options() -> None:

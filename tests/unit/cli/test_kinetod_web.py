@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from kinetoctl import kinetod_web
 from kinetoctl.kinetod_web import command
 
 TLS = ["--tls-certificate", "c", "--tls-key", "k", "--tls-client-ca", "a"]
@@ -25,8 +26,14 @@ BEHIND = [*ORIGIN, "--socket", "/x", "--proxy-user", "0"]
         ([*ORIGIN, "--socket", "/x"], "--proxy-user"),
         ([*ORIGIN, "--socket", "/x", "--proxy-user", "no-such-user"], "no user"),
         ([*ORIGIN, "--socket", "/x", "--proxy-user", "65534"], "cannot name"),
+        ([*ORIGIN, "--socket", "/x", "--proxy-user", "\u0667"], "no user"),
+        ([*ORIGIN, "--listen", "127.0.0.1", *TLS], "expected host:port"),
+        ([*ORIGIN, "--listen", "127.0.0.1:65535", *TLS], "expected host:port"),
         ([*ORIGIN, "--ui-origin", "https://web.example", "--socket", "/x", "--proxy-user", "0"], "must differ"),
         (["--origin", "https://web.example/", "--socket", "/x"], "expected https://name"),
+        (["--origin", "ftp://web.example", "--socket", "/x"], "expected https://name"),
+        (["--origin", "https://:8443", "--socket", "/x"], "expected https://name"),
+        (["--origin", "https://ada@web.example", "--socket", "/x"], "no user, got"),
         (["--origin", "https://Web.example", "--socket", "/x"], "lower case"),
         (["--origin", "https://web.example:443", "--socket", "/x"], "leave out port"),
         ([*ORIGIN, "--socket", "/x", "--user-header", "a b"], "name of a header"),
@@ -36,12 +43,18 @@ BEHIND = [*ORIGIN, "--socket", "/x", "--proxy-user", "0"]
         ([*BEHIND, "--hosts", "a,b c"], "expected a host name"),
         ([*BEHIND, "--service", "name"], "expected name:port"),
         ([*BEHIND, "--service", "name:0"], "expected name:port"),
+        ([*BEHIND, "--service", "name:65536"], "expected name:port"),
     ],
 )
 def test_doors_that_are_not_closed_to_others_are_not_opened(arguments: list[str], why: str) -> None:
     found = CliRunner().invoke(command, arguments)
     assert found.exit_code == 2
     assert why in found.output
+
+
+def test_ports_are_those_that_there_are_and_the_next_one_is_the_uis() -> None:
+    assert kinetod_web._parse_listen("[::1]:65534") == ("::1", 65534)
+    assert kinetod_web._parse_service("kinetod.example:65535") == ("kinetod.example", 65535)
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,10 @@ from kinetod.base.errors import StartError
 from kinetod.base.instance_lock import Lock
 from kinetod.base.notify import notify
 from kinetod.base.safe_text import clean, clean_code
-from kinetod.base.unix_sockets import remove_stale_socket
+from kinetod.captures.live_capture import Watchers
 from kinetod.captures.request.factory import new_id
 from kinetod.captures.result.decode_pool import DecodeError
 from kinetod.captures.target.conversion import checked, overhead_of
-from kinetod.captures.watchers import Watchers
 
 
 def test_a_lock_is_held_once_and_names_its_holder(tmp_path: Path) -> None:
@@ -27,11 +26,23 @@ def test_a_lock_is_held_once_and_names_its_holder(tmp_path: Path) -> None:
     ):
         Lock(tmp_path / "lock", "the thing")
     Lock(tmp_path / "lock", "the thing").release()
+    assert (tmp_path / "lock").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_lock_that_cannot_be_made_says_why(tmp_path: Path) -> None:
     with pytest.raises(StartError, match="No such file or directory"):
         Lock(tmp_path / "nowhere" / "lock", "the thing")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: another user made the file")
+def test_a_lock_of_another_user_says_what_to_do(tmp_path: Path) -> None:
+    Lock(tmp_path / "lock", "the thing").release()
+    os.seteuid(65534)
+    try:
+        with pytest.raises(StartError, match=rf"Permission denied.*give {tmp_path} and all in it to this one's user"):
+            Lock(tmp_path / "lock", "the thing")
+    finally:
+        os.seteuid(0)
 
 
 def test_the_service_manager_is_told(tmp_path: Path) -> None:
@@ -42,21 +53,6 @@ def test_the_service_manager_is_told(tmp_path: Path) -> None:
         assert manager.recv(100) == b"READY=1"
     notify("READY=1", environ)  # nobody listens any more
     notify("READY=1", {})
-
-
-def test_a_stale_socket_is_removed_a_living_one_and_a_file_are_not(tmp_path: Path) -> None:
-    path = tmp_path / "s"
-    remove_stale_socket(path)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        listener.bind(str(path))
-        listener.listen()
-        with pytest.raises(StartError, match="something already listens"):
-            remove_stale_socket(path)
-    remove_stale_socket(path)
-    assert not path.exists()
-    path.write_bytes(b"")
-    with pytest.raises(StartError, match="is not a socket"):
-        remove_stale_socket(path)
 
 
 def test_text_from_outside_is_made_harmless() -> None:

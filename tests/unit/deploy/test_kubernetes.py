@@ -15,7 +15,7 @@ import yaml
 from click.testing import CliRunner
 from kineto_agent import __version__
 from kineto_protos import endpoints
-from kinetoctl.client.hosts.kube import TOKENS_PORT
+from kinetoctl.client.kube import TOKENS_PORT
 from kinetoctl.kinetod_web import VARIABLES as WEB_VARIABLES
 from kinetoctl.kinetod_web import command as kinetod_web_command
 from kinetoctl.web.shared.fleet_hosts import hosts_of_service

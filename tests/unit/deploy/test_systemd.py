@@ -116,7 +116,7 @@ def test_every_user_of_the_units_is_made() -> None:
 
 
 def test_the_sockets_are_where_the_daemon_looks_for_them() -> None:
-    from kinetod.config.default_paths import COUNTERS_SOCKET, HELPER_SOCKET, WRITER_SOCKET
+    from kinetod.config.addresses import COUNTERS_SOCKET, HELPER_SOCKET, WRITER_SOCKET
 
     assert dict(settings("kinetod-attach.socket"))["ListenSequentialPacket"] == str(HELPER_SOCKET)
     assert dict(settings("kinetod-writer.socket"))["ListenSequentialPacket"] == str(WRITER_SOCKET)
@@ -143,3 +143,8 @@ def test_unit_files_have_no_setting_twice_by_mistake() -> None:
         keys = [key for key, _ in settings(name)]
         assert {key for key in keys if keys.count(key) > 1} <= several
         configparser.RawConfigParser(strict=False).read_string((UNITS / name).read_text())
+
+
+@pytest.mark.parametrize("unit", sorted(path.name for path in UNITS.glob("*.service")))
+def test_a_flood_of_lines_is_cut(unit: str) -> None:
+    assert "LogRateLimitBurst=" in (UNITS / unit).read_text()

@@ -1,3 +1,3 @@
-"""Views are tested with the variants that compat/views registers."""
+"""Views are tested with the variants that kineto_trace.compat registers."""
 
 import kineto_trace.catalog.view_catalog  # noqa: F401

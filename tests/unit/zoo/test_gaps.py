@@ -1,7 +1,7 @@
 from collections.abc import Sequence
 
 import pytest
-from support.attach_targets.control import FIRST_GAP, GAPS, LAST, MOST_GAPS, longest_gap_ns
+from campaign.attach_targets.control import FIRST_GAP, GAPS, LAST, MOST_GAPS, longest_gap_ns
 
 SECOND = 1_000_000_000
 

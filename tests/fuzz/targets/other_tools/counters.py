@@ -19,8 +19,14 @@ from kineto_trace.spool.counter_samples import (
     write_rows,
 )
 from kinetod.counters import messages
-from kinetod.counters.amdgpu.amd_metrics import SETS, TableReading, known_metrics, of_set
-from kinetod.counters.amdgpu.metrics_table import UnknownTableError, read_table
+from kinetod.counters.amdgpu_backend import (
+    SETS,
+    TableReading,
+    UnknownTableError,
+    known_metrics,
+    of_set,
+    read_table,
+)
 from kinetod.counters.interface import (
     MAX_METRICS,
     CounterDevice,
@@ -29,8 +35,8 @@ from kinetod.counters.interface import (
     LeftOutMetric,
 )
 from support.counters.gpu_metrics_tables import VERSIONS, packed
-from support.fuzz import mutate
 
+from fuzz import mutate
 from fuzz.parts import changed_json
 
 _HEAD_BYTES = 6  # magic and version of a packet

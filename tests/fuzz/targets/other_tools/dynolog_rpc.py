@@ -12,11 +12,9 @@ from kinetod.base.errors import KinetodError
 from kinetod.captures.request.capture_spec import checked_spec
 from kinetod.config.addresses import ListenAddress
 from kinetod.config.settings import Config
-from kinetod.dynolog_door import answers, requests
-from kinetod.dynolog_door.json_frames import PREFIX, BadFrame, body_size, frame, read_object
-from kinetod.dynolog_door.process_matching import limited
-from kinetod.dynolog_door.requests import TraceAsked, WrongArgument
-from kinetod.dynolog_door.trace_request import requested_trace
+from kinetod.dynolog_door import door_service, requests
+from kinetod.dynolog_door.door_service import limited, requested_trace
+from kinetod.dynolog_door.requests import PREFIX, BadFrame, TraceAsked, WrongArgument, body_size, frame, read_object
 
 NOW_NS = 1_790_000_000 * 10**9
 CONFIG = Config(listen=(ListenAddress(path=Path("/x")),), agent_socket=Path("/y"), state_dir=Path("/z"))
@@ -46,7 +44,7 @@ def play(data: bytes) -> None:
     try:
         asked = requests.arguments_of(function, request)
     except WrongArgument as exc:
-        _check_answer(answers.wrong_argument(function, str(exc)))
+        _check_answer(door_service.wrong_argument(function, str(exc)))
         return
     if isinstance(asked, TraceAsked):
         _trace(asked)
@@ -64,10 +62,10 @@ def _trace(asked: TraceAsked) -> None:
         return
     assert os.sep not in (wanted.log_file.stem if wanted.log_file is not None else "")
     capture = pb.Capture(id="x", targets=[pb.Target(pid=pid) for pid in pids])
-    _check_answer(answers.started(answers.TraceStarted(matched=matched, capture=capture, notes=wanted.notes)))
+    _check_answer(door_service.started(door_service.TraceStarted(matched=matched, capture=capture, notes=wanted.notes)))
 
 
-def _check_answer(answer: answers.Answer) -> None:
+def _check_answer(answer: door_service.Answer) -> None:
     sent = frame(answer)
     (size,) = PREFIX.unpack(sent[: PREFIX.size])
     assert size == len(sent) - PREFIX.size

@@ -8,10 +8,8 @@ import os
 import struct
 from collections.abc import Iterator
 
-from kinetod.kineto_ipc import datagrams
-from kinetod.kineto_ipc.datagrams import BadDatagram, Poll, Registration
-from kinetod.kineto_ipc.poller_registry import PollerRegistry, Sender
-from kinetod.kineto_ipc.polling_process import OfferEvent
+from kinetod.kineto_ipc import poller_registry
+from kinetod.kineto_ipc.poller_registry import BadDatagram, OfferEvent, Poll, PollerRegistry, Registration, Sender
 from support.peers import libkineto
 
 CONFIGURATION = b"ACTIVITIES_DURATION_MSECS=500\n"
@@ -39,7 +37,7 @@ async def _play(data: bytes) -> None:
 
 def _one(registry: PollerRegistry, datagram: bytes, at: int, events: list[OfferEvent]) -> None:
     try:
-        message = datagrams.decode(datagram)
+        message = poller_registry.decode(datagram)
     except BadDatagram as exc:
         assert len(str(exc)) < 200
         return
@@ -48,7 +46,7 @@ def _one(registry: PollerRegistry, datagram: bytes, at: int, events: list[OfferE
     if isinstance(message, Registration):
         assert registry.registered(message, _ME, now_s=at) == 1
         return
-    assert isinstance(message, Poll) and len(message.pids) <= datagrams.MAX_PIDS
+    assert isinstance(message, Poll) and len(message.pids) <= poller_registry.MAX_PIDS
     answer = registry.polled(message, _ME, now_s=at, now_ns=at + 1)
     registry.sent(answer)
     assert answer.configuration in (b"", CONFIGURATION) and (message.free or not answer.configuration)

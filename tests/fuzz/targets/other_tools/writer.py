@@ -6,7 +6,7 @@ from pathlib import Path, PurePath
 
 from kinetod.base.policy_file import PolicyError
 from kinetod.trace_writing import writer_messages as messages
-from kinetod.trace_writing import writer_policy
+from kinetod.trace_writing import writer_server
 
 _file = Path(tempfile.mkdtemp(prefix="fuzz-writer-")) / "writer.toml"
 _file.touch(0o600)
@@ -27,7 +27,7 @@ def play(data: bytes) -> None:
         assert messages.answer(messages.encode(said)) == said
     _file.write_bytes(data)
     try:
-        found = writer_policy.load(_file, uid_of={"kineto": 900, "ada": 1001, "root": 0}.__getitem__)
+        found = writer_server.load(_file, uid_of={"kineto": 900, "ada": 1001, "root": 0}.__getitem__)
     except PolicyError as exc:
         assert str(exc).startswith(str(_file))
         return

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 
 from kinetod.attach.inspect import process_inspection
-from kinetod.attach.inspect.fatbin import launches_graphs
+from kinetod.attach.inspect.device_graph_code import launches_graphs
 from support.machine import device_code
 
 _fd = os.memfd_create("fuzz")

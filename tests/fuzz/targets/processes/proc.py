@@ -16,16 +16,7 @@ from pathlib import Path
 from kinetod.agents import proxy_agent
 from kinetod.attach.attach_types import AttachError
 from kinetod.attach.inspect import process_inspection, target_image
-from kinetod.processes import (
-    batch_jobs,
-    cgroups,
-    containers,
-    credentials,
-    identity,
-    memory_limits,
-    process_info,
-    task_limits,
-)
+from kinetod.processes import budgets, cgroups, containers, credentials, identity, memory_limits, process_info
 from kinetod.processes.accelerator_signs import OutsideSigns
 
 from fuzz.parts import joined, parted
@@ -75,12 +66,12 @@ def play(data: bytes) -> None:
         assert proxy_agent.inner_number(_folder / "status", PID) == proxy_agent.inner_number(
             Path("/proc/self/status"), PID
         )
-        assert task_limits._threads_of(str(UIDS[0]), _proc) > 0
+        assert budgets._threads_of(str(UIDS[0]), _proc) > 0
     if not parts[2]:
         assert len(target_image.read_maps(PID, _proc)) == len(MAPS)
         assert len(process_inspection.mapped_paths(_folder)) == 2
     if not parts[3]:
-        assert batch_jobs.job_of(PID, _proc) is None and not batch_jobs.jobs_of(UIDS[1], _proc)
+        assert process_info.job_of(PID, _proc) is None and not process_info.jobs_of(UIDS[1], _proc)
         assert containers.pod_in(containers.read_cgroups(PID, _proc)) == ""
         known = process_info.read_facts(PID, _proc)
         assert known is None or (known.job, known.pod) == ("", "")
@@ -119,8 +110,8 @@ def _read_all() -> None:
     cgroups.frozen_by(PID, _proc)
     memory_limits.soft_limits(_folder / "limits")
     proxy_agent.inner_number(_folder / "status", PID)
-    task_limits._threads_of("0", _proc)
-    batch_jobs.jobs_of(UIDS[1], _proc)
+    budgets._threads_of("0", _proc)
+    process_info.jobs_of(UIDS[1], _proc)
     _identity()
     for read in (credentials.read, target_image.read_maps, process_inspection.read_process):
         with contextlib.suppress(ProcessLookupError, AttachError):

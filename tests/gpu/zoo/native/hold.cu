@@ -1,5 +1,8 @@
 // A loop of short kernels beside one that spins while the file `hold` is there: hold MODE FOLDER.
+// MODE: spin, or own: all of it in a context of cuCtxCreate, and no primary one.
 #include "zoo.cuh"
+
+#include <dlfcn.h>
 
 #include <atomic>
 #include <thread>
@@ -9,12 +12,24 @@ __global__ void spin(const volatile uint32_t *flag) {
     }
 }
 
+static bool make_context() {
+    void *context, *cuda = dlopen("libcuda.so.1", RTLD_NOW);
+    auto init = reinterpret_cast<int (*)(unsigned)>(dlsym(cuda, "cuInit"));
+    auto create = reinterpret_cast<int (*)(void **, unsigned, int)>(dlsym(cuda, "cuCtxCreate_v2"));
+    return init(0) == 0 && create(&context, 0, 0) == 0;
+}
+
 int main(int argc, char **argv) {
-    if (argc != 3 || std::string(argv[1]) != "spin") {
-        fprintf(stderr, "usage: hold spin FOLDER\n");
+    const std::string mode = argc == 3 ? argv[1] : "";
+    if (mode != "spin" && mode != "own") {
+        fprintf(stderr, "usage: hold spin|own FOLDER\n");
         return 2;
     }
     Life life(argv[2]);
+    if (mode == "own" && !make_context()) {
+        fprintf(stderr, "cuCtxCreate failed\n");
+        return 1;
+    }
     const std::string hold = std::string(argv[2]) + "/hold";
     uint32_t *values = numbers(), expected = 5, *found, *flag;
     cudaStream_t loop, aside;

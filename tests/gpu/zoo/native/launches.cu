@@ -1,4 +1,7 @@
 // Launches of all kinds without graphs: launches MODE FOLDER.
+#include <atomic>
+#include <thread>
+
 #include <cooperative_groups.h>
 
 #include "zoo.cuh"
@@ -187,6 +190,53 @@ static int programmatic(Life &life) {
     return life.close();
 }
 
+struct Launcher {
+    cudaStream_t stream;
+    uint32_t *values;
+    uint32_t expected = 5;
+
+    Launcher() {
+        CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+        CUDA(cudaMalloc(&values, BLOCK * sizeof(uint32_t)));
+        number<<<1, BLOCK, 0, stream>>>(values, BLOCK);
+    }
+
+    void launch(int times) {
+        advance_on(stream, values, times, BLOCK);
+        CUDA(cudaStreamSynchronize(stream));
+        expected = after(expected, times);
+    }
+};
+
+// As many launches as 64 threads can make, each on a stream of its own; the loop that is timed is one of them. All is
+// made before the first of them begins: the driver does not let anybody make anything while so many launch.
+static int threads(Life &life) {
+    const int at_once = 16;
+    std::vector<Launcher> launchers(64);
+    std::vector<std::thread> others;
+    std::atomic<bool> ended{false};
+    CUDA(cudaDeviceSynchronize());
+    for (size_t k = 1; k < launchers.size(); k++) {
+        others.emplace_back([&ended, &launcher = launchers[k]] {
+            while (!ended.load()) {
+                launcher.launch(at_once);
+            }
+        });
+    }
+    life.ready();
+    do {
+        launchers[0].launch(at_once);
+    } while (life.tick());
+    ended = true;
+    for (std::thread &each : others) {
+        each.join();
+    }
+    for (const Launcher &each : launchers) {
+        life.check(sample(each.values) == each.expected, "a number is not what the CPU gets");
+    }
+    return life.close();
+}
+
 int main(int argc, char **argv) {
     const std::string mode = argc == 3 ? argv[1] : "";
     Life life(argc == 3 ? argv[2] : ".");
@@ -205,6 +255,9 @@ int main(int argc, char **argv) {
     if (mode == "programmatic") {
         return programmatic(life);
     }
-    fprintf(stderr, "usage: launches streams|pools|cooperative|clusters|programmatic FOLDER\n");
+    if (mode == "threads") {
+        return threads(life);
+    }
+    fprintf(stderr, "usage: launches streams|pools|cooperative|clusters|programmatic|threads FOLDER\n");
     return 2;
 }

@@ -5,6 +5,7 @@ A lost capture (an error, or a result that is not the expected one) is an event 
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 from collections.abc import Callable
@@ -119,15 +120,16 @@ def beside_a_thread(life: Life, mode: str) -> None:
     golden, pool, ended = work().clone(), torch.cuda.graph_pool_handle(), threading.Event()
     kept: list[tuple[Any, Any]] = []
     eager, weight = batches(torch, life, 64, 256)[2], batches(torch, life, 256, 256)[3] / 16
+    # Made once: torch hands 32 streams out in turn, and the same one must not come to both threads.
+    aside, stream = torch.cuda.Stream(), torch.cuda.Stream()
 
     def launch() -> None:
-        with torch.cuda.stream(torch.cuda.Stream()):
+        with torch.cuda.stream(aside):
             while not ended.is_set():
                 chain(torch, eager, weight, 4)
 
     def once() -> bool:
         graph = torch.cuda.CUDAGraph()
-        stream = torch.cuda.Stream()
         with torch.cuda.stream(stream):
             graph.capture_begin(pool=pool, capture_error_mode=mode)
             try:
@@ -164,8 +166,11 @@ def capture_graphed_callables(life: Life) -> None:
     batch = batches(torch, life, 64, 256)[0]
     model = mlp(torch, life)
     golden = model(batch).detach().clone()
+    gc.freeze()
+    gc.disable()  # a graph that is freed while another one is captured ends that capture, untouched as well
 
     def once() -> bool:
+        gc.collect()
         graphed = torch.cuda.make_graphed_callables(lambda data: model(data), (batch.clone().requires_grad_(),))
         result = graphed(batch.clone().requires_grad_())
         result.sum().backward()

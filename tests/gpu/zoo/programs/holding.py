@@ -268,7 +268,8 @@ HOLDS: dict[str, Callable[[Any], Hold]] = {
 }
 for hold_name, hold_kind in HOLDS.items():
     add(Program(name=f"hold_{hold_name}", run=partial(run_beside, make=hold_kind), by_name=True))
-add(Program(name="hold_cu_spin", source="hold", arguments=("spin",), by_name=True))
+for hold_mode in ("spin", "own"):
+    add(Program(name=f"hold_cu_{hold_mode}", source="hold", arguments=(hold_mode,), by_name=True))
 
 
 def always_busy(life: Life, streams: int, size: int) -> None:

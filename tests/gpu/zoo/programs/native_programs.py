@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpu.zoo.catalog import Program, add
 
-LAUNCHES = ("streams", "pools", "cooperative", "clusters", "programmatic")
+LAUNCHES = ("streams", "pools", "cooperative", "clusters", "programmatic", "threads")
 GRAPHS = ("update", "memory", "child", "conditional", "churn")
 PROCESSES = ("reset", "contexts", "forks", "ipc")
 DEBUGGER = ("cuda-gdb", "-batch", "-nx", "-ex", "run", "--args")

@@ -9,6 +9,7 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from support.machine import native
 from support.machine.kernel import allowed_to_trace
 from support.service.daemon import Daemon
+from support.waiting import scaled
 from support.xpu import level_zero
 from support.xpu.level_zero_program import SECOND_NS, STOPPED, Captured, capture, counts, differences, running
 
@@ -231,7 +232,7 @@ def test_variables_of_the_programs_own_libpti_view_stay(daemon: Daemon, tmp_path
 def test_the_offered_types_are_those_that_can_be_recorded(daemon: Daemon, tmp_path: Path) -> None:
     with running(level_zero.required("1.2.0"), tmp_path) as program:
         capture(daemon, program.pid, WORK, during=lambda: program.tell("steps 5 5"))
-        listed = daemon.stub().ListProcesses(pb.ListProcessesRequest(), timeout=10).processes
+        listed = daemon.stub().ListProcesses(pb.ListProcessesRequest(), timeout=scaled(10)).processes
         (process,) = (each for each in listed if each.pid == program.pid)
         assert {"kernel", "gpu_memcpy", "gpu_memset", "xpu_driver", "xpu_sync"} <= set(process.activity_types)
         assert "xpu_runtime" not in process.activity_types  # SYCL was not there, let alone after PTI

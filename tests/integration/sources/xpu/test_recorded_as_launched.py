@@ -8,6 +8,7 @@ import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from support.machine.kernel import allowed_to_trace
 from support.service.daemon import Daemon
+from support.waiting import scaled
 from support.xpu import level_zero
 from support.xpu.level_zero_program import DONE, SECOND_NS, STOPPED, capture, counts, differences, running
 
@@ -119,7 +120,7 @@ def test_a_trace_file_has_kinetos_names_for_intels_activities(daemon: Daemon, tm
             daemon, program.pid, (*WORK, "xpu_driver", "xpu_sync"), during=lambda: program.tell("steps 5 5")
         )
         assert found.verdict == STOPPED
-    chunks = daemon.stub().FetchTrace(pb.FetchTraceRequest(capture_id=found.id), timeout=10)
+    chunks = daemon.stub().FetchTrace(pb.FetchTraceRequest(capture_id=found.id), timeout=scaled(10))
     events = json.loads(gzip.decompress(b"".join(chunk.data for chunk in chunks)))["traceEvents"]
     categories = {event.get("cat") for event in events if event["ph"] == "X"}
     assert {"kernel", "gpu_memcpy", "gpu_memset", "xpu_driver", "xpu_sync"} <= categories

@@ -3,9 +3,9 @@
 import io
 from typing import Any
 
-from kineto_trace.formats.perfetto.perfetto_proto import data, number, packet
 from kineto_trace.formats.perfetto.perfetto_writer import write_perfetto
-from kineto_trace.formats.shared.text_sinks import TextSink
+from kineto_trace.formats.perfetto_proto import data, number, packet
+from kineto_trace.formats.text_sinks import TextSink
 from kineto_trace.model.trace import Trace
 
 OP = {"thread": 70, "sequence": -1, "finished": 1, "inputs": -1}

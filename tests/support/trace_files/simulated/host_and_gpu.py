@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from kineto_trace.analysis.distributed.rank_work import LAUNCH_NS
-from kineto_trace.analysis.replay import step_replay as replaying
+from kineto_trace.analysis import step_replay as replaying
+from kineto_trace.analysis.distributed.rank_simulation import LAUNCH_NS
 from kineto_trace.arrays.intervals import Union, union
 from kineto_trace.model.context import Context
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from kineto_trace.kernel_traits.gpu_peaks import gpu_peaks
+from kineto_trace.kernel_traits.gpu_vendors import gpu_peaks
 from kineto_trace.model.trace import Trace
 
 from support.trace_files.simulated.sampled_gpu import MS, Run, sampled

@@ -254,13 +254,14 @@ def test_steps_of_the_program_are_told(daemon: Daemon, child: Callable[[str], Ch
 
 
 def test_the_debug_log_tells_what_the_agent_does(daemon: Daemon, child: Callable[[str], Child], tmp_path: Path) -> None:
-    process = child("kineto_agent.start(); input()")
+    process = child("kineto_agent.start(); input(); kineto_agent.stop(); input()")
+    log = tmp_path / "agent.log"
     daemon.welcome()
+    process.say("stop")
+    until(lambda: "link closed: the agent ends" in log.read_text(), "the agent tells that it ends")
+    assert "connected to %s" % daemon.path in log.read_text()
     process.say("end")
     process.end()
-    log = (tmp_path / "agent.log").read_text()
-    assert "connected to %s" % daemon.path in log
-    assert "link closed: the agent ends" in log
 
 
 def test_many_forks_during_a_capture_harm_nobody(daemon: Daemon, child: Callable[[str], Child]) -> None:
@@ -302,3 +303,37 @@ def test_an_exit_does_not_take_the_hooks_away(child: Callable[[str], Child]) -> 
         "lifecycle._hooks.remove = lambda: print('removed', flush=True)\n"
     )
     assert process.end() == ["", ""]
+
+
+REPLACED = {
+    "_thread": ("start_new_thread", "allocate_lock", "get_ident"),
+    "time": ("sleep", "monotonic"),
+    "select": ("poll",),
+    "os": ("read", "write", "open", "waitpid"),
+}
+# As eventlet and gevent do; then every module of the agent is imported that can be here.
+GREENED = f"""
+import importlib, pkgutil
+kineto_agent.start()
+for name, functions in {REPLACED}.items():
+    module = importlib.import_module(name)
+    for function in functions:
+        setattr(module, function, lambda *given, real=getattr(module, function), **more: real(*given, **more))
+green = [sys.modules[name] for name in {list(REPLACED)}]
+for found in pkgutil.walk_packages(kineto_agent.__path__, "kineto_agent."):
+    if not found.name.endswith("__main__") and ".inject" not in found.name:
+        try:
+            importlib.import_module(found.name)
+        except NameError:
+            pass  # a part of the loader's packet
+at_imports = ["kineto_agent.bootstrap.originals", "kineto_agent.bootstrap.lifecycle"]  # or RLock, which stays
+modules = [sys.modules[name] for name in sys.modules if name.startswith("kineto_agent.") and name not in at_imports]
+print(len(modules) > 50, sorted(
+    f"{{module.__name__}}: {{name}}" for module in modules for name, value in vars(module).items()
+    if any(value is each for each in green)), flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_what_the_program_replaces_after_the_start_no_module_of_the_agent_has(child: Callable[[str], Child]) -> None:
+    assert child(GREENED).hear() == "True []"

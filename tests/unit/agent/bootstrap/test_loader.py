@@ -8,8 +8,9 @@ import sys
 import threading
 import time
 from pathlib import Path
+from tempfile import TemporaryFile
 from types import ModuleType
-from typing import Any, Callable, Dict, Set
+from typing import Any, Callable, Dict, List, Set
 
 import kineto_agent
 import pytest
@@ -20,23 +21,33 @@ _FUTURE_ANNOTATIONS = 0x1000000
 
 
 class Standard:
-    def __init__(self, _give_way: Any) -> None:
+    def __init__(self, give_way: Any) -> None:
+        self._give_way = give_way  # called after each private copy, which even `time` may be
         self._found: Dict[str, Any] = {"time": time, "_thread": _thread}
         self.import_ = __import__
 
     def get(self, name: str) -> Any:
+        self._give_way()
         return self._found.setdefault(name, "loaded")
 
 
-def modules(**texts: str) -> Any:
-    """The modules of a made-up agent, by their last names; this thread is the agent's."""
+def loader() -> Dict[str, Any]:
+    """The globals of the loader; this thread is the agent's."""
     text = SOURCE.read_text().replace("from __future__ import annotations", "")
     names = {"builtins": builtins, "marshal": marshal, "posix": posix, "sys": sys, "Standard": Standard, "Rests": Rests}
     namespace: Dict[str, Any] = {"__name__": "kineto_loader", **names}
     exec(compile(text, "<kineto-loader>", "exec", _FUTURE_ANNOTATIONS), namespace)
-    contents: Dict[str, Any] = {"kineto_agent." + name: (False, [(1, texts[name])]) for name in texts}
-    made = namespace["_Modules"]({"kineto_agent": (True, []), **contents})
-    return made.__enter__()
+    return namespace
+
+
+def contents(**texts: str) -> Dict[str, Any]:
+    """A made-up agent: its modules by their last names."""
+    return {"kineto_agent": (True, []), **{"kineto_agent." + name: (False, [(1, texts[name])]) for name in texts}}
+
+
+def modules(**texts: str) -> Any:
+    """The modules of a made-up agent, by their last names; this thread is the agent's."""
+    return loader()["_Modules"](contents(**texts)).__enter__()
 
 
 class Gates(ModuleType):
@@ -114,6 +125,7 @@ def test_a_thread_of_the_program_loads_nothing() -> None:
 
 def test_a_thread_of_the_program_neither_sees_a_half_made_module_nor_waits_for_it(gates: Gates) -> None:
     made = modules(one=WAITS)
+    made.__exit__()
     agent = agent_loads(made, "kineto_agent.one")
     assert gates.reached.wait(60)
     with pytest.raises(ImportError, match="on a thread of the program"):
@@ -126,6 +138,7 @@ def test_a_thread_of_the_program_neither_sees_a_half_made_module_nor_waits_for_i
 def test_a_module_is_seen_once_all_that_was_loaded_for_it_is_whole(gates: Gates) -> None:
     """In a circle a module may be done that refers to one that is not."""
     made = modules(one="from kineto_agent import two\n" + WAITS, two="import kineto_agent.one")
+    made.__exit__()
     agent = agent_loads(made, "kineto_agent.one")
     assert gates.reached.wait(60)
     assert "kineto_agent.two" not in made.loaded
@@ -173,12 +186,21 @@ def test_a_thread_of_the_agent_does_not_wait_for_ever(gates: Gates) -> None:
     made = modules(one=WAITS)
     agent = agent_loads(made, "kineto_agent.one")
     assert gates.reached.wait(60)
-    made._agent = _thread.get_ident()
     made.get.__globals__["_WAIT_S"] = 0
     with pytest.raises(ImportError, match="another thread of the agent is loading"):
         made.get("kineto_agent.one")
     gates.opened.set()
     agent.join()
+
+
+def test_an_abandoned_attach_that_ends_leaves_the_next_one_its_right_to_load(gates: Gates) -> None:
+    made = modules(one=WAITS, two="value = 8")
+    abandoned = agent_loads(made, "kineto_agent.one")
+    assert gates.reached.wait(60)
+    with made:
+        gates.opened.set()
+        abandoned.join()
+        assert made.get("kineto_agent.two").value == 8
 
 
 def test_a_forked_child_can_load_what_its_parent_was_loading(gates: Gates) -> None:
@@ -190,3 +212,31 @@ def test_a_forked_child_can_load_what_its_parent_was_loading(gates: Gates) -> No
         assert made.get("kineto_agent.one").late == 2
     gates.opened.set()
     agent.join()
+
+
+class Held:
+    """What a child that is forked meanwhile must close, as the bootstrap notes it."""
+
+    def __init__(self, noted: List[Any], x: Any) -> None:
+        self.x, self._noted, self.closed = x, noted, False
+        noted.append(self)
+
+    def close(self) -> None:
+        self.closed = True
+        self._noted.remove(self)
+
+
+def test_the_files_of_modules_are_closed_and_the_agent_owns_its_channel_and_its_library() -> None:
+    live = {"bootstrap": "", "bootstrap.live_attach": "end = run = lambda *_: None"}
+    forks = {"system": "", "system.fork_warnings": "keep_away = let_through = lambda: None"}
+    header = {"descriptors": ["sources", "code", "library"], "digest": "", "cache_tag": "another", "magic": b""}
+    noted: List[Any] = []
+    given = loader()
+    given.update(HEADER=header, native=lambda *_: None, turns=0, dlopen=0, dlsym=0)
+    with TemporaryFile(buffering=0) as sources:
+        sources.write(marshal.dumps(contents(**live, **forks)))
+        descriptors = [sources.fileno(), -2, -3]
+        held = [Held(noted, x) for x in (None, "channel", *descriptors)]  # None: of another attach
+        given["load"]({"open": noted}, "channel", descriptors)
+    assert [each.closed for each in held] == [False, False, True, True, False]
+    assert noted == held[:1]

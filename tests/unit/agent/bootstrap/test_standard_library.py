@@ -8,14 +8,16 @@ import importlib.util
 import os
 import re
 import select
+import signal
 import sys
 import time
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, Iterator, List
 
 import kineto_agent
 import pytest
+from support.agent.python_child import run_python
 
 SOURCE = Path(kineto_agent.__file__).parent / "bootstrap" / "standard_library.py"
 _FUTURE_ANNOTATIONS = 0x1000000
@@ -37,13 +39,19 @@ def own(spec: Any) -> Any:
     return module
 
 
-@pytest.fixture
-def standard() -> Any:
+def make_standard() -> Any:
     text = SOURCE.read_text().replace("from __future__ import annotations", "")
     namespace: Dict[str, Any] = {"__name__": "kineto_loader", "modules": sys.modules, "native": native, "own": own}
-    namespace.update(high=0, dlopen=ctypes.cast(ctypes.CDLL(None).dlopen, ctypes.c_void_p).value)
+    program = ctypes.CDLL(None)
+    addresses = {name: ctypes.cast(getattr(program, name), ctypes.c_void_p).value for name in ("dlopen", "dlsym")}
+    namespace.update(high=0, **addresses)
     exec(compile(text, "<kineto-loader>", "exec", _FUTURE_ANNOTATIONS), namespace)
     return namespace["Standard"](lambda: None)
+
+
+@pytest.fixture
+def standard() -> Any:
+    return make_standard()
 
 
 @pytest.fixture
@@ -74,6 +82,42 @@ def test_a_module_of_the_programs_in_sys_modules_is_left_there(standard: Any, mo
     monkeypatch.setitem(sys.modules, "json", theirs)
     assert standard.get("json").loads("[1]") == [1]
     assert sys.modules["json"] is theirs
+
+
+def test_a_program_that_has_replaced_len_has_not_replaced_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(builtins, "len", lambda things, own=len: own(things))
+    assert make_standard().get("select").poll is select.poll
+
+
+@pytest.fixture
+def closed(standard: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Where the standard library is, which this process may not look at."""
+    folder = tmp_path_factory.mktemp("library")
+    standard._folders = [str(folder / "closed")]
+    folder.chmod(0)
+    own = os.geteuid()
+    os.seteuid(own or 65534)
+    yield str(folder / "closed")
+    os.seteuid(own)
+    folder.chmod(0o700)
+
+
+def test_a_library_that_the_process_may_not_read_is_told(
+    standard: Any, closed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "json")
+    with pytest.raises(ImportError) as caught:
+        standard.import_("json", {}, {}, (), 0)
+    assert str(caught.value) == "standard library: no json; EACCES %d %s" % (os.geteuid(), closed)
+    assert "json" not in sys.modules
+
+
+def test_the_programs_own_modules_are_found_all_the_same(
+    standard: Any, closed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert closed
+    monkeypatch.setitem(sys.modules, "ours", type(sys)("ours"))
+    assert standard.import_("ours", {}, {}, (), 0) is sys.modules["ours"]
 
 
 def test_a_module_that_the_program_is_still_importing_is_waited_for(
@@ -166,7 +210,7 @@ def test_a_replaced_function_whose_original_is_frozen_is_not_called_instead(
 ) -> None:
     monkeypatch.setattr("select.poll", lambda: None)
     gc.freeze()
-    with pytest.raises(RuntimeError, match=r"the program has replaced select\.poll"):
+    with pytest.raises(ImportError, match=r"the program has replaced select\.poll"):
         standard.get("select")
 
 
@@ -199,6 +243,17 @@ def test_a_clock_that_the_program_holds_goes_on_for_the_agent(standard: Any, mon
     assert standard.get("time").time_ns() > 0
 
 
+@pytest.mark.parametrize("function", ["time.sleep", "select.poll", "_thread.allocate_lock"])
+def test_what_the_program_replaces_later_stays_original_for_the_agent(
+    standard: Any, monkeypatch: pytest.MonkeyPatch, function: str
+) -> None:
+    module, _dot, name = function.partition(".")
+    ours = standard.get(module)
+    original = getattr(ours, name)
+    monkeypatch.setattr(function, lambda: None)
+    assert getattr(ours, name) is original
+
+
 @pytest.mark.skipif(sys.version_info >= (3, 10), reason="later ones make the module anew")
 @pytest.mark.parametrize("kept", [True, False])
 def test_among_many_objects_originals_are_found_where_gevent_keeps_them(
@@ -213,5 +268,41 @@ def test_among_many_objects_originals_are_found_where_gevent_keeps_them(
     if kept:
         assert standard.get("select").poll is gevent.saved["select"]["poll"]
     else:
-        with pytest.raises(RuntimeError, match=r"the program has replaced select\.poll"):
+        with pytest.raises(ImportError, match=r"the program has replaced select\.poll"):
             standard.get("select")
+
+
+INTERRUPTED = """
+import atexit, runpy, sys
+sys.path.append(sys.argv[2])
+standard = runpy.run_path(sys.argv[1])["make_standard"]()
+def late():
+    class Made(standard.get("typing").NamedTuple):
+        first: int
+        second: int = 2
+    assert Made(first=1) == (1, 2)
+    assert standard.get("collections").namedtuple("A", "b c", defaults=[3])(1).c == 3
+atexit.register(late)
+raise KeyboardInterrupt
+"""
+
+
+def test_a_class_that_is_made_while_an_interrupt_ends_the_program_leaves_its_exit_status() -> None:
+    ran = run_python(["-c", INTERRUPTED, __file__, str(Path(__file__).parents[3])])
+    assert (ran.returncode, ran.stderr.count("Error")) == (-signal.SIGINT, 0)
+
+
+@pytest.mark.parametrize("before", [[], [None]], ids=["absent", "not to be imported"])
+def test_a_module_that_enters_the_programs_modules_by_itself_leaves_what_was_there(before: List[None]) -> None:
+    class Loader:
+        create_module = staticmethod(lambda spec: None)
+        exec_module = staticmethod(lambda module: sys.modules.update({module.__name__: module}))
+
+    spec = importlib.util.spec_from_loader("enters_by_itself", Loader())  # type: ignore[arg-type]
+    for each in before:
+        sys.modules["enters_by_itself"] = each  # type: ignore[assignment]
+    make_standard()._get.__globals__["_native"](spec)
+    try:
+        assert [each for name, each in sys.modules.items() if name == "enters_by_itself"] == before
+    finally:
+        sys.modules.pop("enters_by_itself", None)

@@ -22,8 +22,12 @@
 #include "check.h"
 #include "dense.h"
 #include "cupti/collector.h"
+#include "cupti/cupti_gate.h"
+#include "kit/collector.h"
 #include "patching/code_space.h"
 #include "common/wake.h"
+
+extern struct kit_collector cupti_collector;
 
 #define CAPTURES 60
 #define SETTLE_NS 50000000LL /* cupti_gate.c */
@@ -121,10 +125,10 @@ static bool subscribe_himself(void **subscriber) {
 static bool profile_himself(void) {
     void *subscriber = NULL;
     atomic_store(&got_bytes, 0);
+    const int64_t begin = clock_ns(CLOCK_MONOTONIC);
     if (!subscribe_himself(&subscriber)) {
         return false;
     }
-    const int64_t begin = clock_ns(CLOCK_MONOTONIC);
     CHECK(cupti.listen(wants_buffer, returns_buffer) == 0);
     CHECK(cupti.enable(KERNEL_KIND) == 0);
     const bool late = clock_ns(CLOCK_MONOTONIC) - begin >= SETTLE_NS;
@@ -257,6 +261,33 @@ static void he_is_waited_for_who_came_just_before(void) {
     pthread_join(visitor, NULL);
 }
 
+static void *close_ours(void *code) {
+    *(int *)code = kc_close();
+    return NULL;
+}
+
+/* A callback that is inside keeps our memory from being given back; he comes and does not wait for that. */
+static void he_passes_while_our_memory_is_given_back(void) {
+    pthread_t closer;
+    void *subscriber = NULL;
+    struct kc_stop_result stopped;
+    int code = -1;
+    prepare();
+    CHECK(start());
+    CHECK(kc_stop(20000, &stopped) == 0);
+    struct pool *pool = &cupti_collector.pool;
+    CHECK(pool_enter(pool) != NULL);
+    CHECK(pthread_create(&closer, NULL, close_ours, &code) == 0);
+    while (__atomic_load_n(&pool->arena, __ATOMIC_SEQ_CST) != NULL) {
+        usleep(100);
+    }
+    CHECK(cupti.subscribe(&subscriber, on_call, NULL) == 0);
+    CHECK(gate_visit().time_ns == 0); /* his way was free */
+    CHECK(cupti.unsubscribe(subscriber) == 0);
+    pool_leave(pool);
+    CHECK(pthread_join(closer, NULL) == 0 && code == 0);
+}
+
 static void a_forked_child_passes(void) {
     prepare();
     CHECK(start());
@@ -270,11 +301,17 @@ static void a_forked_child_passes(void) {
     CHECK(kc_close() == 0);
 }
 
-static void use_up(uint8_t *room) {
-    uint8_t *page = room - (uintptr_t)room % 4096;
-    CHECK(room != NULL && mprotect(page, 4096, PROT_READ | PROT_WRITE | PROT_EXEC) == 0);
-    *room ^= 1;
-    CHECK(room_after_code((void *)cupti.subscribe).begin == 0);
+/* The last byte of each: it counts from there. */
+static void use_up(void) {
+    struct room rooms[64];
+    const uint32_t count = room_in_library((void *)cupti.subscribe, 1, rooms, 64);
+    CHECK(count > 1);
+    for (uint32_t i = 0; i < count; i++) {
+        uint8_t *last = (uint8_t *)rooms[i].end - 1; /* NOLINT */
+        CHECK(mprotect(last - (uintptr_t)last % 4096, 4096, PROT_READ | PROT_WRITE | PROT_EXEC) == 0);
+        *last ^= 1;
+    }
+    CHECK(room_in_library((void *)cupti.subscribe, 1, rooms, 64) == 1 && rooms[0].begin == rooms[0].end);
 }
 
 static void a_lack_of_room_is_said(void) {
@@ -301,7 +338,7 @@ int main(int count, char **arguments) {
         CHECK(dladdr((void *)cupti.subscribe, &info) != 0);
         dense_make(info.dli_fbase, strcmp(arguments[2], "dense") == 0 ? DENSE_HOLE_COUNT : 0);
         if (strcmp(arguments[2], "none") == 0) {
-            use_up((uint8_t *)room_after_code((void *)cupti.subscribe).begin); /* NOLINT */
+            use_up();
             a_lack_of_room_is_said();
             return 0;
         }
@@ -314,6 +351,7 @@ int main(int count, char **arguments) {
         return 0;
     }
     he_is_waited_for_who_came_just_before();
+    he_passes_while_our_memory_is_given_back();
     atomic_store(&goes_on, true);
     CHECK(pthread_create(&other, NULL, profile_now_and_then, NULL) == 0);
     CHECK(pthread_create(&caller, NULL, call_cuda, NULL) == 0);

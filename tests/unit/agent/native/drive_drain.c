@@ -25,14 +25,16 @@
 #include "cupti/capture_gate.h"
 #include "cupti/collector.h"
 #include "cupti/driver_slots.h"
+#include "cupti/launches.h"
 #include "fake_driver.h"
 
 /* ---- the queue ---- */
 
 static void unused(void) {
-    driver.set(FAKE_CONTEXTS, 0);
+    driver.set(FAKE_CONTEXTS, -1);
     CHECK(outcome() == KC_DRAIN_SHORT);
-    CHECK(driver.recorded() == 0 && driver.intact());
+    CHECK(driver.recorded() == 0);
+    ends();
 }
 
 static void idle(void) {
@@ -41,10 +43,14 @@ static void idle(void) {
     ends();
 }
 
+static bool is_soon(void) {
+    const struct kc_drain_result result = drain(1200, NULL, 0);
+    return result.outcome == KC_DRAIN_SOON && result.queued_ns >= 60 * NS_PER_MS;
+}
+
 static void steady(void) {
     driver.set(FAKE_STEADY_MS, 60);
-    const struct kc_drain_result result = drain(1200, NULL, 0);
-    CHECK(result.outcome == KC_DRAIN_SOON && result.queued_ns >= 60 * NS_PER_MS);
+    WITHIN(20, is_soon());
     ends();
 }
 
@@ -192,16 +198,40 @@ static void another_in_between(void) {
 static void blocked(void) {
     uint64_t *streams = calloc(64, sizeof *streams);
     driver.set(FAKE_BLOCK_RETAIN, 1);
-    CHECK(drain(300, streams, 64).outcome == KC_DRAIN_NOT);
+    CHECK(drain(300, streams, 64).outcome == KC_DRAIN_UNANSWERED);
     free(streams);
     driver.set(FAKE_BLOCK_CREATE, 1);
     driver.set(FAKE_BLOCK_RETAIN, 0);
-    CHECK(outcome() == KC_DRAIN_NOT);
-    CHECK(outcome() == KC_DRAIN_NOT);
+    CHECK(outcome() == KC_DRAIN_UNANSWERED);
+    CHECK(outcome() == KC_DRAIN_UNANSWERED);
     CHECK(threads_that_ask() == 1);
     driver.set(FAKE_BLOCK_CREATE, 0);
     CHECK(outcome() == KC_DRAIN_SHORT);
     UNTIL(threads_that_ask() == 0);
+    ends();
+}
+
+static void starved(void) {
+    driver.is_held(are_held);
+    driver.set(FAKE_STARVED, 1);
+    CHECK(outcome_after(400) == KC_DRAIN_SHORT); /* it is not asked anything before */
+    CHECK(!launches_are_held());
+    ends();
+}
+
+/* First another thread keeps the driver's lock, so that pauses are in vain; then launches do. */
+static void starved_later(void) {
+    pthread_t thread;
+    int result = -1;
+    driver.is_held(are_held);
+    driver.set(FAKE_BLOCK_RETAIN, 1);
+    driver.set(FAKE_STARVED, 1);
+    CHECK(pthread_create(&thread, NULL, run_drain, &result) == 0);
+    UNTIL(driver.blocked());
+    pause_us(400000);
+    driver.set(FAKE_BLOCK_RETAIN, 0);
+    CHECK(pthread_join(thread, NULL) == 0);
+    CHECK(result == KC_DRAIN_SHORT);
     ends();
 }
 
@@ -213,7 +243,7 @@ static void hurry(void) {
     UNTIL(driver.recorded() > 0);
     const int64_t begin = clock_ns(CLOCK_MONOTONIC);
     UNTIL((kc_hurry(), pthread_tryjoin_np(thread, NULL) == 0));
-    CHECK(result == KC_DRAIN_NOT && clock_ns(CLOCK_MONOTONIC) - begin < PATIENCE_NS);
+    CHECK(result == KC_DRAIN_UNANSWERED && clock_ns(CLOCK_MONOTONIC) - begin < PATIENCE_NS);
     driver.set(FAKE_NEVER, 0);
     CHECK(outcome() == KC_DRAIN_SHORT);
     ends();
@@ -265,105 +295,50 @@ static void no_thread(void) {
 }
 #endif
 
-/* ---- launches ---- */
+/* ---- CUPTI's first call ---- */
 
-/* A program that queues 100 ms at once, whenever nothing is left of them. */
-static int64_t each_ns = 5 * NS_PER_MS;
-
-static void *launch_batches(void *unused_argument) {
-    (void)unused_argument;
-    while (atomic_load(&goes_on)) {
-        const int64_t end = clock_ns(CLOCK_MONOTONIC) + (BATCH + 1) * 5 * NS_PER_MS;
-        for (unsigned i = 0; i < BATCH; i++) {
-            CHECK(driver.launch(i, i + 1, i + 2, i + 3, i + 4, i + 5, i + 6, i + 7, i + 8, i + 9, &each_ns) == 0);
-        }
-        CHECK(driver.launch_graph(&each_ns, STREAM) == 0);
-        while (clock_ns(CLOCK_MONOTONIC) < end) {
-            pause_us(100);
-        }
-    }
-    return NULL;
-}
-
-static void prepare(void) {
-    static const struct kc_config CONFIG = {.buffer_limit_bytes = 4 << 20,
-                                            .buffer_bytes = 256 << 10,
-                                            .strings_bytes = 1 << 20,
-                                            .flush_period_ms = 10,
-                                            .kernel_name_offset = 104,
-                                            .may_decline = 1};
-    uint32_t version = 0;
-    char error[256];
-    CHECK(kc_open(cupti_path, &version, error, sizeof error) == 0);
-    CHECK(kc_prepare(&CONFIG, error, sizeof error) >= 0);
-}
-
-static pthread_t deep_program(void) {
-    pthread_t thread;
-    atomic_store(&goes_on, true);
-    CHECK(pthread_create(&thread, NULL, launch_batches, NULL) == 0);
-    UNTIL(driver.launched() > BATCH);
-    struct kc_drain_result result;
-    do { /* 1 ms: a queue of 100 ms is never little enough */
-        result = drain(1, NULL, 0);
-    } while (result.outcome != KC_DRAIN_SHORT || result.queued_ns < 21 * NS_PER_MS);
+/* It waits for work that nobody could know of. */
+static void call_stands(void) {
+    int32_t result = 0;
+    CHECK(outcome() == KC_DRAIN_SHORT);
     prepare();
-    return thread;
-}
-
-static void stop_program(pthread_t thread) {
-    const unsigned before = driver.launched();
-    UNTIL(driver.launched() > before + BATCH);
-    atomic_store(&goes_on, false);
-    CHECK(pthread_join(thread, NULL) == 0);
+    fake.set("enter_delay_ms", 1000000);
+    CHECK(kc_subscribe(&result) == KC_BUSY && result == KC_DRAIN_CALLED);
+    CHECK(!launches_are_held());
+    CHECK(kc_close() == 0);
+    CHECK(outcome() == KC_DRAIN_CALLED);
+    CHECK(threads_that_ask() == 1);
+    fake.set("enter_delay_ms", 0);
+    UNTIL(threads_that_ask() == 0);
+    CHECK(!fake.subscribed());
+    CHECK(outcome() == KC_DRAIN_SHORT);
+    prepare();
+    CHECK(kc_subscribe(&result) == 0 && result == 0 && fake.subscribed());
+    CHECK(kc_close() == 0);
     ends();
 }
 
-static void *run_subscribe(void *code) {
+/* 15: it has not initialised, so the next call is the first one again. */
+static void call_fails(void) {
     int32_t result = 0;
-    for (int tries = 0; (*(int *)code = kc_subscribe(&result)) == KC_BUSY && tries < 50 && !driver.blocked(); tries++) {
-    }
-    return NULL;
-}
-
-/* As it takes CUPTI's first call 30 ms, the launches of the program are seen to be held. */
-static void hold(long refused) {
-    pthread_t subscriber;
-    int code = -1;
-    fake.set("enter_delay_ms", 30);
-    fake.set("subscribe_result", refused);
-    const pthread_t program = deep_program();
-    bool held = false;
-    CHECK(pthread_create(&subscriber, NULL, run_subscribe, &code) == 0);
-    while (pthread_tryjoin_np(subscriber, NULL) != 0) {
-        held |= driver.launches_held() != 0;
-        pause_us(100);
-    }
-    CHECK(held && code == (refused ? KC_CUPTI : 0));
-    CHECK(!driver.launches_held());
-    stop_program(program);
-}
-
-static void held(void) { hold(0); }
-static void held_and_refused(void) { hold(39); }
-
-/* Who asked gives up while launches are held: they go on, at first because their time is over. */
-static void held_and_given_up(void) {
-    static const int64_t NOTHING;
-    pthread_t subscriber;
-    int code = -1;
-    const pthread_t program = deep_program();
-    driver.set(FAKE_BLOCK_HELD, 1);
-    CHECK(pthread_create(&subscriber, NULL, run_subscribe, &code) == 0);
-    UNTIL(driver.launches_held() && driver.blocked());
-    UNTIL((kc_hurry(), pthread_tryjoin_np(subscriber, NULL) == 0));
-    CHECK(code == KC_BUSY && driver.launches_held());
-    __atomic_store_n(&each_ns, 0, __ATOMIC_SEQ_CST); /* so that the moment comes all the same */
-    CHECK(driver.launch(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, &NOTHING) == 0);
-    driver.set(FAKE_BLOCK_HELD, 0);
-    UNTIL(!driver.launches_held());
-    UNTIL((kc_close(), driver.intact()));
-    stop_program(program);
+    CHECK(outcome() == KC_DRAIN_SHORT);
+    prepare();
+    fake.set("subscribe_result", 15);
+    CHECK(kc_subscribe(&result) == KC_CUPTI && result == 15);
+    CHECK(kc_close() == 0);
+    driver.set(FAKE_NEVER, 1);
+    CHECK(outcome() == KC_DRAIN_NOT);
+    driver.set(FAKE_NEVER, 0);
+    CHECK(outcome() == KC_DRAIN_SHORT);
+    prepare();
+    fake.set("enter_delay_ms", 1000000);
+    CHECK(kc_subscribe(&result) == KC_BUSY && result == KC_DRAIN_CALLED);
+    CHECK(kc_close() == 0);
+    fake.set("enter_delay_ms", 0);
+    UNTIL(threads_that_ask() == 0);
+    driver.set(FAKE_NEVER, 1);
+    CHECK(outcome() == KC_DRAIN_NOT);
+    ends();
 }
 
 /* ---- the end ---- */
@@ -381,11 +356,14 @@ static void record(void) {
     static const uint32_t MEMSET = 2;
     struct kc_stop_result stopped;
     int32_t result = -1;
+    int code = -1;
     char error[256];
-    CHECK(outcome() == KC_DRAIN_SHORT);
+    WITHIN(20, outcome() == KC_DRAIN_SHORT);
     prepare();
-    CHECK(kc_subscribe(&result) == 0 && result == 0);
+    (void)run_subscribe(&code);
+    CHECK(code == 0);
     CHECK(kc_start(&MEMSET, 1, &result, error, sizeof error) == 0);
+    (void)fake.launch("kernel", 1, 0);
     CHECK(kc_stop(60000, &stopped) == 0);
 }
 
@@ -417,9 +395,48 @@ static void detach(void) {
     ends();
 }
 
+static int some_wait(void) { return launches_waiting() > 0; }
+
+/* Each takes a lock of the driver that four threads leave to nobody else; so do the calls that look for the moment. */
+static void among_launches(void) {
+    pthread_t all[4], caller;
+    struct kc_detach_result result;
+    fake.set("starved", 1);
+    driver.is_held(some_wait);
+    driver.set(FAKE_STARVED, 1);
+    atomic_store(&goes_on, true);
+    for (int i = 0; i < 4; i++) {
+        CHECK(pthread_create(&all[i], NULL, launch_without_a_pause, NULL) == 0);
+    }
+    record();
+    driver.set(FAKE_NEVER, 1);
+    CHECK(kc_detach(60000, &result) == 0 && result.outcome == KC_DETACH_BUSY);
+    CHECK(kc_close() == 0);
+    driver.set(FAKE_NEVER, 0);
+    CHECK(pthread_create(&caller, NULL, keep_calling, NULL) == 0);
+    WITHIN(20, (record(), kc_detach(60000, &result) == 0 && kc_close() == 0 && result.outcome == KC_DETACHED));
+    atomic_store(&goes_on, false);
+    for (int i = 0; i < 4; i++) {
+        CHECK(pthread_join(all[i], NULL) == 0);
+    }
+    CHECK(pthread_join(caller, NULL) == 0);
+    ends();
+}
+
+static void detach_beside_another(void) {
+    struct kc_detach_result result;
+    fake.set("context", OTHER);
+    record();
+    driver.set(FAKE_OTHER_NEVER, 1);
+    CHECK(kc_detach(60000, &result) == 0);
+    CHECK(result.outcome == KC_DETACH_BUSY && result.result == KC_DRAIN_NOT);
+    ends();
+}
+
 // clang-format off: one line is enough
 #define SCENARIOS(X) X(unused) X(idle) X(steady) X(never) X(noted) X(blocking) X(given) X(wrong_thread) X(hammer) \
-    X(another_in_between) X(blocked) X(hurry) X(forks) X(no_thread) X(held) X(held_and_refused) X(held_and_given_up) X(detach) X(old)
+    X(another_in_between) X(blocked) X(starved) X(starved_later) X(hurry) X(forks) X(no_thread) X(held) X(held_and_refused) X(held_and_given_up) X(crowd) X(detach) X(beside_primary) \
+    X(without_primary) X(destroyed) X(call_stands) X(call_fails) X(detach_beside_another) X(among_launches) X(old)
 // clang-format on
 #define SCENARIO(name) {#name, name},
 static const struct {

@@ -11,9 +11,9 @@ from support.rocm.fakes import ROCM
 
 pytest.importorskip("kineto_trace", reason="the decoder is not for this Python")
 
-from kineto_agent.sources.rocprofiler import activity_kinds, known_versions
-from kineto_trace.decode.rocprofiler import rocm_schema
-from kineto_trace.decode.rocprofiler.rocprofiler_layouts import CALLBACKS, RECORDS, RELEASES, StructureLayout
+from kineto_agent.sources.rocprofiler import gpu_activities
+from kineto_trace.decode import rocprofiler_records
+from kineto_trace.decode.rocprofiler_layouts import CALLBACKS, RECORDS, RELEASES, StructureLayout
 
 # Structure, layout, and the vendor's field for each of ours.
 Structure = tuple[str, StructureLayout, dict[str, str]]
@@ -104,7 +104,7 @@ def test_the_collector_knows_the_sizes_of_records_that_the_decoder_knows() -> No
 
 
 def test_agent_and_decoder_know_the_same_versions() -> None:
-    assert known_versions.RELEASES == RELEASES
+    assert gpu_activities.RELEASES == RELEASES
 
 
 def test_the_collector_knows_the_same_range_of_versions() -> None:
@@ -118,14 +118,14 @@ def test_kinds_and_spaces_are_the_same_on_both_sides() -> None:
     text = (COLLECTOR / "rocprofiler" / "hip_calls.h").read_text()
     text += (COLLECTOR / "rocprofiler" / "rocprofiler_vendor.h").read_text()
     for name, value in (
-        ("HIP_RUNTIME_CALL", rocm_schema.HIP_RUNTIME_CALL),
-        ("HIP_COMPILER_CALL", rocm_schema.HIP_COMPILER_CALL),
-        ("ROCPROFILER_ALL_ALLOCATIONS", activity_kinds.ALL_ALLOCATIONS),
-        ("ROCPROFILER_SPACE_KERNEL", rocm_schema.SPACE_KERNEL),
-        ("ROCPROFILER_SPACE_FUNCTION", rocm_schema.SPACE_FUNCTION),
-        ("ROCPROFILER_SPACE_OPERATION", rocm_schema.SPACE_OPERATION),
+        ("HIP_RUNTIME_CALL", rocprofiler_records.HIP_RUNTIME_CALL),
+        ("HIP_COMPILER_CALL", rocprofiler_records.HIP_COMPILER_CALL),
+        ("ROCPROFILER_ALL_ALLOCATIONS", gpu_activities.ALL_ALLOCATIONS),
+        ("ROCPROFILER_SPACE_KERNEL", rocprofiler_records.SPACE_KERNEL),
+        ("ROCPROFILER_SPACE_FUNCTION", rocprofiler_records.SPACE_FUNCTION),
+        ("ROCPROFILER_SPACE_OPERATION", rocprofiler_records.SPACE_OPERATION),
     ):
         assert f"#define {name} {value}u" in text
-    recorded = {kind for kinds in activity_kinds.KINDS.values() for kind in kinds}
-    assert recorded | {rocm_schema.HSA_AMD_EXT} == set(rocm_schema.SCHEMA.records)
-    assert set(activity_kinds.KINDS) == set(rocm_schema.SCHEMA.types)
+    recorded = {kind for kinds in gpu_activities.KINDS.values() for kind in kinds}
+    assert recorded | {rocprofiler_records.HSA_AMD_EXT} == set(rocprofiler_records.SCHEMA.records)
+    assert set(gpu_activities.KINDS) == set(rocprofiler_records.SCHEMA.types)

@@ -114,6 +114,15 @@ def test_a_driver_that_cannot_be_asked_about_its_work_is_no_hindrance(program: P
     assert program.remote.drain(300).outcome == collector_binding.UNKNOWN
 
 
+def test_a_first_call_that_stands_is_told_as_one(program: Program) -> None:
+    program.remote.open(str(native.fake_cupti()))
+    program.remote.prepare(CONFIG)
+    assert program.ask("set enter_delay_ms 1000000") == "set enter_delay_ms 1000000"
+    with pytest.raises(SourceError, match="CUPTI's first call has not returned"):
+        program.remote.subscribe()
+    program.ask("set enter_delay_ms 0")
+
+
 def test_leaving_ends_a_recording_and_the_thread(program: Program) -> None:
     program.begin()
     assert program.serves()

@@ -102,6 +102,7 @@ def test_a_payload_that_is_not_a_json_object_is_refused(payload: bytes) -> None:
         ("pid", True),
         ("pid", 7.0),
         ("pid", 1 << 63),
+        ("pid", -(1 << 63) - 1),
         ("rank", "3"),
         ("argv", "python"),
         ("argv", [1]),

@@ -2,13 +2,15 @@ import fcntl
 import os
 import struct
 from pathlib import Path
-from typing import Iterator
+from typing import Any, Callable, Iterator
 
 import pytest
 from kineto_agent.protocol import arena
 from kineto_agent.protocol.records import SPACE_PYTHON_CODE, SPACE_THREAD_NAME
+from kineto_agent.sources import arena_writer
 from kineto_agent.sources.arena_writer import BUFFER_BYTES, ArenaWriter
 from kineto_agent.sources.interface import SourceCounts, SourceError
+from kineto_agent.system import descriptors
 from support.agent.agent_daemon import ArenaReader
 
 RECORD = struct.Struct("<qIIII")
@@ -163,3 +165,26 @@ def test_a_forked_child_lets_go_of_the_memory(writer: ArenaWriter) -> None:
     os.close(read)
     os.close(write_end)
     assert write(writer, 1) == 1
+
+
+def test_a_child_that_is_forked_while_an_arena_is_made_or_closed_lets_go_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    statuses, parent = [], os.getpid()
+
+    def forking(function: Callable[..., Any]) -> Callable[..., Any]:
+        def fork_and_call(*arguments: Any) -> Any:
+            if os.getpid() != parent:  # a child closes what it has inherited
+                return function(*arguments)
+            child = os.fork()
+            if not child:
+                names = [str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+                os._exit(any("kineto-forks" in name for name in names))
+            statuses.append(os.waitpid(child, 0)[1])
+            return function(*arguments)
+
+        return fork_and_call
+
+    monkeypatch.setattr(os, "ftruncate", forking(os.ftruncate))  # which gives the GIL away, as closing does
+    made = ArenaWriter("forks", 4 * BUFFER_BYTES, 4096)
+    monkeypatch.setattr(arena_writer, "close_ours", forking(descriptors.close_ours))
+    made.close()
+    assert statuses == [0, 0]

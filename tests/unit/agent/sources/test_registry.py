@@ -8,7 +8,7 @@ from kineto_agent.protocol.schema import to_json
 from kineto_agent.sources import registry
 from kineto_agent.sources.interface import Source, SourceError, SourceRequest, SourceSession
 from kineto_agent.sources.plugins.installed import InstalledPlugins
-from kineto_agent.sources.rocprofiler import activity_kinds as rocm_kinds
+from kineto_agent.sources.rocprofiler import gpu_activities as rocm_kinds
 from kineto_agent.system import env
 from support.agent.plugins import plugin, sealed, toy_schema
 from support.agent.python_child import run_python

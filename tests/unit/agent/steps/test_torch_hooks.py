@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Callable, Iterator
 
 import pytest
-from kineto_agent.steps import optimizer_hook
+from kineto_agent.steps import torch_hooks
 from kineto_agent.steps.counting import StepCounter
 from kineto_agent.steps.torch_hooks import StepHooks
 from kineto_agent.system.threads import Thread, _ours
@@ -214,7 +214,7 @@ def test_hooking_never_makes_a_step_fail(
 ) -> None:
     """While steps walk through hooks that give up the GIL, ours comes and goes from another thread."""
     fake_torch(FAKE_OPTIMIZER)
-    monkeypatch.setattr(optimizer_hook, "_TRIES", 10_000)  # a loaded machine may not let us look for a while
+    monkeypatch.setattr(torch_hooks, "_TRIES", 10_000)  # a loaded machine may not let us look for a while
     module = import_optimizer()
     for _ in range(others):
         module.register_optimizer_step_post_hook(lambda *_arguments: time.sleep(0.0002))
@@ -254,14 +254,14 @@ def test_hooks_of_others_are_not_joined_while_a_step_is_under_way(
     trainer = threading.Thread(target=module.step)
     trainer.start()
     begun.wait(30)
-    monkeypatch.setattr(optimizer_hook, "_TRIES", 3)
+    monkeypatch.setattr(torch_hooks, "_TRIES", 3)
     counter = StepCounter()
     hook = StepHooks(counter)
     hook.install(wait_for_import=False)
     assert len(hooks_of(module)) == 2
     released.set()
     trainer.join()
-    monkeypatch.setattr(optimizer_hook, "_TRIES", 10_000)  # a loaded machine may not let us look for a while
+    monkeypatch.setattr(torch_hooks, "_TRIES", 10_000)  # a loaded machine may not let us look for a while
     hook.install(wait_for_import=False)
     assert hooks_of(module)[2:] == [counter.on_optimizer_step]
     hook.remove()
@@ -275,11 +275,11 @@ def test_a_thread_of_the_program_waits_for_nothing_and_leaves_the_rest_to_the_ag
     module = import_optimizer()
     for _ in range(2):
         module.register_optimizer_step_post_hook(lambda *_arguments: None)
-    hook, looks = StepHooks(StepCounter()), optimizer_hook._sampler
-    monkeypatch.setattr(optimizer_hook, "_sampler", lambda: pytest.fail("stacks are looked at"))
+    hook, looks = StepHooks(StepCounter()), torch_hooks._sampler
+    monkeypatch.setattr(torch_hooks, "_sampler", lambda: pytest.fail("stacks are looked at"))
     hook.install(wait_for_import=False)
     assert len(hooks_of(module)) == 2
-    monkeypatch.setattr(optimizer_hook, "_sampler", looks)
+    monkeypatch.setattr(torch_hooks, "_sampler", looks)
     monkeypatch.setitem(_ours, _thread.get_ident(), Thread("kineto-agent"))
     hook.look()
     hook.look()
@@ -342,9 +342,9 @@ def test_a_program_that_clears_its_hooks_while_ours_is_removed_has_removed_it(
     hook = StepHooks(counter)
     hook.install(wait_for_import=False)
     module.register_optimizer_step_post_hook(lambda *_arguments: None)
-    sampler = optimizer_hook._sampler()
-    monkeypatch.setattr(optimizer_hook, "_sampler", lambda: ClearsFirst(sampler))
-    monkeypatch.setattr(optimizer_hook, "_TRIES", 10_000)
+    sampler = torch_hooks._sampler()
+    monkeypatch.setattr(torch_hooks, "_sampler", lambda: ClearsFirst(sampler))
+    monkeypatch.setattr(torch_hooks, "_TRIES", 10_000)
     hook.remove()
     assert (hooks_of(module), counter.hooked_ns) == ([], 0)
 

@@ -14,8 +14,8 @@ for _ in range(int(sys.argv[1])):
     lock.acquire()
     _thread.start_new_thread(lock.acquire, ())
 kineto_agent.start()
-others = sys.modules["kineto_agent.system.threads"].others
-while others(100) != 1 + int(sys.argv[1]):  # they name themselves
+threads = sys.modules["kineto_agent.system.threads"]
+while threads._unnamed or threads.others(100) != 1 + int(sys.argv[1]):  # one that gets its name now counts for none
     time.sleep(0.001)
 for _ in range(3):
     child = os.fork()
@@ -37,3 +37,17 @@ def test_a_program_is_warned_of_its_own_threads_alone(threads: int, action: str)
         assert (ran.returncode, ran.stderr.count("is multi-threaded")) == (0, 3)
     else:  # what that makes of the warning is the interpreter's: up to 3.14 it is lost
         assert ran.stderr.count("is multi-threaded") == (sys.version_info >= (3, 15))
+
+
+ASKED = """
+import warnings
+from kineto_agent.system import fork_warnings as ours
+ours._list["in"] = "filters"  # as on the Pythons that warn
+for message, taken in (("another", False), ("This process (pid=1) is multi-threaded, use of fork() may", True)):
+    warnings.filters.insert(0, ours._FILTER)
+    print(ours._FILTER[1].match(message) == taken == (ours._FILTER not in warnings.filters))
+"""
+
+
+def test_a_filter_is_taken_away_by_the_warning_that_it_is_for() -> None:
+    assert run_python(["-c", ASKED]).stdout == "True\nTrue\n"

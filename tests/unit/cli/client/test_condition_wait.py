@@ -6,7 +6,7 @@ import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kinetoctl.client.condition_wait import Met, wait_for
 from kinetoctl.errors import ConditionNotMet
-from kinetoctl.options.condition_option import parse_gpu_condition
+from kinetoctl.options.capture_spec import parse_gpu_condition
 
 S = 10**9
 IDLE = parse_gpu_condition("sm_active<30% for 3s")

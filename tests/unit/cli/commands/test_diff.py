@@ -5,11 +5,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from kineto_trace.analysis.diff.diff_views import diff_ops
+from kineto_trace.analysis.diff.view_differences import Check, CheckOutcome
 from kineto_trace.store.parquet_folder import save_columns
+from kinetoctl.commands.diff import markdown, write_junit
 from kinetoctl.exit_codes import ExitCode
 from support.service.cli import Result, run_here
 from support.service.stored import store
-from support.trace_files.step_traces import noisy, stepped
+from support.trace_files.step_traces import context, noisy, stepped
 
 Run = Callable[..., Result]
 
@@ -238,3 +241,20 @@ def test_the_tree_leads_into_a_node_and_to_its_operators(run: Run, tmp_path: Pat
 def test_the_tree_of_a_job_is_refused(run: Run, traces: Path) -> None:
     result = run(traces / "old", traces / "before", "--by", "tree")
     assert result.code == 2
+
+
+EVIL = "a|b`c`</code><script>\x1b[31m\nd"
+
+
+def test_names_from_traces_stay_code_in_markdown() -> None:
+    result = diff_ops(context({EVIL: noisy(100, 6, 1)}), context({EVIL: noisy(200, 6, 2)}))
+    (line,) = [line for line in markdown({"ops": result}, {}).splitlines() if line.startswith("| ``")]
+    assert line.startswith("| ``a\\|b`c`</code><script>\\x1b[31m\\x0ad`` | host | slower | ")
+
+
+def test_names_from_traces_are_text_in_xml(tmp_path: Path) -> None:
+    path = tmp_path / "x.xml"
+    write_junit({"ops": [Check(EVIL, CheckOutcome.FAILED, f"{EVIL} \ud800 \ufffe \x00")]}, path)
+    ((case,),) = Xml.parse(path).getroot()
+    assert case.attrib["name"] == "a|b`c`</code><script>\\x1b[31m\\x0ad"
+    assert (case[0].text or "").endswith("\\ud800 \\ufffe \\x00")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
-from kinetoctl.local import plugin_check
-from kinetoctl.local.plugin_check import check_plugin
+from kinetoctl.commands import plugin as plugin_commands
+from kinetoctl.commands.plugin import check_plugin
 from support.service.cli import Result, run_here
 from support.service.daemon import IMPORT_PATH
 from support.service.fake_profiler import FakeProfiler, FakeServer, serve
@@ -120,7 +120,7 @@ def test_files_that_others_could_change_are_a_note_until_it_is_installed(run: Ru
 def test_a_project_of_a_user_is_for_a_kinetod_of_that_user(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = {"declaration": {"name": "npu", "signs": [[], [], [], []], "schema": {"types": {}}, "conflicts": [],
                               "needs_from_start": "", "detach": "full"}, "of_user": "it belongs to uid 7"}  # fmt: skip
-    checked = plugin_check._checked(answer, installed=True)
+    checked = plugin_commands._checked(answer, installed=True)
     assert checked.notes == [
         "only a kinetod of your own takes it as it is; that of the host would refuse it: it belongs to uid 7"
     ]

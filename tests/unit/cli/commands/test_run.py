@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from kinetoctl.commands import run
 from kinetoctl.errors import CliError
-from kinetoctl.local import agent_injection
 from support.service.cli import environment, kinetoctl, run_process
 from support.waiting import scaled
 
@@ -15,48 +15,48 @@ SHOW = "import os, sys; print(os.getpid(), os.environ['KINETO_AGENT'], sys.argv[
 
 
 def test_the_agent_is_found_first_and_the_own_path_stays() -> None:
-    changed = agent_injection.agent_environment(
+    changed = run.agent_environment(
         {"PYTHONPATH": "/mine", "HOME": "/h"}, agent_socket=Path("/s/agent.sock"), rocm_device=Path("/nowhere")
     )
     assert changed == {
         "HOME": "/h",
         "KINETO_AGENT": "1",
         "KINETO_AGENT_SOCKET": "/s/agent.sock",
-        "PYTHONPATH": f"{agent_injection.inject_folder()}{os.pathsep}/mine",
+        "PYTHONPATH": f"{run.inject_folder()}{os.pathsep}/mine",
     }
 
 
 def test_an_empty_path_does_not_become_the_working_directory() -> None:
-    changed = agent_injection.agent_environment({"PYTHONPATH": ""}, agent_socket=None)
-    assert changed["PYTHONPATH"] == str(agent_injection.inject_folder())
+    changed = run.agent_environment({"PYTHONPATH": ""}, agent_socket=None)
+    assert changed["PYTHONPATH"] == str(run.inject_folder())
 
 
 def test_an_agent_that_is_switched_off_stays_off() -> None:
-    changed = agent_injection.agent_environment({"KINETO_AGENT": "0"}, agent_socket=None, rocm_device=Path("/dev/null"))
+    changed = run.agent_environment({"KINETO_AGENT": "0"}, agent_socket=None, rocm_device=Path("/dev/null"))
     assert changed["KINETO_AGENT"] == "0"
-    assert agent_injection.ROCM_VARIABLE not in changed
+    assert run.ROCM_VARIABLE not in changed
 
 
 def rocm_variable(environ: dict[str, str]) -> str:
-    changed = agent_injection.agent_environment(environ, agent_socket=None, rocm_device=Path("/dev/null"))
-    return changed[agent_injection.ROCM_VARIABLE]
+    changed = run.agent_environment(environ, agent_socket=None, rocm_device=Path("/dev/null"))
+    return changed[run.ROCM_VARIABLE]
 
 
 def test_with_an_amd_gpu_rocprofiler_is_told_of_the_agents_client() -> None:
-    library = agent_injection.inject_folder().parents[1] / "_native" / "libkineto_rocprofiler.so"
+    library = run.inject_folder().parents[1] / "_native" / "libkineto_rocprofiler.so"
     assert rocm_variable({}) == f"{library}:"  # without the colon at the end a list loses its last entry
     assert rocm_variable({"ROCP_TOOL_LIBRARIES": "/other.so"}) == f"/other.so:{library}:"
     assert rocm_variable({"ROCP_TOOL_LIBRARIES": f"{library}:/other.so:"}) == f"/other.so:{library}:"
 
 
 def test_without_an_amd_gpu_rocprofiler_is_told_nothing(tmp_path: Path) -> None:
-    changed = agent_injection.agent_environment({}, agent_socket=None, rocm_device=tmp_path / "kfd")
-    assert agent_injection.ROCM_VARIABLE not in changed
+    changed = run.agent_environment({}, agent_socket=None, rocm_device=tmp_path / "kfd")
+    assert run.ROCM_VARIABLE not in changed
 
 
 def test_the_agent_package_is_located_without_importing_it() -> None:
     code = (
-        "import sys; from kinetoctl.local.agent_injection import inject_folder; inject_folder();"
+        "import sys; from kinetoctl.commands.run import inject_folder; inject_folder();"
         "print('kineto_agent' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
@@ -105,9 +105,9 @@ def test_a_command_that_cannot_be_executed_is_code_126(tmp_path: Path) -> None:
 
 
 def test_a_missing_agent_package_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent_injection, "AGENT_PACKAGE", "no_such_package")
+    monkeypatch.setattr(run, "AGENT_PACKAGE", "no_such_package")
     with pytest.raises(CliError, match="the package no_such_package is not installed beside kinetoctl"):
-        agent_injection.inject_folder()
+        run.inject_folder()
 
 
 def test_run_imports_neither_grpc_nor_rich() -> None:

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import yaml
 from kineto_protos.v1 import profiler_pb2 as pb
-from kinetoctl.output.top.orders import ORDERS, ordered
-from kinetoctl.output.top.sample_picture import render
+from kinetoctl.output.top_view import ORDERS, ordered, render
 from rich.console import Console
 from support.service import captures
 from support.service.cli import Result, run_here

@@ -15,6 +15,7 @@ from support.service import captures
 from support.service.captures import CONTENT
 from support.service.cli import Result, environment, kinetoctl, run_here, run_process
 from support.service.fake_profiler import WAIT_FOR_CANCEL, Abort, FakeProfiler, FakeServer, StreamItem, serve
+from support.small_disk import small_disk
 from support.waiting import scaled, scaled_option
 
 NAME = "kineto-gpu-7-4242-c0ffee.json.gz"
@@ -495,3 +496,26 @@ def test_the_help_has_what_is_used_most_and_all_of_it_on_request(capsys: pytest.
     assert len(usual) <= 16
     assert "`kinetoctl trace --help-all` shows all" in short
     assert run_here(capsys, "unix:/nowhere", "trace", "--help").stdout == short
+
+
+@pytest.fixture
+def full_disk() -> Iterator[Path]:
+    """A file system too small for the trace."""
+    with small_disk("size=128k") as folder:
+        yield folder
+
+
+@pytest.mark.parametrize("quiet", [(), ("--quiet",)])
+def test_a_full_output_folder_is_an_error_that_says_what_to_do_and_nothing_half_written_stays(
+    server: FakeServer, full_disk: Path, capsys: pytest.CaptureFixture[str], quiet: tuple[str, ...]
+) -> None:
+    server.profiler.watches = [[*happy_script()]]
+    result = Trace(server, full_disk, capsys)(*quiet)
+    assert (result.code, list(full_disk.iterdir())) == (5, [])
+    assert result.stderr.splitlines()[-2:] == [
+        f"error: pid 4242, rank 0: the disk of {full_disk} is full: {NAME} takes 300 KiB, 128 KiB are free; free "
+        "space there or choose another --output-dir",
+        "The trace stays in the daemon's store: `kinetoctl captures fetch ID` downloads it again.",
+    ]
+    assert result.stdout.splitlines()[0] == "capture c0ffee on gpu-7: DONE, but not downloaded"
+    assert "in the daemon's store: `kinetoctl captures fetch c0ffee`" in result.stdout

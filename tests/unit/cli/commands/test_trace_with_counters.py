@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
-from kinetoctl.output.counter_lines import counter_lines
+from kinetoctl.output.capture_summary import counter_lines
 from support.service import captures
 from support.service.cli import run_here
 from support.service.fake_profiler import FakeProfiler, serve

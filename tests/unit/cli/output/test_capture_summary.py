@@ -10,7 +10,7 @@ from kinetoctl.errors import Unreachable
 from kinetoctl.output import units
 from kinetoctl.output.capture_progress import LiveTable, show_progress, state_text
 from kinetoctl.output.capture_summary import target_lines
-from kinetoctl.output.json_yaml import plain
+from kinetoctl.output.console import plain
 from rich.console import Console
 from rich.live import Live
 from support.service import captures
@@ -58,6 +58,17 @@ def test_the_summary_tells_file_content_losses_cost_and_how_to_open_it(monkeypat
         ("open with", "kinetoctl open, or https://ui.perfetto.dev or chrome://tracing (drop the file there)"),
         ("", 'or HTA: TraceAnalysis(trace_files={0: "t.json.gz"})'),
     ]
+
+
+def test_a_program_that_stands_in_a_call_of_ours_is_told_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.time_ns", lambda: captures.START_NS + 90_000_000_000)
+    target = full_target()
+    target.standing.CopyFrom(pb.StandingCall(call="cuptiFinalize", since_ns=captures.START_NS, capture_id="c0ffee"))
+    assert target_lines(pb.Capture(id="c0ffee"), target, {})[0] == (
+        "stands still",
+        f"a thread of process {target.pid} has been inside cuptiFinalize for 1 min 30 s (capture c0ffee): it "
+        "waits until the GPU is idle, and the program's launches wait with it",
+    )
 
 
 def test_of_a_pace_that_changed_the_least_cost_is_told() -> None:
@@ -151,7 +162,7 @@ def test_plain_values_keep_names_integers_and_absence() -> None:
 
 
 def test_an_enum_value_of_a_newer_daemon_is_its_number() -> None:
-    assert enum_names.verdict(99) == "99"  # type: ignore[arg-type]  # that is the point
+    assert enum_names.verdict(99) == "99"  # that is the point
     assert plain(pb.Target(verdict=99))["verdict"] == 99  # type: ignore[arg-type]
 
 

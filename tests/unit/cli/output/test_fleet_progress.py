@@ -6,9 +6,9 @@ import time
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kinetoctl.client.fleet.host_run import HostRun
-from kinetoctl.client.hosts.host_targets import Place
+from kinetoctl.client.host_targets import Place
 from kinetoctl.errors import Unreachable
-from kinetoctl.output.fleet_progress import FleetLines, FleetTable, show_fleet
+from kinetoctl.output.capture_progress import FleetLines, FleetTable, show_fleet
 from rich.console import Console
 from rich.live import Live
 from support.service import captures

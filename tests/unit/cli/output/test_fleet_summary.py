@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
+from kinetoctl.base.common_options import CommonOptions
 from kinetoctl.client.fleet.clock_offsets import Offset
 from kinetoctl.client.fleet.host_run import Fleet, HostRun
-from kinetoctl.client.hosts.host_targets import Place
+from kinetoctl.client.host_targets import Place
 from kinetoctl.errors import CliError, Denied, DownloadFailed, NotFound, Unreachable
 from kinetoctl.exit_codes import ExitCode
-from kinetoctl.output.fleet_summary import fleet_document, notes, ranks_text, rows
+from kinetoctl.output.fleet_summary import fleet_document, notes, ranks_text, rows, show_fleet_result
 from support.service import captures
 
 MS = 1_000_000
@@ -158,3 +159,17 @@ def test_the_document_says_everything() -> None:
 
 def test_ranks_are_written_as_ranges() -> None:
     assert [ranks_text([3]), ranks_text([9, 0, 1, 2]), ranks_text([4, 5])] == ["3", "0-2,9", "4-5"]
+
+
+@pytest.mark.parametrize("output", ["table", "json"])
+def test_quiet_still_says_which_files_are_missing_and_what_to_do(
+    output: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = member("n0", target(0))
+    one.problems.append(DownloadFailed("the disk of /traces is full").about("n0 pid 4000, rank 0"))
+    settings = CommonOptions(address="", output=output, color=False, quiet=True, timeout_s=1.0)
+    show_fleet_result(fleet(one), tmp_path, None, settings)
+    assert capsys.readouterr().err.splitlines() == [
+        "error: n0 pid 4000, rank 0: the disk of /traces is full",
+        "The trace stays in the daemon's store: `kinetoctl captures fetch ID` downloads it again.",
+    ]

@@ -5,8 +5,9 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
+from kineto_protos.v1 import profiler_pb2 as pb
 from kinetoctl.base.common_options import CommonOptions
-from kinetoctl.output.lists.listing import Entry, ListColumn, ListKind, ordered, show, watch
+from kinetoctl.output.listing import PROCESS_COLUMNS, Entry, ListColumn, ListKind, ordered, show, watch
 
 KIND = ListKind(
     columns=(
@@ -52,7 +53,7 @@ def looking(looks: Sequence[list[Entry]]) -> Callable[[], list[Entry]]:
 @pytest.fixture(autouse=True)
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     asked: list[float] = []
-    monkeypatch.setattr("kinetoctl.output.lists.listing.time.sleep", asked.append)
+    monkeypatch.setattr("kinetoctl.output.listing.time.sleep", asked.append)
     return asked
 
 
@@ -114,3 +115,20 @@ def test_with_several_hosts_the_first_changes_bring_the_heading(capsys: pytest.C
     look = [Entry(item={"id": "a", "age": "1s", "state": "DONE"}, host="n1", place={"host": "n1"})]
     watch(looking([[], look, look]), KIND, settings(), 2.0)
     assert capsys.readouterr().out == "CHANGE  HOST  ID  AGE  STATE  NOTE\nadded  n1  a  1s  DONE  -\n"
+
+
+POLLS, TRACES = pb.KinetoPolling(last_poll_ns=1), pb.KinetoPolling(last_poll_ns=1, tracing=True)
+
+
+@pytest.mark.parametrize(
+    ("process", "kineto", "agent"),
+    [
+        (pb.Process(agent_state=pb.AGENT_STATE_NONE), "-", "NONE"),
+        (pb.Process(agent_state=pb.AGENT_STATE_NONE, kineto=POLLS), "polls", "KINETO"),
+        (pb.Process(agent_state=pb.AGENT_STATE_READY, kineto=POLLS), "polls", "READY"),
+        (pb.Process(agent_state=pb.AGENT_STATE_NONE, kineto=TRACES), "traces", "KINETO"),
+    ],
+)
+def test_a_process_whose_libkineto_polls_shows_it(process: pb.Process, kineto: str, agent: str) -> None:
+    cells = {column.title: column.cell(process) for column in PROCESS_COLUMNS}
+    assert (cells["KINETO"], cells["AGENT"]) == (kineto, agent)

@@ -2,10 +2,15 @@ import asyncio
 import pwd
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
-from kinetod.access.callers import Callers
+from kineto_protos.call_values import MAX_NAMES
+from kinetod.access import callers as callers_module
+from kinetod.access.callers import KEEP_JOBS_S, KEEP_NAMES_S, Callers
+from kinetod.access.delegation import KEYS, behalf
 from kinetod.access.peers import Peer
+from kinetod.access.token_users import KubernetesUsers
 from kinetod.base.errors import NotIdentified, NotPermitted
 from kinetod.config.addresses import ListenAddress
 from kinetod.config.settings import Config, Settings
@@ -80,9 +85,24 @@ def test_names_are_looked_up_again_after_a_minute(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(pwd, "getpwuid", getpwuid)
     clock = Clock()
     callers = known(CONFIG, local(), clock=clock)
-    for clock.now in (0.0, 59.0, 61.0):
+    for clock.now in (0.0, KEEP_NAMES_S, KEEP_NAMES_S + 1):
         who(callers)
     assert asked == [ADA, ADA]
+
+
+def test_names_that_were_looked_up_before_a_reload_and_came_after_it_are_looked_up_again() -> None:
+    callers = known(replace(CONFIG, viewer_groups=("root",)), local(ADA, 0))
+    who(callers)
+    callers._names[ADA] = replace(callers._names[ADA], group_ids={})
+    assert Role.VIEWER in who(callers).roles
+
+
+def test_so_much_is_kept_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(callers_module, "MAX_KEPT", 2)
+    kept: dict[str, int] = {}
+    for key in "abc":
+        callers_module._keep(kept, key, 1)
+        assert list(kept) == {"a": ["a"], "b": ["a", "b"], "c": ["c"]}[key]
 
 
 def test_the_jobs_of_a_user_are_known_where_processes_are_asked_for(tmp_path: Path) -> None:
@@ -91,10 +111,27 @@ def test_the_jobs_of_a_user_are_known_where_processes_are_asked_for(tmp_path: Pa
     (folder / "cgroup").write_text(STEP)
     (folder / "stat").write_text("10 (x) S " + " ".join(["0"] * 18) + " 100 0\n")
     (folder / "status").write_text(f"Uid:\t{ADA}\t{ADA}\t{ADA}\t{ADA}\n")
-    callers = known(CONFIG, local(), tmp_path)
-    assert who(callers, action=Action.TRACE).jobs == {"77"}
-    assert who(callers, action=Action.SEE_HOST).jobs == frozenset()
+    assert who(known(CONFIG, local(), tmp_path), action=Action.TRACE).jobs == {"77"}
     assert who(known(CONFIG, local(ADA + 1), tmp_path), action=Action.TRACE).jobs == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("uid", "roles", "action", "asked"),
+    [
+        (ADA, (Role.JOBS,), Action.SEE_PROCESS, True),
+        (ADA, (Role.JOBS,), Action.TRACE, True),
+        (ADA, (Role.JOBS,), Action.SAMPLE_COUNTERS, True),
+        (ADA, (Role.JOBS,), Action.SEE_CAPTURE, False),
+        (ADA, (Role.OWN,), Action.TRACE, False),
+        (0, (), Action.TRACE, False),  # may trace all
+    ],
+)
+def test_jobs_are_looked_up_where_they_decide(
+    monkeypatch: pytest.MonkeyPatch, uid: int, roles: tuple[Role, ...], action: Action, asked: bool
+) -> None:
+    monkeypatch.setattr(callers_module, "jobs_of", lambda *_: frozenset({"77"}))
+    found = who(known(replace(CONFIG, local_roles=roles), local(uid)), action=action)
+    assert found.jobs == (frozenset({"77"}) if asked else frozenset())
 
 
 REMOTE = Peer(via=Via.TLS, address="10.0.0.7")
@@ -114,11 +151,21 @@ def test_a_certificate_has_the_roles_of_its_first_name_and_no_others() -> None:
     assert (found.uid, set(found.roles), str(found)) == (None, {Role.ADMIN}, "the certificate CN:ops")
 
 
-@pytest.mark.parametrize("name", [b"gone", b"mallory", b"ops\0", b"\xff", b""])
-def test_other_certificates_are_unknown(name: bytes) -> None:
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (b"gone", "maps CN:gone to no-such-user, but this host has no such user"),
+        (b"mallory", "the certificate with CN:mallory is valid but stands for nobody"),
+        (b"ops\0", "CN:ops"),
+        (b"\xff", "CN:\N{REPLACEMENT CHARACTER}"),
+        (b"", "CN: is valid"),
+        (None, "the certificate with no name is valid"),
+    ],
+)
+def test_other_certificates_are_unknown(name: bytes | None, text: str) -> None:
     callers = known(replace(CONFIG, certificates=CERTIFICATES), REMOTE)
-    with pytest.raises(NotPermitted) as caught:
-        who(callers, {"x509_common_name": [name]})
+    with pytest.raises(NotPermitted, match=text) as caught:
+        who(callers, {"x509_common_name": [name]} if name is not None else {})
     assert caught.value.reason == "UNKNOWN_CERTIFICATE"
 
 
@@ -129,15 +176,17 @@ def test_however_often_one_user_asks_at_a_time_the_jobs_are_looked_up_once(monke
         asked.append(uid)
         return frozenset({"77"})
 
-    monkeypatch.setattr("kinetod.access.callers.jobs_of", jobs_of)
+    monkeypatch.setattr(callers_module, "jobs_of", jobs_of)
+    clock = Clock()
 
-    async def run() -> set[frozenset[str]]:
-        callers = known(CONFIG, local())
-        found = await asyncio.gather(*(callers.caller(NAME, {}, Action.TRACE) for _ in range(50)))
-        return {each.jobs for each in found}
+    async def run() -> None:
+        callers = known(CONFIG, local(), clock=clock)
+        for clock.now, often in ((0.0, 1), (KEEP_JOBS_S, 1), (KEEP_JOBS_S + 1, 2)):
+            found = await asyncio.gather(*(callers.caller(NAME, {}, Action.TRACE) for _ in range(50)))
+            assert {each.jobs for each in found} == {frozenset({"77"})}
+            assert asked == [ADA] * often
 
-    assert asyncio.run(run()) == {frozenset({"77"})}
-    assert asked == [ADA]
+    asyncio.run(run())
 
 
 def test_a_connection_alone_says_by_what_calls_are_counted() -> None:
@@ -154,8 +203,11 @@ def test_a_connection_alone_says_by_what_calls_are_counted() -> None:
     assert (found.key, found.admin) == ("certificate CN:ops", True)
     assert tls.standing(NAME, {"x509_common_name": [b"nobody's"]}).key == "192.0.2.7"
     assert tls.standing("unix:", {}).key == "nobody"
+    tokens = known(certificates, Peer(via=Via.KUBERNETES, address="192.0.2.7"))
+    assert tokens.standing(NAME, {"x509_common_name": [b"ops"]}).key == "192.0.2.7"
 
 
+NOBODY = pwd.getpwnam("nobody").pw_uid  # whoever is not mapped into a user namespace counts as this user
 WEB = 61099  # a uid without a name: the front end's
 PAGES = replace(
     CONFIG,
@@ -199,6 +251,7 @@ def test_nobody_else_calls_for_others(peer: Peer) -> None:
     "auth",
     [
         for_user("no-such-user"),
+        for_user("nobody"),
         for_user(""),
         for_user("da\nemon"),
         for_user("-daemon"),
@@ -209,7 +262,10 @@ def test_nobody_else_calls_for_others(peer: Peer) -> None:
         for_certificate(*["CN:ops"] * 17),
     ],
 )
-def test_a_web_front_end_must_name_one_user_who_exists(auth: dict[str, list[bytes]]) -> None:
+def test_a_web_front_end_must_name_one_user_who_exists(
+    auth: dict[str, list[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(callers_module, "unmapped", lambda: NOBODY)
     found = who(known(PAGES, local(WEB)), auth)
     assert (found.uid, found.proxy) == (WEB, None)
     assert isinstance(found.refusal, NotPermitted)
@@ -254,21 +310,46 @@ def test_a_front_end_on_another_host_is_known_by_its_certificate() -> None:
     assert who(known(PAGES, REMOTE), {**web, **for_user("daemon")}).user == "daemon"
     with pytest.raises(NotPermitted, match="no role on this host"):
         who(known(PAGES, REMOTE), web)
-    other = {"x509_common_name": [b"ops"], **for_user("daemon")}
-    assert isinstance(who(known(PAGES, REMOTE), other).refusal, NotPermitted)
+    for refused in ({"x509_common_name": [b"ops"], **for_user("daemon")}, {**web, **for_user("no-such-user")}):
+        assert isinstance(who(known(PAGES, REMOTE), refused).refusal, NotPermitted)
 
 
-def test_calls_through_a_web_front_end_count_for_their_user_alone() -> None:
-    callers = known(PAGES, local(WEB))
+def introduced(peer: Peer, auth: dict[str, list[bytes]]) -> tuple[str, list[int | str]]:
+    """By what a call is counted, and whose names were asked for."""
+    callers = known(PAGES, peer)
+    asyncio.run(callers.introduce(NAME, auth))
+    standing = callers.standing(NAME, auth)
+    assert standing.admin is (peer is REMOTE and standing.key == "certificate CN:ops")  # not through the front end
+    return standing.key, list(callers._names)
 
-    def key(auth: dict[str, list[bytes]]) -> str:
-        asyncio.run(callers.introduce(NAME, auth))
-        return callers.standing(NAME, auth).key
 
-    assert key(for_user("daemon")) == f"uid {pwd.getpwnam('daemon').pw_uid}"
-    assert key(for_certificate("CN:ops")) == "certificate CN:ops"
-    assert key(for_user("no-such-user")) == key({}) == f"uid {WEB}"
-    assert known(PAGES, local(ADA)).standing(NAME, for_user("daemon")).key == f"uid {ADA}"
+DAEMON = f"uid {pwd.getpwnam('daemon').pw_uid}"
+
+
+@pytest.mark.parametrize(
+    ("peer", "shown", "auth", "key", "asked"),
+    [
+        (local(WEB), {}, for_user("daemon"), DAEMON, [WEB, "daemon"]),
+        (local(WEB), {}, for_user("no-such-user"), f"uid {WEB}", [WEB, "no-such-user"]),
+        (local(WEB), {}, for_certificate("CN:ops"), "certificate CN:ops", [WEB]),
+        (local(WEB), {}, {"kineto-for-user": [b"ada", b"bob"]}, f"uid {WEB}", []),
+        (local(WEB), {}, {}, f"uid {WEB}", []),
+        (local(ADA), {}, for_user("daemon"), f"uid {ADA}", [ADA]),
+        (REMOTE, {"peer_dns": [b"web.cluster"]}, for_user("daemon"), DAEMON, ["daemon"]),
+        (REMOTE, {"x509_common_name": [b"ops"]}, for_user("daemon"), "certificate CN:ops", []),
+        (REMOTE, {}, for_user("daemon"), REMOTE.address, []),
+    ],
+)
+def test_calls_through_a_web_front_end_count_for_their_user_alone(
+    peer: Peer, shown: dict[str, list[bytes]], auth: dict[str, list[bytes]], key: str, asked: list[int | str]
+) -> None:
+    assert introduced(peer, {**shown, **auth}) == (key, asked)
+
+
+@pytest.mark.parametrize(("peer", "key"), [(REMOTE, REMOTE.address), (local(WEB), f"uid {WEB}")])
+def test_a_call_for_a_user_who_was_not_looked_up_counts_for_the_front_end(peer: Peer, key: str) -> None:
+    auth = {"peer_dns": [b"web.cluster"], **for_user("daemon")}
+    assert known(PAGES, peer).standing(NAME, auth).key == key
 
 
 FAR = Peer(via=Via.DYNOLOG, address="192.0.2.7")
@@ -290,7 +371,66 @@ def test_a_client_of_dynolog_on_another_host_is_nobody_unless_a_user_is_named() 
     assert found.roles == {Role.OWN, Role.JOBS, Role.ADMIN}
 
 
-@pytest.mark.parametrize("user", ["root", "no-such-user"])
-def test_clients_on_other_hosts_never_count_for_root(user: str) -> None:
+@pytest.mark.parametrize("user", ["root", "no-such-user", "nobody"])
+def test_clients_on_other_hosts_never_count_for_root(user: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(callers_module, "unmapped", lambda: NOBODY)
     with pytest.raises(NotPermitted, match="which is no user of this host, or root"):
         who(known(replace(CONFIG, dynolog_remote_user=user), FAR))
+
+
+class Kubernetes:
+    """Users of a cluster, by token. asked: for whose pods."""
+
+    def __init__(self) -> None:
+        self.asked: list[object] = []
+
+    async def introduce(self, _connection: str, auth: dict[str, list[bytes]]) -> str:
+        return self.known(auth)
+
+    def known(self, auth: dict[str, list[bytes]]) -> str:
+        return auth["authorization"][0].decode() if "authorization" in auth else ""
+
+    async def caller(self, _peer: Peer, auth: dict[str, list[bytes]], pods: object) -> Caller:
+        self.asked.append(pods)
+        return Caller(uid=9, user=self.known(auth), roles=frozenset(), via=Via.KUBERNETES)
+
+
+TOKEN = {"authorization": [b"eve"]}
+
+
+@pytest.mark.parametrize("via", Via)
+def test_a_token_counts_at_its_own_door_alone(via: Via) -> None:
+    cluster = Kubernetes()
+    peer = Peer(via=via, uid=None if via in (Via.KUBERNETES, Via.TLS) else ADA, address="10.0.0.7")
+    callers = Callers(Settings(CONFIG), {NAME: peer}.get, cast("KubernetesUsers", cluster), own_uid=7)
+    there = via is Via.KUBERNETES
+    assert asyncio.run(callers.introduce(NAME, TOKEN)) == ("eve" if there else "")
+    assert asyncio.run(callers.introduce("another", TOKEN)) == ""
+    assert (callers.standing(NAME, TOKEN).key == "kubernetes eve") is there
+    if there:
+        assert callers.standing(NAME, {}).key == "10.0.0.7"
+        assert (who(callers, TOKEN).user, cluster.asked) == ("eve", [None])  # roles or not: it is a pod's
+        asyncio.run(callers.caller(NAME, TOKEN, Action.TRACE, frozenset({"p"})))
+        assert cluster.asked[1:] == [frozenset({"p"})]
+
+
+def test_without_a_cluster_a_token_introduces_nobody() -> None:
+    callers = known(CONFIG, Peer(via=Via.KUBERNETES, address="10.0.0.7"))
+    assert asyncio.run(callers.introduce(NAME, TOKEN)) == ""
+    assert callers.standing(NAME, TOKEN).key == "10.0.0.7"
+
+
+def test_a_reload_forgets_the_names_of_users() -> None:
+    settings = Settings(CONFIG)
+    callers = Callers(settings, {NAME: local()}.get, own_uid=7, clock=Clock())
+    who(callers)
+    assert callers.standing(NAME, {}).who == f"{ADA} (uid {ADA})"
+    settings.replace(CONFIG)
+    assert callers.standing(NAME, {}).who == f"uid {ADA}"
+
+
+@pytest.mark.parametrize(("count", "makes_sense"), [(1, True), (MAX_NAMES, True), (MAX_NAMES + 1, False)])
+def test_a_front_end_names_so_many_names_of_a_certificate_and_no_more(count: int, makes_sense: bool) -> None:
+    _, certificates = KEYS
+    asked = behalf({certificates: [b"CN:%d" % number for number in range(count)]})
+    assert (asked is not None) is makes_sense

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from kinetod.access import peers
-from kinetod.access.peers import UnknownPeer, of_local, of_local_at_once, of_unix, unmapped, with_groups
+from kinetod.access.peers import Peer, UnknownPeer, of_local, of_local_at_once, of_unix, unmapped, with_groups
+from kinetod.access.socket_owner import SocketOwner
 from kinetod.permissions.role_policy import Via
 from support.machine.loopback import EACH_FAMILY, connected
 
@@ -49,6 +50,7 @@ def test_a_peer_on_this_host_is_known_by_the_owner_of_its_socket(family: int, li
     with connected(family, listen, connect) as (client, near, far):
         found = of_local_at_once(near, far)
         assert found is not None and found == of_local(near, far)
+        assert found == of_local(near, far, Path("/nowhere"))  # no table is read where the kernel can be asked
         assert (found.via, found.uid) == (Via.LOOPBACK, os.getuid())
         client.close()
         for look in (of_local, of_local_at_once):
@@ -83,6 +85,22 @@ def test_a_socket_that_nobody_holds_is_not_roots(tmp_path: Path, state: str, ino
         of_local(("127.0.0.1", 80), ("127.0.0.1", 8080), tmp_path)
     (net / "tcp").write_text("  sl  local_address rem_address   st\n" + row("01", 1000, 5))
     assert of_local(("127.0.0.1", 80), ("127.0.0.1", 8080), tmp_path).uid == 1000
+
+
+@pytest.mark.usefixtures("no_netlink")
+def test_a_row_counts_that_has_both_ends_of_the_connection(tmp_path: Path) -> None:
+    net, ours = tmp_path / "self/net", row("01", 1000, 5)
+    net.mkdir(parents=True)
+    others = (row("01", 0, 6).replace(":1F90", ":1F91"), row("01", 0, 7).replace(":0050", ":0051"))
+    (net / "tcp").write_text("  sl  local_address rem_address   st\n" + "".join((*others, ours)))
+    assert of_local(("127.0.0.1", 80), ("127.0.0.1", 8080), tmp_path).uid == 1000
+
+
+def test_a_process_outside_of_our_pid_namespace_has_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kineto_protos.unix_peer.credentials", lambda _sock: (0, 1000, 1000))
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert (of_unix(ours).pid, of_unix(ours).uid) == (None, 1000)
 
 
 IN_A_NAMESPACE = """
@@ -130,3 +148,37 @@ def test_outside_of_user_namespaces_every_user_has_a_number(tmp_path: Path) -> N
     (tmp_path / "self/gid_map").write_text("         0     100000      65536\n")
     (tmp_path / "sys/kernel/overflowgid").write_text("65534\n")
     assert (unmapped("uid", tmp_path), unmapped("gid", tmp_path)) == (None, 65534)
+
+
+NEAR, FAR = ("127.0.0.1", 80), ("127.0.0.1", 8080)
+
+
+def test_what_connections_are_counted_by_is_the_user_or_the_address() -> None:
+    assert Peer(via=Via.LOOPBACK, uid=0, address="127.0.0.1:5").key == "uid 0"
+    assert Peer(via=Via.TLS, address="10.0.0.7").key == "10.0.0.7"
+
+
+def test_a_peer_over_loopback_whom_the_namespace_does_not_map_is_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "owner_of", lambda *_ends: SocketOwner(65534, 5))
+    monkeypatch.setattr(peers, "unmapped", lambda: 65534)
+    with pytest.raises(UnknownPeer, match="appears there as uid 65534"):
+        of_local_at_once(NEAR, FAR)
+
+
+def test_a_peer_is_nobody_where_the_namespace_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(peers, "owner_of", lambda *_ends: SocketOwner(1000, 5))
+    monkeypatch.setattr(peers, "unmapped", refuse)
+    with pytest.raises(UnknownPeer, match="user namespace cannot be read"):
+        of_local_at_once(NEAR, FAR)
+
+
+@pytest.mark.usefixtures("no_netlink")
+def test_a_peer_is_nobody_where_the_table_cannot_be_read(tmp_path: Path) -> None:
+    net = tmp_path / "self/net"
+    net.mkdir(parents=True)
+    (net / "tcp").write_text("\n")
+    with pytest.raises(UnknownPeer, match="table of connections cannot be read"):
+        of_local(NEAR, FAR, tmp_path)

@@ -54,3 +54,20 @@ def test_an_answer_that_is_none_is_an_error() -> None:
         with pytest.raises(OSError):
             socket_owner._owner(answer, [wanted])
     assert socket_owner._owner(struct.pack("=IHHIIi", 20, 2, 0, 1, 0, -2), [wanted]) is None
+
+
+@pytest.mark.parametrize(
+    ("state", "ends", "known"),
+    [(1, b"e" * 36, True), (1, b"x" * 36, False), (10, b"e" * 36, False), (10, b"x" * 36, False)],
+    ids=["connected", "elsewhere", "listens", "listens elsewhere"],
+)
+def test_an_answer_counts_if_it_is_of_that_very_connection(state: int, ends: bytes, known: bool) -> None:
+    header = struct.pack("=IHHII", 88, socket_owner._SOCK_DIAG_BY_FAMILY, 0, 1, 0)
+    rest = ends.ljust(socket_owner._ID_BYTES, b"\0") + socket_owner._USER.pack(*_user(uid=ADA, inode=7))
+    found = socket_owner._owner(header + socket_owner._ANSWER.pack(2, state, 0, 0) + rest, [b"e" * 36])
+    assert found == (SocketOwner(ADA, 7) if known else None)
+
+
+def _user(*, uid: int, inode: int) -> list[int]:
+    count = len(socket_owner._USER.unpack(bytes(socket_owner._USER.size)))
+    return [0] * (count - 2) + [uid, inode]

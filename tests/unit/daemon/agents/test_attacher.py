@@ -50,7 +50,7 @@ class Parts(NamedTuple):
 async def started(script: str, deadline_ns: int, keep_ns: int) -> AsyncIterator[Parts]:
     with tempfile.TemporaryDirectory(prefix="kinetod-attach-") as folder:
         hub = AgentHub()
-        link = LinkServer(Path(folder) / "agent.sock", hub)
+        link = LinkServer(Path(folder) / "agent.sock", hub, mode=0o600)
         link.start()
         helpers = AttachHelpers(1, command=scripted_helper.command(script))
         await helpers.start()

@@ -1,22 +1,26 @@
 """The link in the test's own event loop, where its limits can be made small."""
 
 import asyncio
+import contextlib
 import gc
 import os
 import socket
 import tempfile
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from kineto_agent.protocol import wire
+from kineto_protos.v1 import profiler_pb2 as pb
 from kinetod.agents import agent_hub, link
 from kinetod.agents.agent_hub import AgentHub
 from kinetod.agents.link import LinkServer
 from kinetod.base.errors import StartError
 from kinetod.processes import identity
 from support.agent.scripted_agent import RemoteAgent, ScriptedAgent, hello_message
+from support.service.calls_as import plain_python
 from support.waiting import soon
 
 
@@ -24,7 +28,7 @@ from support.waiting import soon
 async def serving() -> AsyncIterator[tuple[AgentHub, LinkServer]]:
     with tempfile.TemporaryDirectory(prefix="kinetod-link-") as folder:
         hub = AgentHub()
-        server = LinkServer(Path(folder) / "agent.sock", hub)
+        server = LinkServer(Path(folder) / "agent.sock", hub, mode=0o600)
         server.start()
         try:
             yield hub, server
@@ -56,6 +60,31 @@ def test_one_user_cannot_hold_all_silent_connections(monkeypatch: pytest.MonkeyP
     assert asyncio.run(scenario()) == "too many connections"
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to act as other users")
+def test_users_who_hold_all_connections_make_room_for_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "MAX_CONNECTIONS", 4)
+
+    async def scenario() -> None:
+        async with serving() as (hub, server):
+            server.path.chmod(0o666)
+            server.path.parent.chmod(0o755)
+            with contextlib.ExitStack() as stack:
+                agents = []
+                for uid in (61005, 61005, 61006, 61006, 61001):
+                    agent = stack.enter_context(RemoteAgent(server.path, python=plain_python(uid)))
+                    await asyncio.to_thread(agent.do, "hello")
+                    agents.append(agent)
+                first, _, *others = (agent.pid for agent in agents)
+                assert {agent.identity.pid for agent in hub.agents()} == {first, *others}
+                with ScriptedAgent(server.path) as again:  # root's: it has fewer than any but those with one
+                    await asyncio.to_thread(again.hello)
+                    assert len(hub) == 4
+                    with ScriptedAgent(server.path) as more:
+                        assert (await asyncio.to_thread(more.expect, wire.Refuse)).reason == "too many connections"
+
+    asyncio.run(scenario())
+
+
 def test_an_agent_that_does_not_read_is_cut_off() -> None:
     async def scenario() -> int:
         async with serving() as (hub, server):
@@ -69,6 +98,51 @@ def test_an_agent_that_does_not_read_is_cut_off() -> None:
                 return sent
 
     assert link.SEND_QUEUE_FRAMES <= asyncio.run(scenario()) < link.SEND_QUEUE_FRAMES + 100
+
+
+def told_of(call: str, since_ns: int) -> wire.State:
+    return wire.State("c1", "PROCESS", 1, {}, call, since_ns)
+
+
+def test_a_call_that_stands_is_known_and_told_until_it_returns_or_the_process_ends() -> None:
+    told: list[tuple[int, pb.StandingCall, str]] = []
+
+    async def scenario() -> None:
+        hub = AgentHub(tell=lambda agent, call, how: told.append((agent.key.pid, call, how)))
+        with tempfile.TemporaryDirectory(prefix="kinetod-link-") as folder:
+            server = LinkServer(Path(folder) / "agent.sock", hub, mode=0o600)
+            server.start()
+            with ScriptedAgent(server.path) as agent:
+                await asyncio.to_thread(agent.hello)
+                agent.send(told_of("cuptiSubscribe", time.time_ns()))  # not yet for long enough
+                for since_ns in (5, 0, 7):
+                    agent.send(told_of("cuptiFinalize", since_ns))
+                    await soon(lambda: bool(hub.standing()) is (since_ns > 0), "it is known")  # noqa: B023
+            await soon(lambda: not hub.agents(), "the agent is gone")
+            server.close()
+
+    asyncio.run(scenario())
+    call, again = (pb.StandingCall(call="cuptiFinalize", since_ns=since, capture_id="c1") for since in (5, 7))
+    pid = os.getpid()
+    ends = [(pid, call, "stands"), (pid, call, "returned"), (pid, again, "stands"), (pid, again, "agent gone")]
+    assert told == ends
+
+
+def test_what_an_agent_says_of_a_call_is_bounded_and_not_in_the_future() -> None:
+    async def scenario() -> None:
+        async with serving() as (hub, server):
+            with ScriptedAgent(server.path) as agent:
+                await asyncio.to_thread(agent.hello)
+                agent.send(told_of("a\n" * 500, 1))
+                await soon(lambda: bool(hub.standing()), "it is known")
+                (standing,) = hub.standing()
+                assert standing.standing is not None
+                assert len(standing.standing.call) <= 64
+                assert "\n" not in standing.standing.call
+                agent.send(told_of("x", 2**62))
+                await soon(lambda: not hub.standing(), "another call has been entered, just now")
+
+    asyncio.run(scenario())
 
 
 async def answer(hub: AgentHub, agent: ScriptedAgent, iterations: int) -> None:
@@ -236,10 +310,17 @@ def test_a_dead_incompatible_agent_is_forgotten() -> None:
 
 def test_a_path_that_cannot_be_bound_is_an_error_of_the_start() -> None:
     async def scenario() -> None:
-        LinkServer(Path("/nowhere/agent.sock"), AgentHub()).start()
+        LinkServer(Path("/nowhere/agent.sock"), AgentHub(), mode=0o600).start()
 
-    with pytest.raises(StartError, match=r"cannot listen for agents on /nowhere/agent\.sock"):
+    with pytest.raises(StartError, match=r"cannot listen on /nowhere/agent\.sock"):
         asyncio.run(scenario())
+
+
+def test_who_does_not_listen_is_not_mended(tmp_path: Path) -> None:
+    server = LinkServer(tmp_path / "agent.sock", AgentHub(), mode=0o600)
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(server.path))
+        assert (server.listening, server.mend()) == (False, [])
 
 
 def test_connections_that_said_nothing_leave_no_descriptor_behind() -> None:

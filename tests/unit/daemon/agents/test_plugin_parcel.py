@@ -32,7 +32,7 @@ async def serving() -> AsyncIterator[tuple[AgentHub, LinkServer]]:
     parcel = Parcel(sealed_bytes(CONTENT))
     with tempfile.TemporaryDirectory(prefix="kinetod-link-") as folder:
         hub = AgentHub(parcel)
-        server = LinkServer(Path(folder) / "agent.sock", hub)
+        server = LinkServer(Path(folder) / "agent.sock", hub, mode=0o600)
         server.start()
         try:
             yield hub, server

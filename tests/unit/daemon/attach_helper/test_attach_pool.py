@@ -13,8 +13,11 @@ import pytest
 from kineto_protos import unix_peer
 from kinetod.attach.attach_types import AttachCode, Attached, AttachError
 from kinetod.attach_helper import attach_pool as module
+from kinetod.attach_helper import attempt
 from kinetod.attach_helper.attach_pool import AttachHelpers
 from kinetod.attach_helper.folder_queries import FOLDER, NOTHING
+from kinetod.attach_helper.worker_queries import DEVICE_GRAPHS
+from kinetod.base.fair_slots import fair_share_key
 from kinetod.processes.identity import ProcessKey, identify, start_time_ns
 from kinetod.supervise.child import WarmChild
 from support.service import scripted_helper, subjects
@@ -98,15 +101,45 @@ def test_a_helper_that_fails_is_a_failed_attach(script: str, why: str) -> None:
     assert "4242" in error.reason
 
 
-def test_another_helper_tries_again_once_one_has_been_killed() -> None:
+def test_another_helper_tries_again_until_four_have_been_killed() -> None:
     assert failure("killed").code is AttachCode.TRACED
+    error = failure("killed-always")
+    assert error.code is AttachCode.FAILED
+    assert "too little processor time" in error.reason
 
 
 def test_a_helper_that_overruns_its_deadline_is_killed_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "KILL_GRACE_S", 0.05)
-    error = failure("hang", deadline_s=0.05)
+    error = failure("attach-hangs", deadline_s=0.05)
     assert error.code is AttachCode.TIMEOUT
     assert "process 4242 could not be attached to within 50 ms" in error.reason
+
+
+def test_a_helper_that_does_not_start_is_not_blamed_on_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "START_S", 0.05)
+    error = failure("hang", deadline_s=0.05)
+    assert error.code is AttachCode.FAILED
+    assert "process 4242 was not touched: the daemon's attach helper did not start within 0.05 s" in error.reason
+
+
+def test_an_attach_waits_for_the_start_of_its_helper_as_long_as_it_may_take_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    within, awaited = WarmChild.within, []
+
+    async def noted(child: WarmChild, seconds: float, answer: Awaitable[T]) -> T:
+        awaited.append(seconds)
+        return await within(child, seconds, answer)
+
+    monkeypatch.setattr(WarmChild, "within", noted)
+    monkeypatch.setattr(module, "START_S", 1.0)
+    deadline_s = scaled(20)
+    failure("refuse", deadline_s=deadline_s)
+    assert awaited == [deadline_s, deadline_s + module.KILL_GRACE_S]
+
+
+def test_a_helper_has_time_to_withdraw_what_it_has_begun_and_to_say_why_before_it_is_killed() -> None:
+    assert module.KILL_GRACE_S >= 2 * attempt.LET_GO_S
 
 
 def test_the_start_of_a_helper_does_not_count_for_a_question_that_allows_for_it(
@@ -170,6 +203,23 @@ def test_a_caller_that_hangs_up_leaves_no_helper_behind() -> None:
         assert not Path(f"/proc/{before}").exists()
 
     with_helpers("hang", scenario)
+
+
+def test_who_has_all_helpers_look_keeps_no_other_user_from_an_attach() -> None:
+    async def scenario(helpers: AttachHelpers) -> None:
+        fair_share_key.set("hog")
+        look = {"do": DEVICE_GRAPHS}
+        looks = [asyncio.create_task(helpers.ask(look, deadline_s=1000)) for _ in range(2 * module.MAX_HELPERS)]
+        await asyncio.sleep(0)
+        fair_share_key.set("ada")
+        _, channel = await helpers.attach(KEY, APPROVAL, deadline_s=scaled(20))
+        channel.close()
+        assert not any(each.done() for each in looks)
+        for each in looks:
+            each.cancel()
+        await asyncio.gather(*looks, return_exceptions=True)
+
+    with_helpers("look-hangs", scenario)
 
 
 @pytest.mark.parametrize(("wait_s", "helpers_used"), [(0, 3), (1000, 1)])

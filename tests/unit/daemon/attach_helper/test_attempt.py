@@ -24,6 +24,7 @@ class Image:
 
     pid = os.getpid()
     approved = PLAIN
+    python = None
 
 
 class Turn(Deadline):
@@ -39,6 +40,8 @@ class FakeMethod:
         self.name = name
         self.turns_s: list[float] = []
         self.trouble: AttachError | None = None
+        self.thread = False
+        self.nameless_looks = 0
         self._outcomes = list(outcomes)
 
     def hand_over(self, target: object, bootstrap: Bootstrap, deadline: Deadline) -> Stop:
@@ -49,6 +52,13 @@ class FakeMethod:
         if isinstance(outcome, AttachCode):
             raise AttachError(outcome, f"{self.name}: {outcome}")
         return Stop(tid=1, stopped_ns=outcome)
+
+    def begun(self) -> bool:
+        return self.thread
+
+    def nameless(self) -> bool:
+        self.nameless_looks -= 1
+        return self.nameless_looks >= 0
 
     def problem(self) -> AttachError | None:
         return self.trouble
@@ -116,6 +126,19 @@ def test_a_method_whose_code_does_not_run_is_followed_by_the_next(late: Channels
     assert (taken.method, taken.stopped_ns, taken.channel) == ("native_thread", 250, late.channel)
 
 
+def test_a_method_whose_thread_waits_for_the_gil_is_followed_by_none(late: Channels) -> None:
+    first, second = FakeMethod("pending_call", 250), FakeMethod("native_thread", 100)
+    first.thread = True
+    assert run(first, second).channel is late.channel
+    assert second.turns_s == []
+
+
+def test_what_was_begun_in_a_process_that_is_refused_after_all_is_let_go(at_once: Channels) -> None:
+    with pytest.raises(AttachError, match="pending_call"):
+        run(FakeMethod("pending_call", AttachCode.REPLACED))
+    assert at_once.channel.fileno() == -1
+
+
 def test_code_that_was_handed_over_is_awaited_when_the_next_method_cannot_be_used(late: Channels) -> None:
     taken = run(FakeMethod("pending_call", 250), FakeMethod("native_thread", AttachCode.FAILED))
     assert (taken.method, taken.channel) == ("pending_call", late.channel)
@@ -126,6 +149,37 @@ def test_a_method_that_found_no_moment_gets_a_longer_turn_after_the_others(at_on
     unusable = FakeMethod("native_thread", AttachCode.FAILED)
     assert run(slow, unusable).channel is at_once.channel
     assert (slow.turns_s, unusable.turns_s) == ([0.25, 0.5, 1.0], [0.25])
+
+
+def test_where_forks_would_warn_no_thread_is_begun_before_a_pending_call(
+    late: Channels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempt, "would_be_warned", lambda _image: True)
+    slow = FakeMethod("pending_call", *[AttachCode.TIMEOUT] * 3, 250)
+    other = FakeMethod("native_thread", 250)
+    assert run(slow, other).channel is late.channel
+    assert (slow.turns_s, other.turns_s) == ([0.25, 0.5, 1.0, 2.0], [2.0])
+
+
+def test_the_agent_comes_once_every_thread_of_the_attach_has_its_name(late: Channels) -> None:
+    first, second = FakeMethod("pending_call", 250), FakeMethod("native_thread", 100)
+    second.nameless_looks = 3
+    assert run(first, second).channel is late.channel
+    assert second.nameless_looks < 0
+
+
+@pytest.mark.usefixtures("never")
+def test_why_no_code_runs_is_told_by_the_method_that_came_first() -> None:
+    overtaken = FakeMethod("pending_call", 1)
+
+    class First(FakeMethod):
+        def hand_over(self, target: object, bootstrap: Bootstrap, deadline: Deadline) -> Stop:
+            overtaken.thread, overtaken.trouble = True, AttachError(AttachCode.UNSUITABLE, "it has ended")
+            self.trouble = AttachError(AttachCode.UNSUPPORTED, "the cause")
+            return super().hand_over(target, bootstrap, deadline)
+
+    with pytest.raises(AttachError, match="the cause"):
+        run(overtaken, First("native_thread", 1))
 
 
 @pytest.mark.usefixtures("never")
@@ -156,6 +210,12 @@ def test_code_that_cannot_run_says_why_at_once() -> None:
     method.trouble = AttachError(AttachCode.UNSUITABLE, "no thread")
     with pytest.raises(AttachError, match="no thread"):
         run(method)
+
+
+def test_a_channel_is_taken_whatever_became_of_the_code_that_was_handed_over_last(late: Channels) -> None:
+    method = FakeMethod("pending_call", AttachCode.TIMEOUT, 250)  # the first one came through all the same
+    method.trouble = AttachError(AttachCode.UNSUITABLE, "its token was taken")
+    assert run(method).channel is late.channel
 
 
 def test_code_that_cannot_run_does_not_matter_where_other_code_may(late: Channels) -> None:

@@ -6,14 +6,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from kinetod.attach.attach_types import AttachCode, AttachError
-from kinetod.attach.finding import Finding, Status
+from kinetod.attach.attach_types import AttachCode, AttachError, Finding, Status
 from kinetod.attach.inspect.process_inspection import MappedFacts, read_own
 from kinetod.attach.policy import preconditions
 from kinetod.attach.policy.preconditions import examine
 from kinetod.attach_helper import diagnosis
 from kinetod.attach_helper.diagnosis import Diagnosis, KnownAgent, decode, diagnose, encode
 from kinetod.attach_helper.diagnosis_runner import DiagnosisProcess
+from kinetod.base.fair_slots import fair_share_key
 from support.machine import native
 from support.machine.seccomp_host import KILL_PROCESS, Host, all_but
 from support.service import subjects
@@ -21,9 +21,9 @@ from support.waiting import scaled, until
 
 READY = KnownAgent(state="READY", version="1.2")
 NAMES = [
-    *("process", "owner", "permission", "ptrace_scope", "capabilities", "tracer", "namespaces", "descriptors"),
-    *("memory", "threads"),
-    *("executable", "interpreter", "seccomp", "libc", "agent", "method"),
+    *("process", "owner", "permission", "ptrace_scope", "capabilities", "tracer", "namespaces", "/proc"),
+    *("descriptors", "mappings", "memory", "threads"),
+    *("executable", "interpreter", "faulthandler", "seccomp", "libc", "agent", "method"),
     *("cuda", "cupti", "cuda_graphs", "profilers", "torch"),
 ]
 
@@ -202,6 +202,25 @@ def test_whatever_happens_to_it_the_daemon_goes_on(program: str, detail: str) ->
     found = ask(DiagnosisProcess(command=(sys.executable, "-c", program), deadline_s=deadline_s), os.getpid())
     assert found.method == ""
     assert [each.detail for each in found.findings] == [detail]
+
+
+def test_who_has_many_processes_inspected_that_do_not_answer_keeps_no_other_user_waiting() -> None:
+    program = "import sys, time; time.sleep(1000 * ('\"pid\": 1,' in sys.stdin.read())); sys.exit(3)"
+
+    async def run() -> None:
+        process = DiagnosisProcess(command=(sys.executable, "-c", program), deadline_s=scaled(60))
+        fair_share_key.set("hog")
+        silent = [asyncio.create_task(process.diagnose(1, KnownAgent())) for _ in range(10)]
+        await asyncio.sleep(0)
+        fair_share_key.set("ada")
+        with pytest.raises(ProcessLookupError):
+            await process.diagnose(2, KnownAgent())
+        assert not any(each.done() for each in silent)
+        for each in silent:
+            each.cancel()
+        await asyncio.gather(*silent, return_exceptions=True)
+
+    asyncio.run(run())
 
 
 def test_what_the_daemon_may_do_is_its_own_matter() -> None:

@@ -14,8 +14,8 @@ from kinetod.attach_helper import kept_folders as module
 from kinetod.attach_helper import messages
 from kinetod.attach_helper.allow_list import ProcessOwner
 from kinetod.attach_helper.attach_pool import AttachHelpers
-from kinetod.attach_helper.denial import Denial
 from kinetod.attach_helper.kept_folders import KeptFolders
+from kinetod.attach_helper.messages import Denial
 from kinetod.processes import credentials
 from kinetod.processes.identity import BOOT_TIME_NS, ProcessKey, start_time_ns
 from support.service import scripted_helper

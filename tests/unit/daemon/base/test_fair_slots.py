@@ -1,11 +1,15 @@
 import asyncio
+import threading
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
-from kinetod.base.fair_slots import FairSlots, payer
+import kinetod
+from kinetod.base.fair_slots import FairSlots, fair_share_key
 
 
 async def works(slots: FairSlots, who: str, done: list[str], go_on: asyncio.Event) -> None:
-    payer.set(who)
+    fair_share_key.set(who)
     async with slots.turn():
         await go_on.wait()
         done.append(who)
@@ -90,3 +94,27 @@ def test_a_turn_that_is_granted_to_somebody_who_gives_up_goes_to_the_next() -> N
         assert (slots.used, slots._waiting) == (0, {})
 
     asyncio.run(run())
+
+
+def test_who_has_all_threads_busy_keeps_no_other_user_waiting() -> None:
+    async def run() -> None:
+        go_on = threading.Event()
+        with ThreadPoolExecutor(3) as threads:
+            slots = FairSlots(2, spare=1, threads=threads)
+            fair_share_key.set("hog")
+            hogs = [asyncio.create_task(slots.in_thread(go_on.wait)) for _ in range(10)]
+            await asyncio.sleep(0)
+            fair_share_key.set("ada")
+            assert await slots.in_thread(fair_share_key.get) == "ada"
+            assert not any(hog.done() for hog in hogs)
+            go_on.set()
+            await asyncio.gather(*hogs)
+
+    asyncio.run(run())
+
+
+def test_users_wait_for_nothing_in_one_line_but_each_in_their_own() -> None:
+    """A semaphore serves who came first: one user's hundred questions before another's one."""
+    folder = Path(kinetod.__path__[0])
+    found = {str(path.relative_to(folder)) for path in folder.rglob("*.py") if "Semaphore(" in path.read_text()}
+    assert found == {"attach_helper/kept_folders.py"}  # one for each user

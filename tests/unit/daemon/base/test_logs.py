@@ -2,11 +2,14 @@ import asyncio
 import logging
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
-from kinetod.base.logs import JournalFormatter, VisibleFormatter, is_of_the_daemon, to_journal
+from kinetod.base import logs as tally_module
+from kinetod.base.logs import JournalFormatter, Tally, VisibleFormatter, is_of_the_daemon, to_journal
 
 
 @pytest.mark.parametrize(
@@ -68,3 +71,63 @@ def test_a_client_that_hangs_up_as_it_is_answered_leaves_no_traceback_of_grpc() 
     assert is_of_the_daemon(_raised_in(grpc_logger, ValueError("a handler's own")))
     assert is_of_the_daemon(_raised_in("kinetod.rpc.error_status", asyncio.CancelledError()))
     assert is_of_the_daemon(logging.LogRecord(grpc_logger, logging.WARNING, "", 0, "text", None, None))
+
+
+FIRST = {"call": "GetHost", "decision": "refused"}
+
+
+def test_the_first_line_of_a_kind_is_written_and_the_others_are_counted() -> None:
+    async def run() -> list[Mapping[str, Any]]:
+        written: list[Mapping[str, Any]] = []
+        done = asyncio.Event()
+
+        def write(line: Mapping[str, Any]) -> None:
+            written.append(line)
+            if "count" in line:
+                done.set()
+
+        tally = Tally(write, period_s=0.05)
+        for _ in range(1000):
+            tally.note("ada", FIRST)
+        tally.note("bob", {"call": "other"})
+        await done.wait()
+        return written
+
+    assert asyncio.run(run()) == [FIRST, {"call": "other"}, {**FIRST, "count": 999}]
+
+
+def test_what_is_counted_at_the_end_is_written() -> None:
+    async def run() -> list[Mapping[str, Any]]:
+        written: list[Mapping[str, Any]] = []
+        tally = Tally(written.append)
+        for _ in range(3):
+            tally.note("ada", FIRST)
+        tally.flush()
+        return written
+
+    assert asyncio.run(run()) == [FIRST, {**FIRST, "count": 2}]
+
+
+def test_however_many_kinds_there_are_the_lines_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tally_module, "MAX_KINDS", 5)
+
+    async def run() -> list[Mapping[str, Any]]:
+        written: list[Mapping[str, Any]] = []
+        tally = Tally(written.append)
+        for number in range(100):
+            tally.note(number, {"number": number})
+        return written
+
+    assert len(asyncio.run(run())) == 6
+
+
+def test_the_first_lines_of_a_burst_are_written() -> None:
+    async def run() -> list[Mapping[str, Any]]:
+        written: list[Mapping[str, Any]] = []
+        tally = Tally(written.append, burst=3)
+        for _ in range(10):
+            tally.note("ada", FIRST)
+        tally.flush()
+        return written
+
+    assert asyncio.run(run()) == [FIRST, FIRST, FIRST, {**FIRST, "count": 7}]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kinetod.agents.agent_hub import AgentHub
+from kinetod.base.fair_slots import FairSlots
 from kinetod.captures.manager import CaptureManager
 from kinetod.captures.result.decode_pool import WorkerPool
 from kinetod.captures.result.lifecycle import Keeping
@@ -62,7 +63,7 @@ def manager_of(store: Store, executor: ThreadPoolExecutor) -> CaptureManager:
     services = Services(
         settings=settings,
         workers=WorkerPool(1),
-        executor=executor,
+        files=FairSlots(1, threads=executor),
         free_bytes=store.free_bytes,
         host="gpu-7",
         conflicts=Conflicts(store.state_dir),

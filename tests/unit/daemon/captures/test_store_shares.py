@@ -8,7 +8,7 @@ import pytest
 from kinetod.base.errors import Exhausted
 from kinetod.captures.result.verdict import EndState
 from kinetod.captures.store_shares import StoreShares, left_of
-from kinetod.captures.target.host_failures import ending_of_disk
+from kinetod.captures.target.endings import ending_of_disk
 from kinetod.captures.target.record_spool import ShareUsed
 from kinetod.config.settings import Config, Settings
 from kinetod.store.capture_store import Store, Use
@@ -132,6 +132,25 @@ def test_on_a_full_disk_what_was_lent_goes_before_anybody_is_refused(
 
     asyncio.run(run())
     assert [each.id for each in store.holdings()] == ["c3", "c4", "c5", "c6"]
+
+
+@pytest.mark.parametrize(
+    ("free", "quota", "reason"),
+    [(1000, 0, ""), (999, 0, "LOW_DISK"), (1000, 4097, ""), (1000, 4096, "QUOTA_EXCEEDED")],
+)
+def test_a_capture_begins_where_disk_and_quota_have_room(
+    store: Store, monkeypatch: pytest.MonkeyPatch, free: int, quota: int, reason: str
+) -> None:
+    put_capture(store, 1, uid=ADA)
+    store.set_pinned("c1", True)  # cannot make room
+    monkeypatch.setattr(store, "free_bytes", lambda: free)
+    shares = shares_of(store, start_free_bytes=1000, quota_per_user_bytes=quota)
+    try:
+        asyncio.run(shares.check(caller(ADA), ADA))
+    except Exhausted as exc:
+        assert exc.reason == reason
+    else:
+        assert not reason
 
 
 def test_what_is_yet_to_be_uploaded_is_kept(store: Store) -> None:

@@ -8,9 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kinetod.config import config_sources
 from kinetod.config.config_sources import ConfigError, LoadedConfig, key_lines, load, reloaded
-from kinetod.config.setting import SettingSpec
 from kinetod.config.settings import BY_NAME, KEYS
-from kinetod.config.value_kinds import Size, Text
+from kinetod.config.value_kinds import SettingSpec, Size, Text
 
 ENVIRON = {"XDG_CONFIG_HOME": "/nonexistent", "CONFIGURATION_DIRECTORY": "/nonexistent/kinetod"}
 
@@ -190,7 +189,7 @@ k = { l = 1 }
     assert key_lines(text) == {"a.b": 1, "d.e": 5, "f.g": 8, "f.g.h": 9, "j": 10, "j.k": 11}
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(
         st.sampled_from(

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kinetod.counters.amdgpu import amdgpu_backend
-from kinetod.counters.amdgpu.amdgpu_backend import LEAST_NS, AmdgpuBackend
-from kinetod.counters.amdgpu.metrics_table import MetricsTable
+from kinetod.counters import amdgpu_backend
+from kinetod.counters.amdgpu_backend import LEAST_NS, AmdgpuBackend, MetricsTable
 from kinetod.counters.interface import CounterCode, CounterError, WantedCounters
 from kinetod.counters.sample_rings import ERROR, STOPPED, TOO_LONG, RingReader, RingStatus, RingWriter
 from support.counters.gpu_metrics_tables import PlayedAmdgpu, packed

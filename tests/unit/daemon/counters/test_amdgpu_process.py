@@ -10,10 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from kineto_trace.spool.counter_samples import read_counter_samples
-from kinetod.counters.counter_client import CounterClient, CounterSession
+from kinetod.counters.counter_client import CounterClient, CountersChild, CounterSession
 from kinetod.counters.counter_recording import record_counters
 from kinetod.counters.interface import CounterCode, CounterError, WantedCounters
-from kinetod.counters.sampler_connections import CountersChild
 from support.counters.fake_pm_sampling import PATIENT_COMMAND, UUID, FakePmSampling, environment
 from support.counters.gpu_metrics_tables import PlayedAmdgpu
 from support.waiting import scaled, soon

@@ -4,9 +4,16 @@ import math
 from collections.abc import Sequence
 
 import pytest
-from kinetod.counters.amdgpu.amd_metrics import SETS, TableReading, known_metrics, of_set
-from kinetod.counters.amdgpu.metrics_table import LAYOUTS, UnknownTableError, read_table
-from kinetod.counters.metric_sets import SETS as SET_NAMES
+from kinetod.counters.amdgpu_backend import (
+    LAYOUTS,
+    SETS,
+    TableReading,
+    UnknownTableError,
+    known_metrics,
+    of_set,
+    read_table,
+)
+from kinetod.counters.interface import SETS as SET_NAMES
 from support.counters.gpu_metrics_tables import VERSIONS, packed
 
 VALUES: dict[str, int | Sequence[int]] = {

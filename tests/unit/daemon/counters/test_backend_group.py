@@ -4,9 +4,8 @@ import threading
 from collections.abc import Sequence
 
 import pytest
-from kinetod.config.counters_settings import CountersConfig
-from kinetod.counters.backend_group import BackendGroup
-from kinetod.counters.backends import AUTOMATIC, BACKENDS, CHOICES, make_backend
+from kinetod.config.metrics_settings import CountersConfig
+from kinetod.counters.backend_group import AUTOMATIC, BACKENDS, CHOICES, BackendGroup, make_backend
 from kinetod.counters.interface import CounterCode, CounterDevice, CounterError, WantedCounters
 from kinetod.counters.kernel_gpus import AMD, NVIDIA
 from kinetod.counters.sample_rings import RingWriter

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kinetod.counters.cupti.cupti_backend import CuptiBackend, CuptiSampling
+from kinetod.counters.cupti_backend import CuptiBackend, CuptiSampling
 from kinetod.counters.interface import CounterCode, CounterError, WantedCounters
 from kinetod.counters.sample_rings import ERROR, STOPPED, TOO_LONG, RingReader, RingStatus, RingWriter
 from support.counters.fake_pm_sampling import UUID, FakePmSampling
@@ -371,7 +371,7 @@ def test_nvlink_metrics_that_fail_only_when_they_are_started_are_left_out(
     fake: FakePmSampling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a virtual machine with one GPU, whose chip lists them."""
-    monkeypatch.setattr("kinetod.counters.cupti.cupti_backend._MAY_BE_MISSING", "pcie")
+    monkeypatch.setattr("kinetod.counters.cupti_backend._MAY_BE_MISSING", "pcie")
     fake.play("fail=cuptiPmSamplingSetConfig:999", "at=1")
     run = Run(fake.backend(), WantedCounters(set_name="interconnect"))
     assert [metric.label for metric in run.sampling.plan.metrics] == ["GPU busy", "DRAM"]

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from kinetod.counters.cupti import library_search
-from kinetod.counters.cupti.library_search import find_libraries
+from kinetod.counters import cupti_backend
+from kinetod.counters.cupti_backend import find_libraries
 
 
 def library(root: Path, place: str) -> str:
@@ -16,7 +16,7 @@ def library(root: Path, place: str) -> str:
 
 @pytest.fixture
 def no_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library_search, "_of_wheel", lambda: iter(()))
+    monkeypatch.setattr(cupti_backend, "_of_wheel", lambda: iter(()))
 
 
 @pytest.mark.usefixtures("no_wheel")

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 from kineto_trace.spool.counter_samples import read_counter_samples
-from kinetod.counters.counter_client import CounterClient
+from kinetod.counters.counter_client import CounterClient, CountersChild, CountersService
 from kinetod.counters.counter_recording import RecordedGpu, record_counters
 from kinetod.counters.interface import CounterCode, CounterError, WantedCounters
-from kinetod.counters.sampler_connections import CountersChild, CountersService
 from support.counters.fake_pm_sampling import UUID, FakePmSampling
 from support.waiting import scaled, soon
 

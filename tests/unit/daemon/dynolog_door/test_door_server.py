@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 from kinetod.access import peers
+from kinetod.access.peers import Peer
 from kinetod.config.addresses import ListenAddress
-from kinetod.dynolog_door import door_server, door_sockets
-from kinetod.dynolog_door.answers import Answer
-from kinetod.dynolog_door.client_limits import ClientLimits
-from kinetod.dynolog_door.door_server import DynologServer
-from kinetod.dynolog_door.json_frames import BadFrame
+from kinetod.dynolog_door import door_server
+from kinetod.dynolog_door.door_server import ALL, CONNECTIONS_PER_SECOND, MAX_HOLD_S, OWN, ClientLimits, DynologServer
+from kinetod.dynolog_door.door_service import Answer
+from kinetod.dynolog_door.requests import BadFrame
 from kinetod.permissions.role_policy import Via
 from support.dynolog import client, recorded
 from support.waiting import soon
@@ -163,17 +163,89 @@ def free_of_ipv4() -> socket.socket:
 def test_localhost_is_both_families_or_none() -> None:
     with free_of_ipv4() as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(door_sockets.PortTaken):
-            door_sockets.listening(ListenAddress(host="localhost", port=port), 0o600)
-    sockets = door_sockets.listening(ListenAddress(host="localhost", port=port), 0o600)
+        with pytest.raises(door_server.PortTaken):
+            door_server.listening(ListenAddress(host="localhost", port=port), 0o600)
+    sockets = door_server.listening(ListenAddress(host="localhost", port=port), 0o600)
     assert [sock.getsockname()[:2] for sock in sockets] == [("127.0.0.1", port), ("::1", port)]
     for sock in sockets:
         sock.close()
 
 
 def test_a_host_without_ipv6_is_served_at_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door_sockets, "_LOCALHOST", ("127.0.0.1", "2001:db8::1"))
-    (sock,) = door_sockets.listening(ListenAddress(host="localhost", port=0), 0o600)
+    monkeypatch.setattr(door_server, "_LOCALHOST", ("127.0.0.1", "2001:db8::1"))
+    (sock,) = door_server.listening(ListenAddress(host="localhost", port=0), 0o600)
     sock.close()
     with pytest.raises(OSError):
-        door_sockets.listening(ListenAddress(host="2001:db8::1", port=0), 0o600)
+        door_server.listening(ListenAddress(host="2001:db8::1", port=0), 0o600)
+
+
+ADA, BOB, ROOT = (Peer(via=Via.DYNOLOG, uid=uid) for uid in (1000, 1001, 0))
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def with_limits(play: Callable[[ClientLimits, Clock], None]) -> None:
+    async def played() -> None:
+        clock = Clock()
+        play(ClientLimits(lambda peer: peer.uid == 0, clock), clock)
+
+    asyncio.run(played())
+
+
+def test_a_client_has_so_many_connections_and_may_have_another_when_one_is_closed() -> None:
+    def play(limits: ClientLimits, _clock: Clock) -> None:
+        assert [limits.may_open(ADA) for _ in range(OWN + 1)] == [True] * OWN + [False]
+        assert limits.may_open(BOB)
+        limits.closed(ADA)
+        assert limits.may_open(ADA)
+
+    with_limits(play)
+
+
+def test_all_clients_together_leave_room_for_a_newcomer_and_for_root() -> None:
+    def play(limits: ClientLimits, _clock: Clock) -> None:
+        peers = [Peer(via=Via.DYNOLOG, address=f"192.0.2.{number}") for number in range(ALL // OWN)]
+        assert all(limits.may_open(peer) for peer in peers for _ in range(OWN))
+        assert not limits.may_open(peers[0])
+        assert limits.may_open(BOB)
+        assert not limits.may_open(BOB)  # the reserve is for who has none
+        assert all(limits.may_open(ROOT) for _ in range(OWN + 1))
+
+    with_limits(play)
+
+
+def test_connections_are_made_at_a_limited_rate() -> None:
+    def play(limits: ClientLimits, clock: Clock) -> None:
+        def opened(peer: Peer, count: int) -> int:
+            done = 0
+            for _ in range(count):
+                if limits.may_open(peer):
+                    limits.closed(peer)
+                    done += 1
+            return done
+
+        assert opened(ADA, 1000) == 4 * CONNECTIONS_PER_SECOND
+        assert (opened(BOB, 10), opened(ROOT, 1000)) == (10, 1000)
+        clock.now += 1
+        assert opened(ADA, 1000) == CONNECTIONS_PER_SECOND
+
+    with_limits(play)
+
+
+def test_a_client_that_was_one_too_many_is_read_later_and_others_are_not() -> None:
+    def play(limits: ClientLimits, clock: Clock) -> None:
+        limits.hold(ADA, 0.5)
+        limits.hold(ADA, 0.5)
+        limits.hold(ROOT, 5)
+        assert (limits.wait_s(ADA), limits.wait_s(BOB), limits.wait_s(ROOT)) == (1.0, 0.0, 0.0)
+        limits.hold(ADA, 1000)
+        assert limits.wait_s(ADA) == MAX_HOLD_S
+        clock.now += MAX_HOLD_S
+        assert limits.wait_s(ADA) == 0.0
+
+    with_limits(play)

@@ -2,20 +2,25 @@
 
 import asyncio
 import json
+import logging
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
-from kineto_trace.store.requested_names import parse_log_file
+from kineto_trace.store.output_formats import parse_log_file
 from kinetod.access.audit_log import AuditLog
-from kinetod.attach.finding import Finding, Status
+from kinetod.attach.attach_types import Finding, Status
+from kinetod.base.fair_slots import FairSlots
 from kinetod.config.addresses import ListenAddress
 from kinetod.config.settings import Config, Settings
-from kinetod.dynolog_door.log_files import LogFiles
+from kinetod.dynolog_door.door_service import DynologService, MatchedProcesses
+from kinetod.dynolog_door.log_files import BackgroundTasks, LogFiles
+from kinetod.dynolog_door.requests import TraceAsked
 from kinetod.permissions.role_policy import Caller
 from kinetod.processes.identity import ProcessKey
 from support.service.callers import caller
@@ -23,6 +28,12 @@ from support.waiting import scaled
 
 OWN = os.getuid()
 TRACE = b'{"traceEvents": []}'
+ME = caller(OWN)
+NOT_ENABLED = (
+    "this daemon runs as uid 61001 and cannot write files as uid 61002; the writer service, which could, is not "
+    "enabled: enable it with `systemctl enable --now kinetod-writer.socket`"
+)
+log = logging.getLogger(__name__)
 
 
 class Place:
@@ -68,13 +79,6 @@ class Place:
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
-
-
-ME = caller(OWN)
-NOT_ENABLED = (
-    "this daemon runs as uid 61001 and cannot write files as uid 61002; the writer service, which could, is not "
-    "enabled: enable it with `systemctl enable --now kinetod-writer.socket`"
-)
 
 
 def test_a_promise_is_kept_when_the_capture_has_ended_and_noted(place: Place) -> None:
@@ -128,6 +132,39 @@ def test_what_cannot_be_written_is_said_when_it_is_asked_for(place: Place, path:
 
     own_uid = 61001 if who.uid == 61002 else OWN
     assert place.play(work, own_uid=own_uid) == why.format(logs=place.logs)
+
+
+@pytest.mark.parametrize(
+    ("folder", "told", "noted"),
+    [
+        ("{logs}", "", ["written"]),
+        ("/elsewhere", "not written: /elsewhere is below no folder of dynolog.log_roots", []),
+    ],
+)
+def test_only_a_file_that_can_be_written_is_promised(
+    place: Place, monkeypatch: pytest.MonkeyPatch, folder: str, told: str, noted: list[str]
+) -> None:
+    monkeypatch.setattr("kinetod.dynolog_door.log_files.CHECK_S", scaled(20))
+    config = f"ACTIVITIES_LOG_FILE={folder.format(logs=place.logs)}/t.json"
+    asked = TraceAsked(config=config, pids=frozenset({7}), job_id=0, process_limit=1)
+
+    async def matched(_asked: object, _caller: object) -> MatchedProcesses:
+        return MatchedProcesses(free=(7,))
+
+    async def create(*_request: object, **_how: object) -> pb.Capture:
+        return place.capture
+
+    async def work(files: LogFiles) -> str:
+        others: Any = SimpleNamespace(matched=matched, create=create)
+        service = DynologService(
+            place.settings, others, others, others, others, files, FairSlots(1), healthy=lambda: True
+        )
+        found = await service._trace(asked, ME)
+        files.capture_ended(place.capture)
+        return found.log_file
+
+    assert place.play(work) == told
+    assert [line["decision"] for line in place.audited()] == noted
 
 
 def test_a_trace_that_is_not_there_or_cannot_be_read_is_noted_with_the_reason(place: Place) -> None:
@@ -207,3 +244,42 @@ def test_roots_that_change_before_the_capture_ends_are_those_that_count(place: P
     assert list(place.logs.iterdir()) == []
     (line,) = place.audited()
     assert line["problem"] == f"{place.logs} is below no folder of dynolog.log_roots"
+
+
+async def fails() -> None:
+    raise ValueError("not today")
+
+
+def test_a_failure_is_logged_with_its_exception(caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        tasks = BackgroundTasks(log, "the work failed")
+        tasks.begin(fails())
+        await tasks.stop(grace_s=5)
+
+    asyncio.run(run())
+    (record,) = caplog.records
+    assert record.message == "the work failed"
+    assert record.exc_info is not None and isinstance(record.exc_info[1], ValueError)
+
+
+def test_a_stop_gives_time_first_and_ends_what_still_runs(caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> list[str]:
+        ended: list[str] = []
+
+        async def waits_for(event: asyncio.Event, name: str) -> None:
+            try:
+                await event.wait()
+            except asyncio.CancelledError:
+                ended.append(f"{name} was cancelled")
+                raise
+            ended.append(f"{name} is done")
+
+        tasks, happened = BackgroundTasks(log, "the work failed"), asyncio.Event()
+        tasks.begin(waits_for(happened, "first"))
+        tasks.begin(waits_for(asyncio.Event(), "second"))
+        asyncio.get_running_loop().call_soon(happened.set)
+        await tasks.stop(grace_s=0.2)
+        return ended
+
+    assert asyncio.run(run()) == ["first is done", "second was cancelled"]
+    assert not caplog.records

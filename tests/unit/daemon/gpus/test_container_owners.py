@@ -5,7 +5,7 @@ from pathlib import Path
 
 from kinetod.gpus.container_owners import ContainerOwners, GpuContainer
 from kinetod.gpus.gpu_types import GpuProcess, GpuState, Snapshot
-from kinetod.kubernetes.pod_resources import ContainerRef
+from kinetod.kubernetes.pod_names import ContainerRef
 from support.waiting import scaled
 
 DATA = Path(__file__).parents[3] / "data/cgroups"

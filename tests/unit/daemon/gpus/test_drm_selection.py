@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kinetod.agents.agent_hub import AgentHub
-from kinetod.gpus import context_holders
-from kinetod.gpus.context_holders import ContextHolders
-from kinetod.gpus.gpu_reader import GpuReader
+from kinetod.gpus import gpu_reader
+from kinetod.gpus.gpu_reader import ContextHolders, GpuReader
 from kinetod.permissions.role_policy import Caller, Role, Via
 from kinetod.processes import drm_gpus, process_info
 from kinetod.processes.proc_folder import ProcessFolder
@@ -56,7 +55,7 @@ def holders(tmp_path: Path, workers: tuple[int, int], monkeypatch: pytest.Monkey
         used = client(INTEL, pid, drm_resident_vram0=f"{mib} MiB")
         host.process(pid, {3: ("/dev/dri/renderD128", client(AMD, pid)), 4: ("/dev/dri/renderD129", used)})
     host.kfd_process(workers[0], vram={777: 1 << 30}, queues={0: 777})
-    monkeypatch.setattr(context_holders, "DEADLINE_S", scaled(30))
+    monkeypatch.setattr(gpu_reader, "HOLDERS_DEADLINE_S", scaled(30))
     reader = GpuReader(command=[sys.executable, "-c", READER, str(host.proc), str(host.sys)])
     yield ContextHolders(reader)
     reader.close()

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from kinetod.gpus.gpu_activity import GpuActivity
-from kinetod.gpus.gpu_types import GpuProcess, LibraryState, Snapshot
+from kinetod.gpus.gpu_types import GpuActivity, GpuProcess, LibraryState, Snapshot
 from kinetod.gpus.nvml_gpm import NO_COUNTERS
 from support.machine.gpus import FakeGpus
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pynvml
 import pytest
-from kinetod.gpus.gpu_activity import NAMES, SHARES, GpuActivity, between
 from kinetod.gpus.gpu_reader import GpuReader
+from kinetod.gpus.gpu_types import NAMES, SHARES, GpuActivity, between
 from kinetod.gpus.nvml import Nvml
 from kinetod.gpus.nvml_gpm import IN_MIG_MODE, METRICS, NO_COUNTERS, NOT_ALLOWED, OFF, OLD_DRIVER, GpmCounter
 from support.machine.gpus import FakeGpus, fake_nvml

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from kineto_protos.plain import plain
 from kineto_protos.v1 import profiler_pb2 as pb
-from kinetod.base import webhook_signature
+from kinetod.base import http_headers
 from support.service.captures import capture, target
 
 DOCUMENT = Path(__file__).parents[4] / "docs/orchestration.md"
@@ -47,11 +47,11 @@ def test_the_command_notes_the_processes_that_were_not_recorded(tmp_path: Path) 
 def test_the_check_of_a_signature_takes_ours_and_no_other() -> None:
     verified = names(example("verify"))["verified"]
     secret, body, now = b"a secret of some length", ended(), int(time.time())
-    headers = webhook_signature.headers(secret, "c1", now, body)
+    headers = http_headers.signed_headers(secret, "c1", now, body)
     assert verified(headers, body, secret)
     assert not verified(headers, body + b" ", secret)
     assert not verified(headers, body, b"another secret, as long")
-    assert not verified(webhook_signature.headers(secret, "c1", now - 3600, body), body, secret)
+    assert not verified(http_headers.signed_headers(secret, "c1", now - 3600, body), body, secret)
 
 
 def test_the_watchdog_analyses_what_it_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Receivers that break off, hang or repeat what they must not: each is an answer with its status."""
 
+import base64
 import contextlib
 import socket
 import threading
@@ -65,3 +66,29 @@ def test_a_refusal_that_repeats_a_secret_is_cut_behind_it_and_not_within(before:
         answer = posted(url, TOKEN)
     assert "glc_" not in answer.text
     assert answer.text.startswith("answered 401 Because: ")
+
+
+@pytest.mark.parametrize(
+    ("said", "text", "again"),
+    [
+        (
+            b"HTTP/1.1 407 Not as %s\r\n\r\n",
+            "the proxy in https_proxy answered 407: set its user and password there, or name the host in no_proxy",
+            False,
+        ),
+        (
+            b"HTTP/1.1 502 Not as %s\r\n\r\n",
+            "the proxy in https_proxy answered 502: ask who runs it, or name the host in no_proxy",
+            True,
+        ),
+        (b"%s\r\n\r\n", "cannot be reached: (hidden)", True),
+    ],
+)
+def test_a_proxy_that_repeats_its_credentials_gets_them_into_no_message(
+    monkeypatch: pytest.MonkeyPatch, said: bytes, text: str, again: bool
+) -> None:
+    credentials = base64.b64encode(b"user:hunter2 secret")
+    with receiver(said % credentials) as proxy:
+        monkeypatch.setenv("https_proxy", proxy.replace("//", "//user:hunter2%20secret@"))
+        answer = posted("https://example.invalid/hook")
+    assert answer == ReceiverAnswer(text=text, again=again)

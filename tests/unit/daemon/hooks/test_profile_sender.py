@@ -12,7 +12,7 @@ import grpc
 import pytest
 from kineto_protos.pyroscope import push_pb2
 from kineto_trace.store.parquet_folder import save_columns
-from kinetod.config.profile_addresses import ProfileForm
+from kinetod.config.addresses import ProfileForm
 from kinetod.hooks import profile_sender
 from kinetod.hooks.http_post import ReceiverAnswer
 from kinetod.hooks.profile_payload import payload

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kinetod.base import webhook_signature
+from kinetod.base import http_headers
 from kinetod.hooks.http_post import ReceiverAnswer
 from kinetod.hooks.webhook_sender import Delivery, deliver, main
 from support.peers.certificates import Authority
@@ -54,15 +54,15 @@ def test_without_a_secret_there_is_no_signature(receiver: Receiver) -> None:
 
 
 def test_the_example_of_standard_webhooks_has_its_signature() -> None:
-    secret = webhook_signature.secret_in(b"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
-    found = webhook_signature.headers(secret, "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330, b'{"test": 2432232314}')
+    secret = http_headers.webhook_secret_in(b"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
+    found = http_headers.signed_headers(secret, "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330, b'{"test": 2432232314}')
     assert found["webhook-signature"] == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
 
 
 @pytest.mark.parametrize(("content", "problem"), [(b"short", "has 5 bytes"), (b"whsec_%%%", "no valid base64")])
 def test_a_secret_that_is_none_is_refused(receiver: Receiver, tmp_path: Path, content: bytes, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
-        webhook_signature.secret_in(content)
+        http_headers.webhook_secret_in(content)
     file = tmp_path / "secret"
     file.write_bytes(content)
     assert problem in deliver(delivery(receiver, file), b"{}", NOW).text

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from kinetod.attach.finding import Status
+from kinetod.attach.attach_types import Status
 from kinetod.host_checks import check_runner
 from kinetod.host_checks.check_protocol import CheckQuestion
 from kinetod.host_checks.check_runner import HostLooker, Looked
-from kinetod.profilers.profiler_scan import ProfilingTool, Scan
+from kinetod.profilers import ProfilingTool, Scan
 from support.waiting import scaled
 
 QUESTION = CheckQuestion(daemon_pid=os.getpid(), store="/", needed_bytes=0, helper=False)

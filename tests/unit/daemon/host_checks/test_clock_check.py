@@ -1,7 +1,7 @@
 """Whether this host's clock is right."""
 
 import pytest
-from kinetod.attach.finding import Status
+from kinetod.attach.attach_types import Status
 from kinetod.host_checks import clock_check
 from kinetod.host_checks.check_protocol import CheckQuestion
 from kinetod.host_checks.clock_check import Kernel, by_systemd, findings

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from kinetod.attach.finding import Finding, Status
+from kinetod.attach.attach_types import Finding, Status
 from kinetod.host_checks import driver_check
 from support.machine import native
 

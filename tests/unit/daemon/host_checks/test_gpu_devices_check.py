@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from kinetod.attach.finding import Finding, Status
+from kinetod.attach.attach_types import Finding, Status
 from kinetod.host_checks.gpu_devices_check import findings
 from support.accelerators.drm_host import DrmHost
 

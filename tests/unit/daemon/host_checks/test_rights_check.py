@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 import pytest
-from kinetod.attach.finding import Finding, Status
+from kinetod.attach.attach_types import Finding, Status
 from kinetod.attach.inspect.process_inspection import Seccomp
 from kinetod.host_checks.check_protocol import CheckQuestion
 from kinetod.host_checks.rights_check import Rights, findings, read

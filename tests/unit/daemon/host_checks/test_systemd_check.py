@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from kinetod.attach.finding import Status
+from kinetod.attach.attach_types import Status
 from kinetod.host_checks import systemd_check
 from kinetod.host_checks.check_protocol import CheckQuestion
 from support.waiting import scaled

@@ -3,6 +3,7 @@
 import errno
 import os
 import stat
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,10 +15,15 @@ FILE = "kinetod-c1-00_7.json"
 OTHER_UID = os.geteuid() + 4321
 
 
+def descriptors() -> list[Path]:
+    return sorted(Path("/proc/self/fd").iterdir())
+
+
 @pytest.fixture
 def outer(tmp_path: Path) -> Iterator[int]:
-    descriptor = os.open(tmp_path, os.O_PATH | os.O_DIRECTORY)
+    descriptor, before = os.open(tmp_path, os.O_PATH | os.O_DIRECTORY), descriptors()
     yield descriptor
+    assert descriptors() == before  # nothing is left open
     os.close(descriptor)
 
 
@@ -31,7 +37,9 @@ def test_an_access_list_lets_one_user_write_and_nobody_look(outer: int, tmp_path
     assert own_folder.until_s(name) == 1_800_000_000
     assert mode(tmp_path / name) == 0o1730
     listed = os.getxattr(tmp_path / name, "system.posix_acl_access")
-    assert OTHER_UID.to_bytes(4, "little") in listed
+    entries = list(struct.iter_unpack("<HHI", listed[4:]))  # kind, rights, uid
+    nobody = 0xFFFFFFFF
+    assert entries == [(1, 7, nobody), (2, 3, OTHER_UID), (4, 0, nobody), (16, 3, nobody), (32, 0, nobody)]
 
 
 def test_without_lists_everybody_may_write_and_nobody_list(
@@ -67,6 +75,23 @@ def test_a_folder_is_opened_again_and_removed_once(outer: int, tmp_path: Path) -
 def test_what_has_no_name_of_ours_is_not_opened(outer: int, name: str) -> None:
     with pytest.raises(own_folder.NotOurs):
         own_folder.reopen(outer, name)
+
+
+def test_what_is_mounted_in_the_place_of_ours_is_not_opened(outer: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, descriptor = own_folder.make(outer, OTHER_UID, 1)
+    os.close(descriptor)
+    monkeypatch.setattr(own_folder, "mount_id", lambda opened: opened)
+    with pytest.raises(own_folder.NotOurs, match=f"{name} is not a folder of kinetod's"):
+        own_folder.reopen(outer, name)
+
+
+def test_a_folder_that_cannot_be_finished_is_removed(
+    outer: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="cannot"):
+        patch.setattr(os, "fchmod", lambda *_: (_ for _ in ()).throw(OSError("cannot")))
+        own_folder.make(outer, OTHER_UID, 1)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_that_is_not_finished_is_not_opened_again(outer: int, tmp_path: Path) -> None:

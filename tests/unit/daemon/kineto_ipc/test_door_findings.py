@@ -2,7 +2,7 @@ from collections.abc import Mapping
 
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
-from kinetod.attach.finding import Finding, Status
+from kinetod.attach.attach_types import Finding, Status
 from kinetod.kineto_ipc.door_findings import ABSTRACT, DoorState, KinetoStart, of_host, of_process
 
 OWN, INSIDE, OTHER = 4026531840, 4026532555, 4026532999

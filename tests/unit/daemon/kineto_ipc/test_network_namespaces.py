@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from kinetod.kineto_ipc import namespace_upkeep, network_namespaces, poll_thread
+from kinetod.kineto_ipc import network_namespaces, poll_door
 from kinetod.kineto_ipc.network_namespaces import NamespacesSeen, inhabited, open_in, own_namespace
 from kinetod.kineto_ipc.poll_door import PollDoor
 from kinetod.processes.identity import ProcessKey
@@ -38,7 +38,7 @@ sys.stdin.read()
 @pytest.fixture(autouse=True)
 def no_poll_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long the thread that answers has not run."""
-    monkeypatch.setattr(poll_thread, "LATE_NS", 10**12)
+    monkeypatch.setattr(poll_door, "LATE_NS", 10**12)
 
 
 @pytest.fixture
@@ -156,7 +156,7 @@ def test_namespaces_are_left_alone_if_nobody_can_say_whether_they_are_needed(mon
             await soon(lambda: not door.state().namespaces, "the namespace is left alone")
             await door.stop()
 
-    monkeypatch.setattr(namespace_upkeep, "MOST_FAILURES", 2)
+    monkeypatch.setattr(poll_door, "MOST_FAILURES", 2)
     asyncio.run(run())
 
 

@@ -5,6 +5,8 @@ import gc
 import os
 import socket
 import stat
+import struct
+import subprocess
 import tempfile
 import time
 import uuid
@@ -14,20 +16,21 @@ from typing import Any
 
 import pytest
 from kinetod.base import metrics
-from kinetod.kineto_ipc import poll_thread
+from kinetod.kineto_ipc import poll_door
 from kinetod.kineto_ipc.door_findings import ABSTRACT
 from kinetod.kineto_ipc.poll_door import PollDoor
 from kinetod.kineto_ipc.poll_sockets import AbstractSocket, bound_socket
-from kinetod.kineto_ipc.polling_process import OfferEvent
+from kinetod.kineto_ipc.poller_registry import OfferEvent
 from support.peers import libkineto
 from support.peers.libkineto import BUSY, Libkineto
+from support.service.calls_as import plain_python
 from support.waiting import soon
 
 
 @pytest.fixture(autouse=True)
 def no_poll_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long the thread that answers has not run."""
-    monkeypatch.setattr(poll_thread, "LATE_NS", 10**12)
+    monkeypatch.setattr(poll_door, "LATE_NS", 10**12)
 
 
 @pytest.fixture
@@ -97,7 +100,7 @@ def test_an_offer_goes_to_the_process_and_its_fate_comes_back(name: bytes) -> No
 def test_a_poll_that_is_read_late_gets_no_answer_which_would_be_read_as_the_next_one(
     name: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(poll_thread, "LATE_NS", -1)
+    monkeypatch.setattr(poll_door, "LATE_NS", -1)
     before = dropped("late")
 
     async def test(door: PollDoor) -> None:
@@ -107,7 +110,7 @@ def test_a_poll_that_is_read_late_gets_no_answer_which_would_be_read_as_the_next
         found.offer(b"A=1\n", lambda _event: None)
         client.send(libkineto.poll())
         await soon(lambda: dropped("late") == before + 2, "both are dropped")
-        monkeypatch.setattr(poll_thread, "LATE_NS", 10**12)
+        monkeypatch.setattr(poll_door, "LATE_NS", 10**12)
         assert await asyncio.to_thread(client.poll) == "A=1\n"
         client.close()
 
@@ -351,6 +354,54 @@ def test_a_socket_of_another_user_gets_no_answer(name: bytes, folder: Path) -> N
     with_door(test, name, [folder])
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to act as other users")
+def test_credentials_that_do_not_fit_their_process_get_nothing_that_was_meant_for_it(name: bytes) -> None:
+    """Whoever has the right to (root of a container may have it) says who sent a datagram; the kernel looks at no more
+    than whether it may say so.
+    """
+
+    async def test(door: PollDoor) -> None:
+        owner, forger = Libkineto(daemon=name), Libkineto(daemon=name)
+        assert await asyncio.to_thread(owner.poll) == ""
+        await soon(lambda: door.processes.all(), "the process is known")
+        (process,) = door.processes.all()
+        process.offer(b"CONFIGURATION", lambda _event: None)
+        before = dropped("unidentified")
+        for pid, uid in ((os.getpid(), 61001), (other.pid, 0), (other.pid, 61002)):
+            said = struct.pack("iII", pid, uid, uid)
+            credentials = [(socket.SOL_SOCKET, socket.SCM_CREDENTIALS, said)]
+            forger.sock.sendmsg([libkineto.poll(pids=[pid])], credentials, 0, name)
+        await soon(lambda: dropped("unidentified") == before + 3, "the datagrams are dropped")
+        assert [each.key.pid for each in door.processes.all()] == [os.getpid()]
+        assert await asyncio.to_thread(owner.poll) == "CONFIGURATION"
+        assert b"CONFIGURATION" not in (forger.receive(0.01) or b"")
+        owner.close()
+        forger.close()
+
+    with subprocess.Popen(["/bin/sleep", "1000"], user=61001, group=61001, extra_groups=[]) as other:
+        try:
+            with_door(test, name)
+        finally:
+            other.kill()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to act as other users")
+def test_the_kernel_lets_nobody_else_claim_another_process(name: bytes) -> None:
+    script = (
+        "import os, socket, struct; s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)\n"
+        "for said in ((os.getppid(), 61001, 61001), (os.getpid(), 0, 0)):\n"
+        "    try: s.sendmsg([b'x'], [(1, socket.SCM_CREDENTIALS, struct.pack('iII', *said))], 0, bytes.fromhex(%r))\n"
+        "    except PermissionError: print('refused')\n"
+    )
+
+    async def test(_door: PollDoor) -> None:
+        words = [*plain_python(61001), "-c", script % name.hex()]
+        done = await asyncio.to_thread(subprocess.run, words, capture_output=True, text=True, check=True)
+        assert done.stdout == "refused\nrefused\n"
+
+    with_door(test, name)
+
+
 def test_descriptors_that_come_with_a_datagram_are_not_taken(name: bytes) -> None:
     async def test(door: PollDoor) -> None:
         client = Libkineto(daemon=name)
@@ -358,7 +409,10 @@ def test_descriptors_that_come_with_a_datagram_are_not_taken(name: bytes) -> Non
         before = len(list(Path("/proc/self/fd").iterdir()))
         ends = os.pipe()
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [ends[1]] * 20))]
-        client.sock.sendmsg([libkineto.poll(pids=[1])], rights, 0, name)
+        try:
+            client.sock.sendmsg([libkineto.poll(pids=[1])], rights, 0, name)
+        except PermissionError:  # from Linux 6.16 on
+            client.sock.sendto(libkineto.poll(pids=[1]), name)
         assert await asyncio.to_thread(client.receive) is not None
         for end in ends:
             os.close(end)

@@ -9,8 +9,7 @@ from typing import TypeVar
 
 import pytest
 from kinetod.kubernetes.api_server import THREADS, ApiError, ApiServer, address_in
-from kinetod.kubernetes.node_pods import NodePods
-from kinetod.kubernetes.token_reviews import Reviews, User
+from kinetod.kubernetes.token_reviews import NodePods, Reviews, User
 from support.peers import api_server as fake
 from support.peers.certificates import Authority
 from support.peers.dripping import BODY, HANDSHAKE, HEAD, dripping

@@ -6,8 +6,15 @@ from pathlib import Path
 
 import pytest
 from kinetod.kubernetes.api_server import ApiError
-from kinetod.kubernetes.pod_names import Held, KubeletGpuHolders, PodNames, matched, uuids_by_minor
-from kinetod.kubernetes.pod_resources import ContainerRef, KubeletError
+from kinetod.kubernetes.pod_names import (
+    ContainerRef,
+    Held,
+    KubeletError,
+    KubeletGpuHolders,
+    PodNames,
+    matched,
+    uuids_by_minor,
+)
 from kinetod.processes.containers import Container, Names
 from kinetod.processes.identity import ProcessKey
 from kinetod.processes.process_info import ProcessFacts

@@ -1,3 +1,5 @@
+import contextlib
+
 import pytest
 from kinetod.base.errors import Exhausted, Reason
 from kinetod.permissions.caller_limits import MAX_CALLERS, Full, RequestRate, Shares, check_captures, check_stored, full
@@ -96,6 +98,26 @@ def test_what_is_held_counts_until_its_end_and_a_refusal_names_the_setting() -> 
     assert not calls._held
 
 
+def test_the_end_of_one_of_several_leaves_the_others_counted() -> None:
+    calls = shares(own=2, in_all=8)
+    with calls.one("uid 1", "ada", admin=False):
+        for _ in range(2):
+            with calls.one("uid 1", "ada", admin=False), pytest.raises(Exhausted, match="already has 2 calls"):
+                calls.one("uid 1", "ada", admin=False).__enter__()
+
+
+def test_who_is_late_is_told_after_how_many_milliseconds_to_ask_again() -> None:
+    now = [0.0]
+    rate = RequestRate(lambda: 10, clock=lambda: now[0])
+    with pytest.raises(Exhausted) as info:
+        while True:
+            rate.take("uid 1", "ada")
+    wait_ms = int(info.value.metadata["retry_after_ms"])
+    assert wait_ms - 1 <= rate.late_s("uid 1") * 1000 < wait_ms <= 101
+    now[0] += wait_ms / 1000
+    rate.take("uid 1", "ada")
+
+
 def test_when_all_together_have_too_many_the_message_says_so() -> None:
     calls = shares(own=4, in_all=1)
     with (
@@ -114,6 +136,13 @@ def test_captures_of_one_user_are_counted_but_not_an_administrators() -> None:
     check_captures(caller(), 0, 16, most_own=2, most=16)
     with pytest.raises(Exhausted, match=r"16 captures are running, the limit of this daemon"):
         check_captures(caller(), 1, 16, most_own=2, most=16)
+
+
+@pytest.mark.parametrize(("stored", "quota", "is_full"), [(1, 2, False), (2, 2, True), (3, 2, True), (3, 0, False)])
+def test_a_quota_is_full_once_it_is_reached_and_0_is_none(stored: int, quota: int, is_full: bool) -> None:
+    with pytest.raises(Exhausted) if is_full else contextlib.nullcontext():
+        check_stored(caller(), stored, quota)
+    check_stored(caller(roles={Role.ADMIN}), stored, quota)
 
 
 def test_a_quota_is_refused_with_both_figures() -> None:

@@ -78,13 +78,18 @@ def test_a_role_is_one_of_four() -> None:
 
 def test_names_of_certificates_have_a_kind() -> None:
     grant = parse_grant("viewer")
-    names = dict.fromkeys(("URI:spiffe://a/b", "DNS:x", "CN:y", "y", "CN:", "EMAIL:a@b"), grant)
-    assert list(wrong_names(names)) == ["y", "CN:", "EMAIL:a@b"]
+    names = dict.fromkeys(("URI:spiffe://a/b", "DNS:x", "CN:y", "y", "CN:", "CN", "EMAIL:a@b"), grant)
+    assert list(wrong_names(names)) == ["y", "CN:", "CN", "EMAIL:a@b"]
 
 
 def test_the_names_of_a_certificate_come_in_the_order_in_which_they_count() -> None:
     auth = {"x509_common_name": [b"ada"], "peer_dns": [b"one", b"two"], "peer_uri": [b"spiffe://a/b"], "other": [b"x"]}
     assert certificate_names(auth) == ["URI:spiffe://a/b", "DNS:one", "DNS:two"]
+
+
+@pytest.mark.parametrize("kind", ["peer_uri", "peer_dns"])
+def test_a_common_name_does_not_count_beside_another(kind: str) -> None:
+    assert certificate_names({"x509_common_name": [b"ada"], kind: [b"x"]}) == [f"{kind[5:].upper()}:x"]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,10 @@ from kinetod.permissions.role_policy import (
     GRANTS,
     Action,
     Relation,
+    Resource,
     Role,
-    Thing,
+    Via,
+    listed,
     may,
     may_at_all,
     needed,
@@ -23,18 +26,18 @@ from support.service.callers import caller
 DOCUMENT = (Path(__file__).parents[4] / "docs/access.md").read_text()
 ME, OTHER = 1000, 2000
 THINGS = {
-    "mine": Thing(uid=ME),
-    "mine, not plain": Thing(uid=ME, plain=False),
-    "another's": Thing(uid=OTHER),
-    "another's in my job": Thing(uid=OTHER, job="77"),
-    "another's in my job, not plain": Thing(uid=OTHER, job="77", plain=False),
-    "root's in my job": Thing(uid=0, job="77"),
-    "in another job": Thing(uid=OTHER, job="78"),
-    "in my pod": Thing(uid=OTHER, pod="uid-1"),
-    "root's in my pod": Thing(uid=0, pod="uid-1"),
-    "in my pod, not plain": Thing(uid=OTHER, pod="uid-1", plain=False),
-    "in another pod": Thing(uid=OTHER, pod="uid-2"),
-    "nobody's": Thing(uid=None),
+    "mine": Resource(uid=ME),
+    "mine, not plain": Resource(uid=ME, plain=False),
+    "another's": Resource(uid=OTHER),
+    "another's in my job": Resource(uid=OTHER, job="77"),
+    "another's in my job, not plain": Resource(uid=OTHER, job="77", plain=False),
+    "root's in my job": Resource(uid=0, job="77"),
+    "in another job": Resource(uid=OTHER, job="78"),
+    "in my pod": Resource(uid=OTHER, pod="uid-1"),
+    "root's in my pod": Resource(uid=0, pod="uid-1"),
+    "in my pod, not plain": Resource(uid=OTHER, pod="uid-1", plain=False),
+    "in another pod": Resource(uid=OTHER, pod="uid-2"),
+    "nobody's": Resource(uid=None),
 }
 EVERYTHING = set(THINGS)
 MINE = {"mine", "mine, not plain"}
@@ -67,7 +70,7 @@ ALLOWED: dict[tuple[Role, Action], set[str]] = {
 @pytest.mark.parametrize("roles", [set(some) for size in range(6) for some in itertools.combinations(Role, size)])
 def test_roles_may_do_what_each_of_them_may_do_and_nothing_else(roles: set[Role], action: Action) -> None:
     who = caller(ME, roles, jobs=frozenset({"77"}), pods=frozenset({"uid-1"}))
-    allowed = {name for name, thing in THINGS.items() if may(who, action, thing)}
+    allowed = {name for name, resource in THINGS.items() if may(who, action, resource)}
     assert allowed == set().union(*(ALLOWED.get((role, action), set()) for role in roles))
     assert may_at_all(who, action) == any((role, action) in ALLOWED for role in roles)
     assert sees_all(who, action) == (allowed == EVERYTHING)
@@ -76,11 +79,16 @@ def test_roles_may_do_what_each_of_them_may_do_and_nothing_else(roles: set[Role]
 @pytest.mark.parametrize("action", list(Action))
 def test_a_certificate_without_a_user_owns_nothing(action: Action) -> None:
     who = caller(None, {Role.OWN, Role.JOBS})
-    assert not any(may(who, action, thing) for thing in THINGS.values()) or action is Action.SEE_HOST
+    assert not any(may(who, action, resource) for resource in THINGS.values()) or action is Action.SEE_HOST
 
 
 def test_a_job_that_is_not_the_callers_gives_nothing() -> None:
     assert not may(caller(ME, {Role.JOBS}), Action.TRACE, THINGS["another's in my job"])
+
+
+def test_what_is_in_no_job_and_no_pod_is_in_none_of_the_callers() -> None:
+    who = replace(caller(ME, {Role.JOBS, Role.PODS}), jobs=frozenset({""}), pods=frozenset({""}))
+    assert not may(who, Action.TRACE, THINGS["another's"])
 
 
 def test_every_call_of_the_interface_has_a_rule() -> None:
@@ -100,3 +108,14 @@ def test_the_document_has_the_same_table() -> None:
     }
     assert rows == expected
     assert str(Relation.ANY) == "any"
+
+
+def test_a_caller_is_named_by_what_it_was_known_by() -> None:
+    web = caller(990, name="CN:web")
+    assert str(caller()) == "user1000 (uid 1000)"
+    assert str(caller(name="CN:ada")) == "user1000 (uid 1000), certificate CN:ada"
+    assert str(caller(None, name="CN:robot")) == "the certificate CN:robot"
+    assert str(caller(proxy=web)) == "user1000 (uid 1000) through user990 (uid 990), certificate CN:web"
+    assert str(replace(caller(None), user="ada@x", via=Via.KUBERNETES)) == "the Kubernetes user ada@x"
+    assert (caller().key, caller(None, name="CN:robot").key) == ("uid 1000", "certificate CN:robot")
+    assert (listed({Role.OWN, Role.ADMIN}), listed(())) == ("admin, own", "none")

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import pytest
 from kineto_agent.protocol.plugin_bundle import PLUGIN_API
 from kineto_agent.sources import registry
-from kineto_agent.sources.plugins import namespace
-from kinetod.config.plugin_names import PLUGIN_NAME
+from kineto_agent.sources.plugins import guarded_source
+from kinetod.config.value_kinds import PLUGIN_NAME
 from kinetod.plugins.accelerator import BUILT_IN, Accelerator, Signs, check, may_import, to_plain
 from support.agent.plugins import GOOD, toy_schema
 from support.service.plugin_sources import accelerator
@@ -65,7 +65,7 @@ def test_what_agents_cannot_use_is_refused(value: Any, problem: str) -> None:
     assert problem in str(caught.value)
 
 
-@pytest.mark.parametrize("allowed", [may_import, namespace.may_import])
+@pytest.mark.parametrize("allowed", [may_import, guarded_source.may_import])
 def test_the_daemon_and_the_agent_allow_the_same_imports(allowed: Callable[[str], bool]) -> None:
     names = ["os", "os.path", "ctypes", "_thread", "numpy", "torch.cuda", "kineto_agent", "kineto_agent.control.link"]
     assert [name for name in (*names, *PLUGIN_API) if allowed(name)] == [

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from kinetod.agents import proxy_agent
 from kinetod.attach.inspect import target_image
-from kinetod.processes import batch_jobs
+from kinetod.processes import process_info
+from kinetod.processes.budgets import _head
 from kinetod.processes.containers import pod_in, read_cgroups
 from kinetod.processes.identity import ProcessKey, identity_of, start_time_ns
 from kinetod.processes.proc_folder import lines
-from kinetod.processes.task_limits import _head
 
 ENDS = ("\r", "\v", "\f", "\x1c", "\x1e", "\x85", "\u2028", "\u2029")  # of lines, for str.splitlines
 POD = "8f2c1d3e-1111-2222-3333-123456789012"
@@ -36,13 +36,13 @@ def process(proc: Path, *, name: str = "python3", cgroup: str = OWN_GROUP) -> Pa
 
 def test_a_folder_of_a_delegated_control_group_is_no_job(tmp_path: Path, end: str) -> None:
     process(tmp_path, cgroup=f"{OWN_GROUP}{end}0::/system.slice/slurmstepd.scope/job_42/step_0")
-    assert batch_jobs.job_of(PID, tmp_path) is None
-    assert batch_jobs.jobs_of(os.geteuid(), tmp_path) == frozenset()
+    assert process_info.job_of(PID, tmp_path) is None
+    assert process_info.jobs_of(os.geteuid(), tmp_path) == frozenset()
 
 
 def test_nor_does_it_make_anybody_the_owner_of_one(tmp_path: Path, end: str) -> None:
     process(tmp_path, cgroup=f"{OWN_GROUP}{end}4:memory:/slurm/uid_{os.geteuid()}/job_42/step_0")
-    assert batch_jobs.jobs_of(os.geteuid(), tmp_path) == frozenset()
+    assert process_info.jobs_of(os.geteuid(), tmp_path) == frozenset()
 
 
 def test_it_is_no_pod(tmp_path: Path, end: str) -> None:
@@ -78,4 +78,4 @@ def test_a_process_whose_status_says_no_user_owns_no_job_and_hides_no_other(tmp_
     for name in ("stat", "status", "cgroup"):
         (other / name).write_bytes((folder / name).read_bytes())
     (folder / "status").write_bytes(b"Name:\tpython3\n")
-    assert batch_jobs.jobs_of(os.geteuid(), tmp_path) == (frozenset({"42"}) if os.geteuid() else frozenset())
+    assert process_info.jobs_of(os.geteuid(), tmp_path) == (frozenset({"42"}) if os.geteuid() else frozenset())

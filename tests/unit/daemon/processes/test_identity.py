@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from kinetod.processes import identity as identities
 from kinetod.processes.identity import Identity, ProcessKey, Unidentified, how_it_ended, identify, start_time_ns
+from support.service import subjects
 from support.waiting import scaled
 
 CONNECT = """
@@ -67,6 +68,22 @@ def test_the_end_of_a_peer_is_noticed_and_explained(
     identity.close()
 
 
+def test_what_is_closed_twice_closes_no_descriptor_that_has_got_the_number(
+    peer: tuple[socket.socket, "subprocess.Popen[bytes]"],
+) -> None:
+    identity = identify(peer[0])
+    number = identity.pidfd
+    assert number is not None
+    identity.close()
+    other = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(other, number)
+    identity.close()
+    assert os.fstat(number).st_rdev == os.fstat(other).st_rdev
+    assert identity.pidfd is None
+    for each in {number, other}:
+        os.close(each)
+
+
 def test_a_peer_that_is_waited_for_between_two_looks_is_known_to_have_ended_so(
     peer: tuple[socket.socket, "subprocess.Popen[bytes]"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,6 +108,11 @@ def test_a_peer_that_is_gone_is_not_identified(peer: tuple[socket.socket, "subpr
     process.wait()
     with pytest.raises(Unidentified):
         identify(sock)
+
+
+def test_a_process_whose_main_thread_alone_has_ended_is_alive() -> None:
+    with subjects.without_main_thread() as pid:
+        assert Identity(ProcessKey(pid, start_time_ns(pid)), 0, 0, None).alive()
 
 
 def test_a_reused_pid_is_another_process() -> None:

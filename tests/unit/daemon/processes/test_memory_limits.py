@@ -4,7 +4,15 @@ import resource
 from pathlib import Path
 
 import pytest
-from kinetod.processes.memory_limits import MemoryWatch, address_room, data_room, file_room, memory_room, stack_bytes
+from kinetod.processes.memory_limits import (
+    MemoryWatch,
+    address_room,
+    data_room,
+    file_room,
+    locked_room,
+    memory_room,
+    stack_bytes,
+)
 from support.machine import cgroups
 from support.machine.cgroups import MIB, Written
 from support.service import subjects
@@ -17,7 +25,7 @@ LIMITS = "Limit                     Soft Limit           Hard Limit           Un
 def left(made: Written) -> tuple[int, str]:
     room = memory_room(7, made.proc)
     assert room is not None
-    return room.left_bytes // MIB, room.limit
+    return room.left // MIB, room.limit
 
 
 def test_what_the_kernel_takes_back_counts_as_left(tmp_path: Path) -> None:
@@ -68,7 +76,7 @@ def test_a_watch_tells_as_soon_as_less_is_left(tmp_path: Path) -> None:
     made.group("jobs/one", {"memory.current": 505 * MIB})
     room = watch.less_than(12 * MIB)
     assert room is not None
-    assert room.left_bytes == 8 * MIB
+    assert room.left == 8 * MIB
     assert watch.less_than(8 * MIB) is None  # cached pages count
 
 
@@ -80,8 +88,21 @@ def test_limits_of_the_address_space(tmp_path: Path) -> None:
     addresses, data = address_room(7, tmp_path), data_room(7, tmp_path)
     assert addresses is not None
     assert data is not None
-    assert (addresses.left_bytes, data.left_bytes, stack_bytes(7, tmp_path)) == (10 * MIB, 30 * MIB, MIB)
+    assert (addresses.left, data.left, stack_bytes(7, tmp_path)) == (10 * MIB, 30 * MIB, MIB)
     assert str(addresses) == "10 MiB are left below its limit RLIMIT_AS of 100 MiB"
+
+
+@pytest.mark.parametrize(
+    ("locked", "capabilities", "room"),
+    [(40, "0", 24 * 1024), (0, "0", None), (40, "4000", None), (40, "nobody", 24 * 1024)],
+)
+def test_the_limit_of_locked_memory_holds_for_who_locks_it_unprivileged(
+    tmp_path: Path, locked: int, capabilities: str, room: int | None
+) -> None:
+    Written.write(tmp_path / "7/limits", f"{LIMITS}{'Max locked memory':26}{64 * 1024:<21}unlimited            bytes\n")
+    Written.write(tmp_path / "7/status", f"CapEff:\t{capabilities}\nVmLck:\t{locked} kB\n")
+    found = locked_room(7, tmp_path)
+    assert (found.left if found is not None else None) == room
 
 
 def test_a_process_without_limits_has_none() -> None:
@@ -96,5 +117,5 @@ def test_a_real_group_of_version_1() -> None:
         group.write("memory.limit_in_bytes", group.number("memory.usage_in_bytes") + 30 * MIB)
         room = memory_room(pid)
         assert room is not None
-        assert room.left_bytes == pytest.approx(30 * MIB, abs=2 * MIB)
+        assert room.left == pytest.approx(30 * MIB, abs=2 * MIB)
         assert room.limit.endswith(f"of the control group /{group.folder.name}")

@@ -3,13 +3,27 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kinetod.processes import process_info
+from kinetod.processes.identity import ProcessKey
 from kinetod.processes.proc_folder import ProcessFolder
-from kinetod.processes.process_info import foreign_pids, open_gpus, read_facts
+from kinetod.processes.process_info import (
+    Family,
+    Job,
+    foreign_pids,
+    job_in,
+    jobs_of,
+    open_gpus,
+    owned_by,
+    read_facts,
+    step_in,
+    with_descendants,
+)
 from support.service.calls_as import plain_python
 from support.service.daemon import as_user
+from support.waiting import until
 
 SLEEP = "import sys; print(flush=True); sys.stdin.read()"
 
@@ -21,6 +35,25 @@ def test_this_process_is_read() -> None:
     assert facts.uid == os.geteuid()
     assert facts.is_python
     assert facts.command
+
+
+def test_a_command_line_is_told_of_the_program_whose_rights_were_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen(["sh", "-c", "read line; exec sleep 1000"], stdin=subprocess.PIPE) as process:
+        folder, read_rights = Path(f"/proc/{process.pid}"), process_info._read_with_rights
+        until(lambda: (folder / "comm").read_text() == "sh\n", "the shell runs")
+
+        def read_later(*arguments: Any, **more: Any) -> Any:
+            assert process.stdin is not None
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+            until(lambda: (folder / "comm").read_text() == "sleep\n", "it has become sleep")
+            return read_rights(*arguments, **more)
+
+        monkeypatch.setattr(process_info, "_read_with_rights", read_later)
+        facts = read_facts(process.pid)
+        process.kill()
+    assert facts is not None
+    assert facts.command == ("(changing)",)
 
 
 @pytest.mark.parametrize(
@@ -162,3 +195,123 @@ def test_a_process_that_has_mounted_over_proc_fakes_nothing() -> None:
         process.kill()
     assert facts is not None and own is not None
     assert (facts.uid, facts.pod, facts.command[0]) == (64123, own.pod, sys.executable)
+
+
+def put(proc: Path, pid: int, parent: int, ticks: int) -> None:
+    (proc / str(pid)).mkdir()
+    (proc / str(pid) / "stat").write_text(f"{pid} (a) b (c) S {parent} {' '.join(['0'] * 17)} {ticks} 0 0\n")
+
+
+def test_ancestors_go_up_to_the_first_process(tmp_path: Path) -> None:
+    for pid, parent in ((1, 0), (20, 1), (30, 20), (40, 30)):
+        put(tmp_path, pid, parent, pid)
+    family = Family(tmp_path)
+    assert family.ancestors(40) == (30, 20, 1)
+    assert family.ancestors(1) == ()
+    assert family.ancestors(99) == ()
+
+
+def test_a_parent_that_started_later_is_another_process(tmp_path: Path) -> None:
+    for pid, parent, ticks in ((1, 0, 1), (20, 1, 900), (30, 20, 300)):
+        put(tmp_path, pid, parent, ticks)
+    assert Family(tmp_path).ancestors(30) == ()
+    assert with_descendants({20}, tmp_path) == {20}
+    assert with_descendants({1}, tmp_path) == {1, 20}
+
+
+def test_what_was_read_while_pids_changed_hands_ends(tmp_path: Path) -> None:
+    put(tmp_path, 20, 30, 5)
+    put(tmp_path, 30, 20, 5)
+    assert Family(tmp_path).ancestors(20) == (30,)
+
+
+def test_very_long_lines_are_followed_for_some_generations() -> None:
+    family = Family()
+    for pid in range(2, 5000):
+        family.add(ProcessKey(pid, pid), pid - 1)
+    assert family.ancestors(4999) == tuple(range(4998, 4898, -1))
+
+
+def test_what_is_known_is_not_read(tmp_path: Path) -> None:
+    family = Family(tmp_path)
+    family.add(ProcessKey(40, 9), 30)
+    family.add(ProcessKey(30, 8), 20)
+    assert family.ancestors(40) == (30,)
+
+
+def test_descendants_are_found_in_other_sessions_too() -> None:
+    grandchild = "import subprocess, sys; subprocess.run([sys.executable, '-c', {!r}], start_new_session=True)"
+    program = "import os; print(os.getpid(), flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", grandchild.format(program)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdin is not None and child.stdout is not None
+        grandchild_pid = int(child.stdout.readline())
+        found = with_descendants({child.pid})
+        child.stdin.close()
+    assert found == {child.pid, grandchild_pid}
+    assert os.getpid() not in found
+
+
+STEP = "/system.slice/slurmstepd.scope/job_77/step_0/user/task_0"
+
+
+@pytest.mark.parametrize(
+    ("cgroups", "job"),
+    [
+        (f"0::{STEP}\n", Job("77", None)),
+        ("0::/system.slice/node1_slurmstepd.scope/job_77/step_extern\n", Job("77", None)),
+        ("9:name=systemd:/\n4:memory:/slurm/uid_1000/job_77/step_0\n0::/\n", Job("77", 1000)),
+        ("4:memory:/slurm_node-1/uid_1000/job_77\n", Job("77", 1000)),
+        ("0::/user.slice/user-1000.slice/user@1000.service/system.slice/slurmstepd.scope/job_77/step_0\n", None),
+        ("0::/user.slice/slurm/uid_1000/job_77\n", None),
+        ("0::/../../system.slice/slurmstepd.scope/job_77/step_0\n", None),
+        ("0::/system.slice/slurmstepd.scope/job_77x/step_0\n", None),
+        (f"0::{STEP}/job_78\n", Job("77", None)),
+        ("", None),
+    ],
+)
+def test_a_job_is_a_place_that_only_slurm_can_make(cgroups: str, job: Job | None) -> None:
+    assert job_in(cgroups) == job
+
+
+@pytest.mark.parametrize(
+    ("cgroups", "step"),
+    [
+        (f"0::{STEP}\n", "0"),
+        ("0::/system.slice/slurmstepd.scope/job_77/step_batch/user/task_0\n", "batch"),
+        ("4:memory:/slurm/uid_1000/job_77/step_3+1/task_2\n0::/\n", "3+1"),
+        ("9:cpuset:/slurm/uid_1000/job_77\n4:memory:/slurm/uid_1000/job_77/step_extern\n", "extern"),
+        ("0::/system.slice/slurmstepd.scope/job_77\n", ""),
+        ("0::/user.slice/system.slice/slurmstepd.scope/job_77/step_0\n", ""),
+        ("", ""),
+    ],
+)
+def test_the_step_is_the_folder_below_the_job(cgroups: str, step: str) -> None:
+    assert step_in(cgroups) == step
+
+
+def test_a_job_belongs_to_the_user_of_its_oldest_process_that_is_not_roots() -> None:
+    members = [(Job("77", None), 0, 1), (Job("77", None), 1000, 2), (Job("77", None), 2000, 3)]
+    assert owned_by(1000, members) == {"77"}
+    assert owned_by(2000, members) == frozenset()
+    assert owned_by(0, members) == frozenset()
+
+
+def test_the_uid_in_the_path_counts_more_than_processes() -> None:
+    members = [(Job("77", 1000), 2000, 1), (Job("78", 2000), 1000, 1)]
+    assert owned_by(1000, members) == {"77"}
+
+
+def test_the_jobs_of_a_host_are_read_from_its_processes(tmp_path: Path) -> None:
+    for pid, uid, start in ((10, 0, 100), (11, 1000, 200), (12, 2000, 300)):
+        folder = tmp_path / str(pid)
+        folder.mkdir()
+        (folder / "cgroup").write_text(f"0::{STEP}\n")
+        (folder / "stat").write_text(f"{pid} (a (b) c) S " + " ".join(["0"] * 18) + f" {start} 0\n")
+        (folder / "status").write_text(f"Name:\tx\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n")
+    (tmp_path / "13").mkdir()
+    (tmp_path / "self").mkdir()
+    assert jobs_of(1000, tmp_path) == {"77"}
+    assert jobs_of(2000, tmp_path) == frozenset()
+    assert jobs_of(os.getuid() + 12345) == frozenset()

@@ -1,13 +1,16 @@
 """WatchCounters and ListCounters: who may watch which GPU, and what they get."""
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from typing import Any, cast
 
+import numpy as np
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.spool.counter_samples import row_type
 from kinetod.base.errors import InvalidRequest, KinetodError, NotFound, NotPermitted, Precondition, Reason
 from kinetod.captures.counters.capture_counters import CounterSource
 from kinetod.captures.counters.gpu_access import GpuAccess
@@ -17,7 +20,7 @@ from kinetod.counters.interface import CounterCode, CounterError, Sampling
 from kinetod.counters.sampler_server import SamplerService
 from kinetod.permissions.role_policy import Caller, Role, Via
 from kinetod.rpc import watch_counters
-from kinetod.rpc.watch_counters import CounterWatcher
+from kinetod.rpc.watch_counters import CounterWatcher, SampleMeans
 from support.counters.in_process import InProcess
 from support.counters.memory_backend import MemoryBackend
 from support.counters.shared_gpus import SharedGpus
@@ -209,3 +212,28 @@ def test_the_list_has_gpus_sets_and_on_request_metrics() -> None:
         assert with_metrics.gpus[0].base_metrics[0].startswith("metric_0000")
 
     run(gpus_with(), body)
+
+
+def rows(*samples: tuple[int, int, tuple[float, float]]) -> np.ndarray:
+    return np.array([*samples], dtype=row_type(2))
+
+
+def test_a_long_sample_counts_for_more_than_a_short_one() -> None:
+    found = SampleMeans(2)
+    found.add(rows((100, 130, (10, 1)), (130, 140, (50, 2))))
+    found.add(rows((140, 150, (50, 3))))
+    assert found.means() == [26.0, 1.6]
+    assert found.maxima() == [50.0, 3.0]
+    assert (found.start_ns, found.end_ns, found.samples) == (100, 150, 3)
+
+
+def test_a_sample_without_a_value_counts_for_the_other_metrics_only() -> None:
+    found = SampleMeans(2)
+    found.add(rows((0, 10, (math.nan, 1)), (10, 20, (math.inf, 3)), (20, 30, (5, 5))))
+    assert found.means() == [5.0, 3.0] and found.maxima() == [5.0, 5.0]
+
+
+def test_no_samples_have_no_mean() -> None:
+    found = SampleMeans(2)
+    found.add(rows()[:0])
+    assert all(map(math.isnan, [*found.means(), *found.maxima()])) and found.samples == 0

@@ -30,6 +30,9 @@ def serve(descriptor):
             try:
                 if word == "connect":
                     socket.socket(socket.AF_UNIX).connect(path)
+                elif word == "log":
+                    os.write(1, b"forged")
+                    os.write(2, b"forged")
                 elif word == "link":
                     os.symlink(path, "link")
                 else:
@@ -57,8 +60,9 @@ def control(tmp_path: Path) -> Iterator[socket.socket]:
         "taken_over:serve",
     ]
     path = os.pathsep.join([str(tmp_path / "code"), *filter(None, sys.path)])
-    with theirs:
-        process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env={**os.environ, "PYTHONPATH": path})
+    with theirs, (tmp_path / "log").open("wb") as log:
+        environ = {**os.environ, "PYTHONPATH": path}
+        process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environ, stdout=log, stderr=log)
     with ours, process:
         assert ours.recv(64) == READY
         yield ours
@@ -97,6 +101,12 @@ def test_a_session_reaches_its_folder_and_no_socket(control: socket.socket, tmp_
             assert told(peer, f"connect {own}/daemon.sock") == "PermissionError"
             assert told(peer, f"link {other}/trace") == "PermissionError"
             assert told(peer, "read /etc/passwd") == "PermissionError"
+
+
+def test_a_session_writes_nothing_into_the_log(control: socket.socket, tmp_path: Path) -> None:
+    with session(control, tmp_path) as (peer, _):
+        assert told(peer, "log") == "done"
+    assert b"forged" not in (tmp_path / "log").read_bytes()
 
 
 def test_a_session_can_be_ended_whatever_it_does(control: socket.socket, tmp_path: Path) -> None:

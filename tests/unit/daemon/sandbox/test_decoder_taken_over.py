@@ -68,6 +68,15 @@ def denied(tmp_path: Path, code: str) -> None:
     assert said == "PermissionError"
 
 
+def test_it_has_no_credentials_of_the_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("AWS_SECRET_ACCESS_KEY", "AZURE_STORAGE_CONNECTION_STRING", "https_proxy", "KINETOD_HOOKS_WEBHOOK")
+    for name in names:
+        monkeypatch.setenv(name, "secret of the daemon")
+    code = "said = [name for name, value in os.environ.items() if value == 'secret of the daemon']"
+    assert sorted(outside(code, tmp_path / "own")) == sorted(names)
+    assert taken_over(tmp_path / "own", attempt(code)) == [[]]
+
+
 def test_it_cannot_read_another_capture(tmp_path: Path) -> None:
     other = tmp_path / "other/trace.json.gz"
     other.parent.mkdir()
@@ -79,29 +88,27 @@ def test_it_cannot_list_the_captures(tmp_path: Path) -> None:
     denied(tmp_path, f"said = 'done' if os.listdir({str(tmp_path)!r}) is not None else ''")
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "open({other!r}, 'ab').close()",
-        "os.unlink({other!r})",
-        "os.rename({other!r}, own / 'mine')",
-        "os.chmod({folder!r}, 0o777)",
-        "os.utime({other!r})",
-        "os.truncate({other!r}, 0)",
-        "os.link({other!r}, own / 'mine')",
-        "os.symlink({other!r}, own / 'mine')",
-        "os.mkfifo(own / 'mine')",
-        "os.setxattr({other!r}, 'user.kineto', b'')",
-    ],
+CHANGES = (
+    "open({other!r}, 'ab').close()",
+    "os.unlink({other!r})",
+    "os.rename({other!r}, own / 'mine')",
+    "os.chmod({folder!r}, 0o777)",
+    "os.utime({other!r})",
+    "os.truncate({other!r}, 0)",
+    "os.link({other!r}, own / 'mine')",
+    "os.symlink({other!r}, own / 'mine')",
+    "os.mkfifo(own / 'mine')",
+    "os.setxattr({other!r}, 'user.kineto', b'')",
 )
-def test_it_cannot_change_another_capture(tmp_path: Path, code: str) -> None:
+
+
+def test_it_cannot_change_another_capture(tmp_path: Path) -> None:
     other = tmp_path / "other/trace.json.gz"
     other.parent.mkdir()
     other.touch()
-    (tmp_path / "own").mkdir()
-    code = code.format(other=str(other), folder=str(other.parent))
-    (said,) = taken_over(tmp_path / "own", attempt(f"{code}; said = 'done'"))
-    assert said == "PermissionError"
+    names = {"other": str(other), "folder": str(other.parent)}
+    said = taken_over(tmp_path / "own", *(attempt(f"{code.format(**names)}; said = 'done'") for code in CHANGES))
+    assert dict(zip(CHANGES, said, strict=True)) == dict.fromkeys(CHANGES, "PermissionError")
     assert other.exists()
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from kinetod.attach.inspect.process_inspection import AARCH64, X86_64
 from kinetod.attach.policy.seccomp_check import ActionKind, Filter, FilterAction, evaluate
-from kinetod.sandbox import decoder_syscalls, seccomp_filter
+from kinetod.sandbox import seccomp_filter
 
 MACHINES = {"x86_64": 0, "aarch64": 1}
 KNOWN_AS = {"x86_64": X86_64, "aarch64": AARCH64}
@@ -34,7 +34,7 @@ def decide(machine: str, number: int, *arguments: int) -> FilterAction:
 
 @pytest.mark.parametrize("machine", MACHINES)
 def test_the_calls_of_a_decoder_are_allowed(machine: str) -> None:
-    numbers = [each[MACHINES[machine]] for each in decoder_syscalls.ALWAYS.values()]
+    numbers = [each[MACHINES[machine]] for each in seccomp_filter.ALWAYS.values()]
     assert {decide(machine, number) for number in numbers if number is not None} == {ALLOWED}
 
 
@@ -44,15 +44,15 @@ def test_what_reaches_others_is_denied(name: str) -> None:
 
 
 def test_only_what_is_in_the_table_is_allowed_on_any_arguments() -> None:
-    known = {number for number, _ in decoder_syscalls.ALWAYS.values()}
+    known = {number for number, _ in seccomp_filter.ALWAYS.values()}
     for number in (*range(500), 0x40000000, 2**31 - 1):
-        if number not in known and number != decoder_syscalls.CLONE3[0]:
+        if number not in known and number != seccomp_filter.CLONE3[0]:
             assert decide("x86_64", number, 2**64 - 1, 2**64 - 1) == DENIED
 
 
 @pytest.mark.parametrize("machine", MACHINES)
 def test_a_clone_may_make_a_thread_and_nothing_else(machine: str) -> None:
-    clone, clone3 = decoder_syscalls.CLONE[MACHINES[machine]], decoder_syscalls.CLONE3[MACHINES[machine]]
+    clone, clone3 = seccomp_filter.CLONE[MACHINES[machine]], seccomp_filter.CLONE3[MACHINES[machine]]
     assert clone is not None and clone3 is not None
     assert decide(machine, clone, THREAD) == ALLOWED
     for flags in (0x11, 0x4111, THREAD | 0x10000000, THREAD | 0x20000, THREAD & ~0x10000):
@@ -64,14 +64,14 @@ def test_a_clone_may_make_a_thread_and_nothing_else(machine: str) -> None:
 def test_signals_and_limits_are_its_own(machine: str) -> None:
     column = MACHINES[machine]
     for row, own, other in (
-        (decoder_syscalls.KILL, PID, 1),
-        (decoder_syscalls.TGKILL, PID, 1),
-        (decoder_syscalls.PRLIMIT, 0, PID + 1),
+        (seccomp_filter.KILL, PID, 1),
+        (seccomp_filter.TGKILL, PID, 1),
+        (seccomp_filter.PRLIMIT, 0, PID + 1),
     ):
         number = row[column]
         assert number is not None
         assert (decide(machine, number, own), decide(machine, number, other)) == (ALLOWED, DENIED)
-    fcntl, prctl = decoder_syscalls.FCNTL[column], decoder_syscalls.PRCTL[column]
+    fcntl, prctl = seccomp_filter.FCNTL[column], seccomp_filter.PRCTL[column]
     assert fcntl is not None and prctl is not None
     assert decide(machine, fcntl, 3, 8, 1) == DENIED  # F_SETOWN
     assert decide(machine, prctl, 15) == ALLOWED
@@ -90,13 +90,13 @@ def test_the_numbers_are_those_of_the_kernels_headers(machine: str) -> None:
         pytest.skip(f"{path} is not installed")
     found = {name: int(number) for name, number in re.findall(pattern, path.read_text())}
     rows = {
-        **decoder_syscalls.ALWAYS,
-        "clone": decoder_syscalls.CLONE,
-        "clone3": decoder_syscalls.CLONE3,
-        "fcntl": decoder_syscalls.FCNTL,
-        "prctl": decoder_syscalls.PRCTL,
+        **seccomp_filter.ALWAYS,
+        "clone": seccomp_filter.CLONE,
+        "clone3": seccomp_filter.CLONE3,
+        "fcntl": seccomp_filter.FCNTL,
+        "prctl": seccomp_filter.PRCTL,
     }
-    rows |= {"prlimit64": decoder_syscalls.PRLIMIT, "kill": decoder_syscalls.KILL, "tgkill": decoder_syscalls.TGKILL}
+    rows |= {"prlimit64": seccomp_filter.PRLIMIT, "kill": seccomp_filter.KILL, "tgkill": seccomp_filter.TGKILL}
     ours = {name: numbers[MACHINES[machine]] for name, numbers in rows.items()}
     for name, number in ours.items():
         if number is not None:

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kinetod.agents.agent_hub import AgentHub
-from kinetod.kineto_ipc.datagrams import Poll
-from kinetod.kineto_ipc.poller_registry import PollerRegistry, Sender
+from kinetod.kineto_ipc.poller_registry import Poll, PollerRegistry, Sender
 from kinetod.permissions.role_policy import Caller, Role, Via
-from kinetod.selection.process_registry import Registry, checked_selector, is_meant
+from kinetod.selection.process_registry import Registry, checked_selector, is_targeted
 
 CALLER = Caller(uid=os.getuid(), user="me", roles=frozenset({Role.ADMIN}), via=Via.UNIX)
 BUSY = 1
@@ -62,7 +61,7 @@ def test_a_process_that_polls_is_worth_an_agent(sleeper: int, monkeypatch: pytes
         for _ in range(2):
             candidate = await registry.candidate(sleeper)
             assert candidate is not None
-            meant += [is_meant(candidate, match, attachable=attachable) for attachable in (False, True)]
+            meant += [is_targeted(candidate, match, attachable=attachable) for attachable in (False, True)]
             sender = Sender(sleeper, os.getuid(), os.getgid(), b"\0a\0")
             polling.polled(Poll(BUSY, 77, ()), sender, now_s=0, now_ns=123)
         polling.close()

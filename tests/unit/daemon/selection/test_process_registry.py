@@ -2,6 +2,7 @@ import asyncio
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -11,14 +12,14 @@ import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kinetod.agents.agent_hub import AgentHub, ConnectedAgent, checked_hello
 from kinetod.base.errors import InvalidRequest
-from kinetod.gpus.context_holders import Held
+from kinetod.gpus.gpu_reader import Held
 from kinetod.permissions.role_policy import Caller, Role, Via
 from kinetod.processes.containers import Container
 from kinetod.processes.identity import ProcessKey
 from kinetod.processes.process_info import ProcessFacts, read_facts
-from kinetod.selection import process_messages, process_registry
+from kinetod.selection import process_registry
 from kinetod.selection.candidate import Candidate
-from kinetod.selection.process_registry import Registry, checked_selector, is_meant, shows_training
+from kinetod.selection.process_registry import RecentFacts, Registry, checked_selector, is_targeted, shows_training
 from support.agent.scripted_agent import hello_message
 
 CALLER = Caller(uid=os.getuid(), user="me", roles=frozenset({Role.ADMIN}), via=Via.UNIX)
@@ -261,7 +262,7 @@ os.wait()
 
 def test_a_process_on_the_accelerator_of_a_plug_in_is_meant_as_one_with_a_gpu() -> None:
     candidate = Candidate(FACTS.key, PROCESS, None, replace(FACTS, plugins=("pebble",)))
-    assert is_meant(candidate, checked_selector(pb.Selector(user="ada")), attachable=True)
+    assert is_targeted(candidate, checked_selector(pb.Selector(user="ada")), attachable=True)
 
 
 @pytest.mark.parametrize("ours", [False, True])
@@ -270,7 +271,7 @@ def test_our_own_programs_are_not_meant_even_with_an_agent(ours: bool) -> None:
     agent = ConnectedAgent(SimpleNamespace(identity=None), hello)  # type: ignore[arg-type]
     for has_one in (agent, None):
         candidate = Candidate(FACTS.key, PROCESS, has_one, replace(FACTS, gpus=(0,), is_ours=ours))
-        assert is_meant(candidate, checked_selector(pb.Selector(job_ids=["77"])), attachable=True) is not ours
+        assert is_targeted(candidate, checked_selector(pb.Selector(job_ids=["77"])), attachable=True) is not ours
 
 
 def trainers(selector: pb.Selector | None = None, held: Held | None = None) -> dict[int, pb.Process]:
@@ -338,9 +339,101 @@ def test_an_empty_selector_means_processes_with_an_agent_only() -> None:
 def test_a_process_in_a_container_has_its_id_and_pod() -> None:
     facts = read_facts(os.getpid())
     assert facts is not None
-    found = process_messages.to_proto(
+    found = process_registry.to_proto(
         replace(facts, container=Container(id="4f" * 32, pod_uid="8f2c", runtime="cri-o"))
     )
     assert (found.container_id, found.pod_uid) == ("4f" * 32, "8f2c")
-    outside = process_messages.to_proto(replace(facts, container=None))
+    outside = process_registry.to_proto(replace(facts, container=None))
     assert (outside.container_id, outside.pod_uid) == ("", "")
+
+
+OURS = [os.getpid(), os.getppid()]
+
+
+class Reader:
+    """Reads the facts of real processes and notes which."""
+
+    def __init__(self) -> None:
+        self.read: list[int] = []
+        self.steady = True
+        self.done = asyncio.Event()
+
+    async def __call__(self, pids: Sequence[int]) -> list[ProcessFacts]:
+        self.read += pids
+        self.done.set()
+        return [facts for facts in map(read_facts, pids) if facts is not None]
+
+    def is_steady(self, _key: ProcessKey) -> bool:
+        return self.steady
+
+
+async def shown(facts: RecentFacts, pids: Sequence[int]) -> list[int]:
+    return [each.key.pid for each in await facts.get(pids)]
+
+
+def test_processes_with_an_agent_are_not_read_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FRESH_S", "SHOWN_S"):
+        monkeypatch.setattr(process_registry, name, 1000)
+
+    async def scenario() -> None:
+        reader = Reader()
+        facts = RecentFacts(reader, reader.is_steady)
+        assert await shown(facts, OURS) == await shown(facts, OURS) == OURS
+        assert reader.read == OURS
+        assert await shown(facts, OURS[:1]) == OURS[:1]
+
+    asyncio.run(scenario())
+
+
+def test_what_is_a_second_old_is_shown_and_read_anew_behind_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_registry, "FRESH_S", -1)
+    monkeypatch.setattr(process_registry, "SHOWN_S", 1000)
+    monkeypatch.setattr(process_registry, "BATCH", 1)
+
+    async def scenario() -> None:
+        reader = Reader()
+        facts = RecentFacts(reader, reader.is_steady)
+        await facts.get(OURS)
+        reader.done.clear()
+        assert await shown(facts, OURS) == OURS
+        assert reader.read == OURS  # not waited for
+        async with asyncio.timeout(30):
+            while len(reader.read) < 2 * len(OURS):
+                await reader.done.wait()
+                reader.done.clear()
+        assert reader.read == OURS * 2
+
+    asyncio.run(scenario())
+
+
+def test_what_nobody_has_asked_for_lately_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_registry, "SHOWN_S", -1)
+
+    async def scenario() -> None:
+        reader = Reader()
+        facts = RecentFacts(reader, reader.is_steady)
+        await facts.get(OURS)
+        assert await shown(facts, OURS) == OURS
+        assert reader.read == OURS * 2
+
+    asyncio.run(scenario())
+
+
+def test_a_process_without_an_agent_is_always_read() -> None:
+    async def scenario() -> None:
+        reader = Reader()
+        reader.steady = False
+        facts = RecentFacts(reader, reader.is_steady)
+        await facts.get(OURS)
+        assert await shown(facts, OURS) == OURS
+        assert reader.read == OURS * 2
+
+    asyncio.run(scenario())
+
+
+def test_a_process_that_has_ended_is_left_out() -> None:
+    async def scenario() -> None:
+        reader = Reader()
+        assert await shown(RecentFacts(reader, reader.is_steady), [2**22, *OURS]) == OURS
+
+    asyncio.run(scenario())

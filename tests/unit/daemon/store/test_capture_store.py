@@ -2,15 +2,19 @@ import asyncio
 import contextlib
 import shutil
 import sqlite3
+import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from google.protobuf import json_format
 from kineto_protos.v1 import profiler_pb2 as pb
 from kinetod.base.errors import Exhausted, Precondition, StartError
-from kinetod.permissions.role_policy import Thing
-from kinetod.store.capture_store import Store, key_of, store_error
-from kinetod.store.stored_files import file_digest, folder_bytes
+from kinetod.permissions.role_policy import Resource
+from kinetod.store import capture_store
+from kinetod.store.capture_store import MAX_TEXT, Store, key_of, read_into, store_error
+from kinetod.store.path_guard import file_digest, folder_bytes
 
 FIRST_SCHEMA = """
 CREATE TABLE captures (id TEXT PRIMARY KEY, created_ns INTEGER NOT NULL, ended_ns INTEGER NOT NULL,
@@ -48,7 +52,8 @@ def test_a_capture_comes_back_as_it_was(store: Store) -> None:
     store.insert(made, key="k", request_hash="h")
     assert store.get("c1") == made
     assert store.by_key("k") == ("c1", "h")
-    assert store.target_dir("c1", key_of(made.targets[0])).is_dir()
+    folders = (store.captures_dir, store.state_dir / "trash", store.target_dir("c1", key_of(made.targets[0])))
+    assert {stat.S_IMODE(each.stat().st_mode) for each in folders} == {0o700}
     assert store.get("other") is None
     assert store.by_key("other") is None
 
@@ -217,12 +222,28 @@ def test_captures_have_owners(store: Store) -> None:
         store.insert(made, key="", request_hash="h")
         made.local_bytes = 10 * number
         store.save_end(made)
-    assert store.owner("c2") == Thing(uid=2000)
+    assert store.owner("c2") == Resource(uid=2000)
     assert store.owner("c9") is None
     assert [each.id for each in store.page({}, size=9, before=None, only_uid=1000)] == ["c3", "c1"]
     assert [each.id for each in store.page({}, size=9, before=(3, "c3"), only_uid=1000)] == ["c1"]
     assert store.page({}, size=9, before=None, only_uid=-1) == []
-    assert {use.owner_uid: use.stored_bytes for use in store.uses(False)} == {1000: 40, 2000: 20}
+    rows = {each.id: each.index_bytes for each in store.holdings()}
+    stored = {use.owner_uid: use.stored_bytes for use in store.uses(False)}
+    assert stored == {1000: 40 + rows["c1"] + rows["c3"], 2000: 20 + rows["c2"]}
+
+
+def test_a_long_request_counts_for_its_user_until_only_the_uploaded_copy_is_left(store: Store) -> None:
+    made = capture(1)
+    made.owner_uid, made.local_bytes = 1000, 0
+    made.spec.formats.extend(["chrome"] * 10_000)
+    store.insert(made, key="", request_hash="h")
+    store.save_end(made)
+    ((use,), (holding,)) = store.uses(True), store.holdings()
+    assert use.stored_bytes == holding.bytes > 100_000
+    assert use.kept_bytes == 0  # there is no file that waits for its upload
+    store.set_upload("c1", pb.Upload(state=pb.UPLOAD_STATE_UPLOADED))
+    ((use,), (holding,)) = store.uses(True), store.holdings()
+    assert use.stored_bytes == holding.bytes == 0
 
 
 def test_old_captures_of_several_users_are_nobodys(tmp_path: Path) -> None:
@@ -236,7 +257,7 @@ def test_old_captures_of_several_users_are_nobodys(tmp_path: Path) -> None:
             INSERT INTO targets VALUES ('c2', 1, 6, 6, 1, '{"pid": 6, "process": {}}');"""
         )
     opened = Store(state)
-    assert (opened.owner("c1"), opened.owner("c2")) == (Thing(uid=7), Thing(uid=None))
+    assert (opened.owner("c1"), opened.owner("c2")) == (Resource(uid=7), Resource(uid=None))
     opened.close()
 
 
@@ -272,3 +293,36 @@ def test_the_end_of_a_capture_is_kept_though_the_store_was_removed_while_it_ran(
     made.ended_ns, made.status, made.local_bytes = 5, pb.CAPTURE_STATUS_FAILED, 0
     store.save_end(made)
     assert store.get("c1") == made
+
+
+def text(reason: str) -> str:
+    return json_format.MessageToJson(pb.Target(reason=reason))
+
+
+def test_a_message_is_read_once_and_each_copy_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[object] = []
+    real = json_format.Parse
+
+    def counted(*args: Any, **more: Any) -> Any:
+        read.append(args[0])
+        return real(*args, **more)
+
+    monkeypatch.setattr(json_format, "Parse", counted)
+    first, second = pb.Target(), pb.Target()
+    for each in (first, second):
+        read_into(each, text("kept once"))
+    first.reason = "changed"
+    assert (second.reason, len(read)) == ("kept once", 1)
+
+
+def test_long_texts_are_not_kept() -> None:
+    before = capture_store._kept.cache_info().currsize
+    target = pb.Target()
+    read_into(target, text("x" * MAX_TEXT))
+    assert (len(target.reason), capture_store._kept.cache_info().currsize) == (MAX_TEXT, before)
+
+
+def test_fields_of_other_versions_are_left_out() -> None:
+    target = pb.Target()
+    read_into(target, '{"reason": "known", "ofTomorrow": 3}')
+    assert target == pb.Target(reason="known")

@@ -10,6 +10,7 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.spool.raw_records import RawWriter
 from kinetod.base.errors import StartError
 from kinetod.captures.result.fetch import check_local
+from kinetod.store import path_guard
 from kinetod.store.capture_store import Store
 from kinetod.store.path_guard import check_store, open_regular
 from kinetod.uploads.local_source import LocalFile
@@ -25,10 +26,11 @@ def state(tmp_path: Path) -> Path:
     return tmp_path / "state"
 
 
-def test_a_store_of_our_own_is_taken(state: Path) -> None:
+def test_a_store_of_our_own_is_taken(state: Path, caplog: pytest.LogCaptureFixture) -> None:
     before = sorted(path.name for path in state.iterdir())
     check_store(state)
     assert sorted(path.name for path in state.iterdir()) == before
+    assert caplog.messages == []
 
 
 @needs_root
@@ -65,6 +67,40 @@ def test_a_folder_around_it_that_everybody_may_change_is_refused_to_root(state: 
     check_store(state)
 
 
+@needs_root
+def test_a_users_own_daemon_does_not_judge_the_folders_around(
+    state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o777)
+    with pytest.raises(StartError):
+        check_store(state)
+    monkeypatch.setattr(os, "geteuid", lambda: OTHER)
+    check_store(state)
+
+
+@pytest.mark.parametrize(
+    ("uid", "users", "is_root"),
+    [(0, "0 0 4294967295", True), (0, "0 100000 65536", False), (OTHER, "0 0 4294967295", False)],
+)
+def test_root_of_a_user_namespace_is_not_root_of_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uid: int, users: str, is_root: bool
+) -> None:
+    (tmp_path / "uid_map").write_text(f"{users}\n")
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    assert path_guard._is_root_of_host(tmp_path / "uid_map") is is_root
+
+
+def test_rights_of_others_that_cannot_be_taken_away_are_refused(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state.chmod(0o775)
+
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(Path, "chmod", refuse)
+    with pytest.raises(StartError, match=r"state is writable by other users \(mode 0775\)"):
+        check_store(state)
+
+
 def test_rights_of_others_to_write_are_taken_away(state: Path) -> None:
     state.chmod(0o777)
     (state / "captures").chmod(0o775)
@@ -79,8 +115,9 @@ def test_rights_of_others_to_write_are_taken_away(state: Path) -> None:
         (lambda path: path.mkdir(), "is not a regular file"),
         (lambda path: path.symlink_to("/nowhere"), "is a dangling link"),
         (lambda path: path.symlink_to("/dev/null"), "is not a regular file"),
+        (lambda path: path.symlink_to(path), "cannot be examined: Too many levels"),
     ],
-    ids=["fifo", "folder", "dangling link", "device"],
+    ids=["fifo", "folder", "dangling link", "device", "circle of links"],
 )
 def test_an_index_that_is_no_file_is_refused(tmp_path: Path, make: Callable[[Path], None], problem: str) -> None:
     make(tmp_path / "index.sqlite")
@@ -110,8 +147,10 @@ def no_file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def test_what_is_no_regular_file_is_neither_read_nor_waited_for(no_file: Path) -> None:
+    before = set(Path("/proc/self/fd").iterdir())
     with pytest.raises(OSError, match=r"not a regular file|Too many levels|Is a directory"):
         open_regular(no_file)
+    assert set(Path("/proc/self/fd").iterdir()) == before
 
 
 def test_it_is_damage_when_a_capture_is_verified(no_file: Path, tmp_path: Path) -> None:

@@ -2,17 +2,23 @@
 
 import asyncio
 import sys
+import time
+from collections.abc import Callable
 
 import pytest
 from kinetod.supervise import child
 from kinetod.supervise.child import ProcessEnd
-from support.waiting import scaled
 
 
-def ask(code: str, deadline_s: float = 60) -> tuple[list[bytes], ProcessEnd]:
+def ask(code: str, on_line: Callable[[], object] = lambda: None) -> tuple[list[bytes], ProcessEnd]:
     lines: list[bytes] = []
     command = (sys.executable, "-S", "-c", f"import os, signal, sys; {code}")
-    return lines, asyncio.run(child.ask_once(command, b"ping", lines.append, deadline_s=deadline_s))
+
+    def take(line: bytes) -> None:
+        lines.append(line)
+        on_line()
+
+    return lines, asyncio.run(child.ask_once(command, b"ping", take, deadline_s=3600))
 
 
 def test_the_lines_of_the_answer_the_status_and_the_last_words_are_told() -> None:
@@ -20,8 +26,11 @@ def test_the_lines_of_the_answer_the_status_and_the_last_words_are_told() -> Non
     assert (lines, ended) == ([b"ping\n", b"a rest"], ProcessEnd(status=3, errors="farewell "))
 
 
-def test_what_came_before_the_deadline_is_kept() -> None:
-    lines, ended = ask("print('early', flush=True); signal.pause()", deadline_s=scaled(3))
+def test_what_came_before_the_deadline_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def pass_the_deadline() -> None:
+        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: time.monotonic() + 3600)
+
+    lines, ended = ask("print('early', flush=True); signal.pause()", pass_the_deadline)
     assert (lines, ended) == ([b"early\n"], ProcessEnd(status=None))
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from kineto_protos import unix_peer
-from kinetod.counters.sampler_connections import CountersService
+from kinetod.counters import messages
+from kinetod.counters.counter_client import CountersService
 from kinetod.supervise.helper_connection import NotOurService, connected
 from kinetod.supervise.helper_service import own_socket
 
@@ -68,3 +69,10 @@ def test_a_socket_of_somebody_else_is_refused_and_closed(
 def test_a_service_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         asyncio.run(connected(tmp_path / "none.sock"))
+
+
+def test_what_cannot_be_decoded_is_quoted_in_part_and_printable() -> None:
+    packet = messages.encode(messages.ListGpus())[:6] + b'{"type":"' + b"\\u0007A" * 2000 + b'"}'
+    with pytest.raises(messages.BadCounterMessage, match="a message that cannot be decoded: ") as told:
+        messages.request(packet)
+    assert len(str(told.value)) < 600 and str(told.value).isprintable()

@@ -1,12 +1,14 @@
-"""The socket of an attach helper that no service manager starts."""
+"""The socket of an attach helper, a service manager's or its own."""
 
 import os
+import socket
 import stat
 from pathlib import Path
 
 import pytest
 from kinetod.base.errors import StartError
-from kinetod.supervise.helper_service import own_socket
+from kinetod.supervise import helper_service
+from kinetod.supervise.helper_service import own_socket, passed_socket
 
 
 @pytest.mark.parametrize(("for_group", "mode"), [(False, 0o600), (True, 0o660)])
@@ -24,6 +26,44 @@ def test_one_that_was_left_behind_is_made_anew(tmp_path: Path) -> None:
 
 def test_another_file_in_its_place_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "attach.sock").write_text("mine")
-    with pytest.raises(StartError, match=r"cannot listen on .*attach\.sock: Address already in use"):
+    with pytest.raises(StartError, match=r"attach\.sock exists but is not a socket"):
         own_socket(tmp_path / "attach.sock")
     assert (tmp_path / "attach.sock").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("kind", "listens", "count", "found"),
+    [
+        (socket.SOCK_SEQPACKET, True, "1", True),
+        (socket.SOCK_SEQPACKET, True, "", False),
+        (socket.SOCK_SEQPACKET, True, "2", "expected one socket, but 2 were passed"),
+        (socket.SOCK_SEQPACKET, False, "1", "a listening socket is expected"),
+        (socket.SOCK_STREAM, True, "1", "a SOCK_SEQPACKET Unix socket is expected"),
+        (None, True, "1", "the descriptor that was passed cannot be used"),
+    ],
+)
+@pytest.mark.parametrize("ours", [True, False])
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # the program ends
+def test_a_passed_socket_is_taken_by_whom_it_was_passed_to(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: int | None, listens: bool, count: str,
+    found: bool | str, ours: bool,
+) -> None:  # fmt: skip
+    with socket.socket(socket.AF_UNIX, kind or socket.SOCK_STREAM) as sock:
+        sock.bind(str(tmp_path / "s"))
+        if listens:
+            sock.listen()
+        passed = os.dup(sock.fileno()) if kind is not None else os.memfd_create("no socket")
+    os.set_inheritable(passed, True)
+    monkeypatch.setattr(helper_service, "FIRST_PASSED", passed)
+    for name, value in (("FDS", count), ("PID", str(os.getpid() + (not ours))), ("FDNAMES", "x")):
+        monkeypatch.setenv(f"LISTEN_{name}", value)
+    if isinstance(found, str) and ours:
+        with pytest.raises(StartError, match=found):
+            passed_socket()
+    elif (listener := passed_socket()) is not None:
+        assert (found and ours, listener.get_inheritable()) == (True, False)
+        listener.close()
+    else:
+        assert not (found and ours)
+        os.close(passed)
+    assert not [name for name in os.environ if name.startswith("LISTEN_")]

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from kinetod.telemetry import host_metrics
-from kinetod.telemetry.host_metrics import HostCollector
+from kinetod.telemetry import host_sample
+from kinetod.telemetry.host_sample import HostCollector
 from prometheus_client import CollectorRegistry, generate_latest
 from support.waiting import scaled
 
@@ -16,7 +16,7 @@ def test_an_interface_whose_name_is_no_utf8_does_not_break_the_page(
 ) -> None:
     counters = next(iter(psutil.net_io_counters(pernic=True).values()))
     monkeypatch.setattr(psutil, "net_io_counters", lambda pernic: {os.fsdecode(b"e\xff"): counters})
-    monkeypatch.setattr(host_metrics, "DEADLINE_S", scaled(20))
+    monkeypatch.setattr(host_sample, "DEADLINE_S", scaled(20))
     registry = CollectorRegistry()
     registry.register(HostCollector(tmp_path))
     assert 'device="e\\\\xff"' in generate_latest(registry).decode()

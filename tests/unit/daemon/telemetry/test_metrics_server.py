@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import http.client
+import json
 import os
 import socket
 import subprocess
@@ -19,15 +20,13 @@ import pytest
 from kinetod.base.errors import StartError
 from kinetod.config.addresses import ListenAddress
 from kinetod.gpus.container_owners import GpuContainer
-from kinetod.gpus.gpu_activity import GpuActivity
-from kinetod.gpus.gpu_types import GpuProcess, GpuState, LibraryState, Snapshot, VendorLibrary
+from kinetod.gpus.gpu_types import GpuActivity, GpuProcess, GpuState, LibraryState, Snapshot, VendorLibrary
 from kinetod.permissions.caller_limits import RequestRate
 from kinetod.supervise.thread_deadline import WithinDeadline
-from kinetod.telemetry import daemon_metrics, host_metrics, metrics_server
-from kinetod.telemetry.daemon_metrics import DaemonCollector, DaemonState
+from kinetod.telemetry import host_sample, metrics_server
 from kinetod.telemetry.gpu_metrics import GpuCollector, present
-from kinetod.telemetry.host_metrics import HostCollector
-from kinetod.telemetry.metrics_server import MAX_CONNECTIONS, MetricsServer
+from kinetod.telemetry.host_sample import HostCollector
+from kinetod.telemetry.metrics_server import MAX_CONNECTIONS, DaemonCollector, DaemonState, MetricsServer
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
@@ -44,7 +43,7 @@ def _stop_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _measured_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_metrics, "DEADLINE_S", scaled(20))
+    monkeypatch.setattr(host_sample, "DEADLINE_S", scaled(20))
 
 
 @contextlib.contextmanager
@@ -66,6 +65,29 @@ def ask(server: MetricsServer, path: str, method: str = "GET", **headers: str) -
         return answer.status, answer.getheader("Content-Type", ""), answer.read().decode()
 
 
+@pytest.mark.parametrize("path", ["/metrics", "/health", "/"])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:9417", "127.0.0.1.evil.example", "localhost.evil", "[::1", "1.2.3.4,a"]
+)
+def test_a_name_that_a_page_of_the_web_had_point_here_is_not_served(path: str, host: str) -> None:
+    with serving() as server:
+        status, kind, text = ask(server, path, Host=host)
+    assert (status, kind) == (421, "text/plain; charset=utf-8")
+    assert text == "ask for this host by its address or as localhost\n"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:{port}", "localhost:{port}", "[::1]:9417", "10.0.0.7", "LOCALHOST", ""])
+def test_an_address_of_this_host_and_a_forwarded_port_are_served(host: str) -> None:
+    with serving() as server:
+        assert ask(server, "/health", Host=host.format(port=server.port))[0] == 200
+
+
+def test_where_other_hosts_may_ask_they_do_so_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_server, "is_loopback", lambda _host: False)
+    with serving() as server:
+        assert ask(server, "/health", Host="gpu-7.cluster:9417")[0] == 200
+
+
 def test_metrics_come_as_the_scraper_asks() -> None:
     with serving() as server:
         status, kind, body = ask(server, "/metrics")
@@ -82,6 +104,13 @@ def test_health_is_the_daemons(healthy: bool, status: int, said: str) -> None:
         found, kind, body = ask(server, "/health")
         assert (found, kind) == (status, "application/json")
         assert f'"{said}"' in body
+
+
+def test_an_answer_is_whole_after_a_shorter_one() -> None:
+    states = [True, False]
+    with serving(healthy=lambda: states.pop(0)) as server:
+        answers = [json.loads(ask(server, "/health")[2])["status"] for _ in range(2)]
+    assert answers == ["SERVING", "NOT_SERVING"]
 
 
 @pytest.mark.parametrize(
@@ -361,7 +390,7 @@ def test_agents_are_read_on_the_loop_and_a_loop_that_hangs_is_not_waited_for(mon
         return await asyncio.to_thread(samples, DaemonCollector(asyncio.get_running_loop(), lambda: state))
 
     with monkeypatch.context() as patient:
-        patient.setattr(daemon_metrics, "DEADLINE_S", scaled(20))
+        patient.setattr(metrics_server, "DEADLINE_S", scaled(20))
         found = asyncio.run(scrape())
     assert (found["kineto_agents", "READY"], found["kineto_captures_running",]) == (2, 1)
     idle = asyncio.new_event_loop()

@@ -3,18 +3,19 @@
 import asyncio
 import contextlib
 import os
+import re
 import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from pathlib import Path
+from dataclasses import replace
+from pathlib import Path, PurePath
 
 import pytest
 from kinetod.base.policy_file import PolicyError, PolicyUsers, Uids
 from kinetod.trace_writing import writer_client, writer_server, writing_process
 from kinetod.trace_writing import writer_messages as messages
 from kinetod.trace_writing.writer_messages import PlaceTraces
-from kinetod.trace_writing.writer_policy import WriterPolicy
-from kinetod.trace_writing.writer_server import HANG_S, REQUESTS_PER_SECOND, WriterService
+from kinetod.trace_writing.writer_server import HANG_S, REQUESTS_PER_SECOND, WriterPolicy, WriterService
 from support.waiting import scaled
 
 OTHER = 61001
@@ -194,6 +195,32 @@ def test_as_long_as_a_process_cannot_be_ended_its_user_is_refused(
     play(service, work)
 
 
+def test_a_user_who_stops_several_writing_processes_is_refused_until_the_last_has_ended(tmp_path: Path) -> None:
+    clock, numbers = Clock(), tmp_path / "pids"
+    # Its own user may stop it, so that it keeps no deadline; the service may have no right to end another user's.
+    script = f"/bin/sleep 1000 </dev/null >/dev/null 2>&1 & echo $! >> {numbers}; kill -ALRM $$"
+    service = WriterService(lambda: policy(tmp_path), command=("/bin/sh", "-c", script), clock=clock)
+    asked = PlaceTraces(uid=OTHER, folder=str(tmp_path))
+
+    async def work() -> None:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(writer_server.TURNS):
+                group.create_task(said(service, asked))
+        pids = [int(line) for line in numbers.read_text().split()]
+        assert len(pids) == writer_server.TURNS == 2
+        service._command = OK
+        for pid in reversed(pids):
+            clock.now += HANG_S + 1
+            assert "a moment ago" in (await said(service, asked))[0]
+            ended = os.pidfd_open(pid)
+            os.kill(pid, 9)
+            await _readable(ended)
+            os.close(ended)
+        assert await said(service, asked) == [""]
+
+    play(service, work)
+
+
 async def _readable(descriptor: int) -> None:
     ready = asyncio.Event()
     asyncio.get_running_loop().add_reader(descriptor, ready.set)
@@ -227,3 +254,76 @@ def test_it_is_idle_when_nobody_is_connected(tmp_path: Path) -> None:
             await asyncio.sleep(0)
 
     play(service, work)
+
+
+EXAMPLE = Path(__file__).parents[4] / "deploy/config/writer.toml"
+USERS = {"kineto": 990, "ada": 1000, "root": 0}
+
+
+def loaded(tmp_path: Path, text: str) -> WriterPolicy:
+    path = tmp_path / "writer.toml"
+    path.write_text(text)
+    path.chmod(0o644)
+    return writer_server.load(path, uid_of=USERS.__getitem__)
+
+
+def test_by_default_nothing_is_written_anywhere(tmp_path: Path) -> None:
+    found = loaded(tmp_path, "")
+    assert found.refuses_caller(990) == "" == found.refuses_caller(0)
+    assert "uid 1000 may not ask" in found.refuses_caller(1000)
+    assert found.root_of(PurePath("/tmp")) is None
+    assert found.max_bytes == 4 << 30
+
+
+def test_the_file_that_is_installed_says_the_defaults(tmp_path: Path) -> None:
+    text = re.sub(r"^#(?=\w+ = )", "", EXAMPLE.read_text(), flags=re.MULTILINE)
+    assert len(re.findall(r"^\w+ = ", text, re.MULTILINE)) == 5
+    assert loaded(tmp_path, text) == loaded(tmp_path, EXAMPLE.read_text())
+
+
+@pytest.mark.parametrize(
+    ("users", "uid", "allowed"),
+    [
+        ('["1000-60000"]', 1000, True),
+        ('["1000-60000"]', 999, False),
+        ('["*"]', 999, True),
+        ('["*"]', 0, False),
+        ('["root"]', 0, True),
+        ('["*"]', 990, False),
+        ('["*"]', 1005, False),
+    ],
+)
+def test_root_must_be_named_and_callers_are_never_written_as(
+    tmp_path: Path, users: str, uid: int, allowed: bool
+) -> None:
+    found = loaded(tmp_path, f"users = {users}\ndenied_users = [1005]\n")
+    assert (found.refuses_user(uid) == "") == (allowed and uid != os.geteuid())
+
+
+def test_root_may_be_written_as_where_root_asks_and_is_named(tmp_path: Path) -> None:
+    found = loaded(tmp_path, 'callers = ["root"]\nusers = ["root"]')
+    assert replace(found, named=replace(found.named, own_uid=991)).refuses_user(0) == ""
+
+
+def test_a_folder_belongs_to_a_root_by_whole_names(tmp_path: Path) -> None:
+    found = loaded(tmp_path, 'roots = ["/scratch/traces"]')
+    assert found.root_of(PurePath("/scratch/traces/a/b")) == found.root_of(PurePath("/scratch/traces"))
+    for other in ("/scratch", "/scratch/traces2", "/scratch/traces/../x", "scratch/traces", "/"):
+        assert found.root_of(PurePath(other)) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('roots = ["traces"]', "roots: must be absolute paths without"),
+        ('roots = ["/a/../b"]', "roots: must be absolute paths without"),
+        ('roots = ["/a\\u0000b"]', "roots: must be absolute paths without"),
+        ('max_file = "much"', "max_file: expected a size"),
+        ("more = 1", "more"),
+        ('callers = ["*"]', "callers: must name individual users"),
+        ('users = ["eve"]', "there is no user 'eve'"),
+    ],
+)
+def test_a_mistake_refuses_everything_and_is_named(tmp_path: Path, text: str, why: str) -> None:
+    with pytest.raises(PolicyError, match=why):
+        loaded(tmp_path, text)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kineto_protos.v1 import profiler_pb2 as pb
-from kinetod.base.fair_slots import payer
+from kinetod.base.fair_slots import fair_share_key
 from kinetod.uploads.remote_reader import LONG_JOBS, READS, RemoteReader
 from kinetod.uploads.upload_worker import MAX_JOBS
 from kinetod.uploads.worker_client import OnProgress, UploadWorker
@@ -24,13 +24,13 @@ class Slow(UploadWorker):
         self.jobs: list[str] = []
 
     async def ask(self, job: Mapping[str, Any], _: OnProgress = lambda _: None) -> tuple[dict[str, Any], bytes]:
-        self.jobs.append(f"{payer.get()} {job['do']}")
+        self.jobs.append(f"{fair_share_key.get()} {job['do']}")
         await asyncio.Event().wait()
         return {}, b""
 
 
 async def by(user: str, work: Coroutine[Any, Any, Any]) -> None:
-    payer.set(user)
+    fair_share_key.set(user)
     await work
 
 

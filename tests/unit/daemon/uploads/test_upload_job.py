@@ -11,10 +11,8 @@ import pytest
 from kineto_trace.errors import FileError
 from kineto_trace.store import upload_manifest
 from kinetod.uploads.local_source import LocalFile, part_bytes
-from kinetod.uploads.remote_capture import RemoteCapture
-from kinetod.uploads.sinks import sink_for
-from kinetod.uploads.throttle import Throttle
-from kinetod.uploads.upload_job import Notes, UploadJob, upload_capture
+from kinetod.uploads.sinks import Throttle, sink_for
+from kinetod.uploads.upload_job import Notes, RemoteCapture, UploadJob, upload_capture
 from kinetod.uploads.worker_protocol import BLOCK_BYTES, PART_BYTES, LocalDamage, RemoteDamage
 
 CONTENT = bytes(range(256)) * 4096 * 5  # 5 MiB: two blocks

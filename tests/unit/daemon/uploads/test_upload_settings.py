@@ -1,12 +1,14 @@
 """Addresses, limits and secrets of uploads."""
 
+import io
 from pathlib import Path
 
 import pytest
 from kineto_trace.store.object_stores import scheme_of
 from kinetod.base.object_store_urls import capture_url, checked_endpoint, checked_url, missing_extra
-from kinetod.uploads.store_credentials import credential_variables, secrets_of
-from kinetod.uploads.throttle import Throttle
+from kinetod.uploads.sinks import Throttle
+from kinetod.uploads.upload_worker import Worker
+from kinetod.uploads.worker_protocol import WorkerOptions, credential_variables, secrets_of
 
 
 @pytest.mark.parametrize("text", ["s3://b", "s3://b/p/q", "gs://b/p", "az://c/p", "file:///mnt/t", ""])
@@ -88,6 +90,8 @@ def test_what_one_user_has_paid_for_holds_up_no_other() -> None:
 
 def test_secrets_are_variables_that_sound_like_them() -> None:
     secrets = secrets_of({"AWS_SECRET_ACCESS_KEY": "wJalrXUtnFEMI", "HOME": "/root", "KEY_FILE": "/etc/key"})
+    others = {"API_TOKEN": "sixsix", "SORT_KEY": "short", "GOOGLE_APPLICATION_CREDENTIALS": "/nowhere"}
+    assert secrets_of(others) == {"sixsix"}
     assert secrets == {"wJalrXUtnFEMI"}
 
 
@@ -99,3 +103,20 @@ def test_secrets_in_credential_files_are_known(tmp_path: Path) -> None:
     path.write_text("AccountKey=xyz\n")
     assert credential_variables("az", path) == {"AZURE_STORAGE_CONNECTION_STRING": "AccountKey=xyz"}
     assert credential_variables("file", path) == {}
+
+
+def test_secrets_of_a_renewal_are_hidden_like_those_it_began_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "credentials"
+    file.write_text("aws_secret_access_key = first-secret-of-all\n")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    worker = Worker(io.BytesIO(), WorkerOptions())
+    file.write_text("aws_secret_access_key = second-secret-of-all\n")
+    problem = worker._problem(OSError("first-secret-of-all, second-secret-of-all"))
+    assert problem["error"] == "OSError: (hidden), (hidden)"
+
+
+def test_the_password_of_a_proxy_is_a_secret() -> None:
+    found = secrets_of({"HTTPS_PROXY": "http://user:hunter2%20secret@proxy:3128", "no_proxy": "a.example"})
+    assert found == {"hunter2%20secret", "hunter2 secret", "dXNlcjpodW50ZXIyIHNlY3JldA=="}

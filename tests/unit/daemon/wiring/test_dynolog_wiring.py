@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any, cast
 
-from kinetod.attach.finding import Finding, Status
+from kinetod.attach.attach_types import Finding, Status
 from kinetod.config.addresses import ListenAddress
 from kinetod.dynolog_door.door_server import DynologServer
 from kinetod.dynolog_door.log_files import LogFiles

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from kinetod.agents.agent_hub import AgentHub
-from kinetod.attach.finding import Status
+from kinetod.attach.attach_types import Status
 from kinetod.base.errors import StartError
 from kinetod.config.addresses import ListenAddress, parse_metrics_listen
-from kinetod.config.rules import metrics_problem
+from kinetod.config.config_sources import metrics_problem
 from kinetod.config.settings import Config
 from kinetod.gpus.gpu_reader import GpuReader
 from kinetod.telemetry import metrics_server

@@ -3,9 +3,9 @@
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from kineto_trace.arrays.equal_sequences import group_sequences
-from kineto_trace.arrays.overlap_resolution import innermost_spans
-from kineto_trace.arrays.range_search import last_reaching
+from kineto_trace.arrays.id_sets import last_reaching
+from kineto_trace.arrays.intervals import innermost_spans
+from kineto_trace.arrays.row_groups import group_sequences
 
 small = st.integers(0, 12)
 

@@ -1,6 +1,6 @@
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
@@ -9,8 +9,9 @@ from pathlib import Path
 
 import kineto_trace
 import pytest
+from kineto_trace.base.quantities import free_memory
 from kineto_trace.catalog import view_runner
-from kineto_trace.catalog.view_runner import Request, cluster, run_view, run_views
+from kineto_trace.catalog.view_runner import Contribution, Request, cluster, run_view, run_views
 from kineto_trace.errors import FileError, TraceError, ViewError
 from kineto_trace.model.trace import Losses
 from kineto_trace.open.trace_discovery import Source, find_traces
@@ -126,6 +127,25 @@ def test_a_worker_that_dies_takes_no_other_rank_along(tmp_path: Path, monkeypatc
     assert "the process that read it died: it ran out of memory" in result.notes[0]
 
 
+def test_a_rank_that_needs_more_than_its_part_of_the_memory_is_read_again_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contribute, tried = view_runner.contribute, list[Path]()
+
+    def greedy(source: Source, requests: Sequence[Request]) -> Contribution:
+        tried.append(source.path)
+        if source.rank == 1 and tried.count(source.path) == 1:
+            return view_runner.unopened(source, requests, MemoryError("it needs more"))
+        return contribute(source, requests)
+
+    monkeypatch.setattr(view_runner, "contribute", greedy)
+    monkeypatch.setattr(view_runner, "pool", lambda sources, workers: ThreadPoolExecutor(workers))
+    with ThreadPoolExecutor(1) as executor:
+        result = run_view(LONGEST, ranks(tmp_path, 5, 9, 2), executor=executor)
+    assert result.values("duration") == [5, 9, 2]
+    assert sorted(tried.count(path) for path in set(tried)) == [1, 1, 2]
+
+
 def test_a_worker_that_dies_before_all_ranks_are_handed_over_takes_none_of_them_along(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,12 +226,12 @@ def test_a_process_has_one_trace_at_a_time(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_pool_has_no_more_workers_than_fit_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable: 1000 kB\n")
-    free = view_runner._free_memory(tmp_path)
+    free = free_memory(tmp_path)
     assert free == 1_024_000
-    assert view_runner._free_memory(tmp_path / "none") == float("inf")
+    assert free_memory(tmp_path / "none") == float("inf")
     file = tmp_path / "trace.json"
     file.write_bytes(bytes(200_000))
-    monkeypatch.setattr(view_runner, "_free_memory", lambda: free)
+    monkeypatch.setattr(view_runner, "free_memory", lambda: free)
     assert view_runner._fitting([Source(path=file, rank=0)]) == 3
     assert view_runner.text_bytes(Source(path=tmp_path / "gone", rank=0)) == 0
 

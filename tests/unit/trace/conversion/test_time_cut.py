@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kineto_trace.conversion.time_cut import around, cut, longest
+from kineto_trace.conversion.time_cut import cut, longest, with_margin
 from kineto_trace.errors import TraceError
 from kineto_trace.formats.trace_export import export_trace
 from kineto_trace.model.trace import Trace
@@ -50,8 +50,8 @@ def test_the_longest_activity_of_a_name_is_found() -> None:
     assert longest(made(), "b") == (START_NS + 700, START_NS + 750)
     with pytest.raises(TraceError, match="no activity of the trace is called 'c'"):
         longest(made(), "c")
-    assert around(1_000_000, 2_000_000) == (750_000, 2_250_000)
-    assert around(1_000_000, 1_000_010) == (900_000, 1_100_010)
+    assert with_margin(1_000_000, 2_000_000) == (750_000, 2_250_000)
+    assert with_margin(1_000_000, 1_000_010) == (900_000, 1_100_010)
 
 
 def test_of_a_file_names_of_threads_and_whole_arrows_stay(tmp_path: Path) -> None:

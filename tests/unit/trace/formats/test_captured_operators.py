@@ -8,7 +8,7 @@ import pytest
 from kineto_trace.formats.chrome.chrome_writer import write_chrome
 from kineto_trace.formats.perfetto.perfetto_reader import load_perfetto
 from kineto_trace.formats.perfetto.perfetto_writer import write_perfetto
-from kineto_trace.formats.shared.text_sinks import TextSink
+from kineto_trace.formats.text_sinks import TextSink
 from kineto_trace.model.trace import Trace
 from support.trace_files.captured_graph import OPS, context, op
 

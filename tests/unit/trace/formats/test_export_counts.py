@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from kineto_trace.errors import FileError
-from kineto_trace.formats.trace_export import Written, export_trace
+from kineto_trace.formats.trace_export import Exported, export_trace
 from kineto_trace.model.trace import Trace
 from kineto_trace.open.trace_opener import open_trace
 from support.trace_files.event_counts import Counts, count_events, names
@@ -14,7 +14,7 @@ from support.trace_files.public_traces import trace_paths, unpacked
 LOOSE = re.compile(r"(\d+) of (\d+) arrows have no slice at one of their ends: viewers do not show them")
 
 
-def exported(trace: Trace, path: Path, format_name: str = "") -> tuple[Path, Written]:
+def exported(trace: Trace, path: Path, format_name: str = "") -> tuple[Path, Exported]:
     return path, export_trace(trace, path, format_name)
 
 

@@ -3,7 +3,7 @@ from typing import Any
 
 from kineto_trace.formats.flame_graphs import FlameGraph, folded, speedscope, stacks
 from kineto_trace.model.context import Context
-from kineto_trace.structure.stacks.call_forests import NO_LAUNCH
+from kineto_trace.structure.call_forests import NO_LAUNCH
 from support.trace_files.traces import target, trace
 
 OP = {"thread": 70, "sequence": -1, "finished": 1, "inputs": -1}

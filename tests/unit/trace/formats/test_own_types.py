@@ -12,7 +12,7 @@ from kineto_agent.protocol.records import DECLARED_FORMAT
 from kineto_agent.protocol.schema import SCHEMA_KEY, Activity, Col, to_json
 from kineto_trace.errors import QueryError, SpoolError
 from kineto_trace.formats.chrome.chrome_writer import write_chrome
-from kineto_trace.formats.shared.text_sinks import TextSink
+from kineto_trace.formats.text_sinks import TextSink
 from kineto_trace.merge.merged_export import merge_traces
 from kineto_trace.model.trace import Trace
 from kineto_trace.open.raw_target import load_target

@@ -6,7 +6,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from kineto_trace.analysis.flame.flame_nodes import FlameKind, FlameNode
+from kineto_trace.analysis.flame_trees import FlameKind, FlameNode
 from kineto_trace.html.flame_chart import MAX_NAME, difference_class, flame_chart
 
 EVIL = "</title><script>alert(1)</script>\u202e&"
@@ -70,8 +70,8 @@ def test_titles_have_totals_shares_and_own_times() -> None:
 @pytest.mark.parametrize(
     ("base", "said"),
     [
-        (2000.0, "+0.5 µs per step (+50 %)"),
-        (4000.0, "-0.5 µs per step (-25 %)"),
+        (2000.0, "+500 ns per step (+50 %)"),
+        (4000.0, "-500 ns per step (-25 %)"),
         (0.0, "+1.5 µs per step (not in the baseline)"),
     ],
 )

@@ -3,7 +3,18 @@
 import re
 
 import numpy as np
-from kineto_trace.html.heat_maps import MAX_COLUMNS, MAX_ROWS, Axis, Span, bins, heat_map
+from kineto_trace.html.heat_maps import (
+    BLOCK_WIDTH,
+    LINES,
+    MAX_COLUMNS,
+    MAX_ROWS,
+    Axis,
+    Block,
+    Span,
+    bins,
+    block_map,
+    heat_map,
+)
 
 
 def axis(title: str, count: int) -> Axis:
@@ -68,3 +79,29 @@ def test_the_legend_is_one_scale_from_the_least_to_where_the_last_colour_begins(
     legend = re.sub(r'<i class="heat-(\d)"></i>', r"[\1]", text[text.index('scale">') + 7 : text.index("</span>")])
     assert re.fullmatch(r"18 us \[0\]\[1\]\[2\]\[3\]\[4\]\[5\]\[6\]\[7\]\[8\] from 2[56][.\d]* us", legend)
     assert 'scale">3 us <i class="heat-0"></i> </span>' in drawn([[3.0, 3.0]])
+
+
+def bars(text: str) -> list[tuple[float, int, float, str]]:
+    """x, line, width and title of each bar."""
+    found = re.findall(r'<rect x="([\d.]+)" y="(\d+)" width="([\d.]+)"[^>]*><title>([^<]*)', text)
+    return [(float(x), int(y) // 25, float(width), title) for x, y, width, title in found]
+
+
+def test_bars_are_as_long_as_their_blocks_and_go_on_in_the_next_line() -> None:
+    drawn = bars(str(block_map([Block(LINES + 3, 0, "a"), Block(LINES - 3, 1, "b")], "")))
+    assert [(line, title) for _, line, _, title in drawn] == [
+        (0, "a"), (1, "a"), (2, "a"), (3, "a"), (4, "a"), (4, "b"), (5, "b"),
+    ]  # fmt: skip
+    widths = {name: sum(width for _, _, width, title in drawn if title == name) for name in "ab"}
+    assert widths == {"a": (LINES + 3) * BLOCK_WIDTH / 2, "b": (LINES - 3) * BLOCK_WIDTH / 2}
+
+
+def test_blocks_too_small_to_be_seen_are_drawn_together() -> None:
+    drawn = bars(str(block_map([Block(1_000_000, 0, "large"), *[Block(10, 1, "small")] * 500], "")))
+    assert drawn[-1][3] == "500 blocks too small to be seen"
+    assert "small" not in [title for *_, title in drawn]
+
+
+def test_no_bytes_are_no_map_and_titles_are_text() -> None:
+    assert block_map([], "") == ""
+    assert "<b>" not in str(block_map([Block(1, 0, "<b>")], "<b>"))

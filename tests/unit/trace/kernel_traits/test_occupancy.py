@@ -2,7 +2,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kineto_trace.kernel_traits.occupancy import Occupancy, Shapes, occupancy, usable
+from kineto_trace.kernel_traits.occupancy import Occupancy, Shapes, is_supported, occupancy
 
 H200: dict[str, Any] = {
     "id": 0,
@@ -86,5 +86,5 @@ def test_block_slots_depend_on_the_compute_capability(major: int, minor: int, bl
     ],
 )
 def test_properties_that_cannot_be_used_are_not(change: dict[str, Any]) -> None:
-    assert usable(H200)
-    assert not usable({**H200, **change})
+    assert is_supported(H200)
+    assert not is_supported({**H200, **change})

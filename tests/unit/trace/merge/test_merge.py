@@ -8,10 +8,9 @@ import pytest
 from kineto_trace.collectives.rank_clocks import RankClock
 from kineto_trace.errors import FileError, FormatError
 from kineto_trace.formats.chrome.chrome_writer import write_chrome
-from kineto_trace.formats.shared.text_sinks import TextSink
-from kineto_trace.merge.id_renumbering import FIRST_FREE_TID, Numbers, number, pids_of_a_rank
-from kineto_trace.merge.merged_export import merge_traces
-from kineto_trace.merge.rank_trace import RankTraceFacts, TraceProcess, look_at
+from kineto_trace.formats.text_sinks import TextSink
+from kineto_trace.merge.merged_export import FIRST_FREE_TID, Numbers, merge_traces, number, pids_of_a_rank
+from kineto_trace.merge.rank_trace import RankTraceFacts, TraceProcess, collect_facts
 from kineto_trace.model.trace import StringTable
 from kineto_trace.open.trace_discovery import Source, find_traces
 from kineto_trace.open.trace_opener import open_trace
@@ -264,7 +263,7 @@ def test_who_opens_a_merged_file_is_told_that_it_is_one(tmp_path: Path) -> None:
 
 
 def test_a_look_lets_the_trace_go_and_knows_its_processes(tmp_path: Path) -> None:
-    facts = look_at(write_job(tmp_path, NO_SKEW)[0], collectives=True)
+    facts = collect_facts(write_job(tmp_path, NO_SKEW)[0], collectives=True)
     assert [(process.pid, process.is_gpu) for process in facts.processes] == [(1, False), (0, True), ("Spans", False)]
     assert (facts.tids, facts.host, facts.rank) == ((5,), "node0", 0)
     assert facts.blocking is not None

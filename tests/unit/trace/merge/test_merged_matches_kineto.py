@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from kineto_trace.formats.chrome.chrome_writer import write_chrome
-from kineto_trace.formats.shared.text_sinks import TextSink
+from kineto_trace.formats.text_sinks import TextSink
 from support.trace_files.h200 import recording
 from support.trace_files.kinetos_columns import trace_of
 

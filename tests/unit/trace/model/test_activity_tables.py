@@ -1,6 +1,19 @@
-from kineto_trace.model.activity_table import ViewerRow
-from kineto_trace.model.activity_tables import CATEGORIES, KINDS, TABLES, numbers_of, tables_on
-from kineto_trace.model.event_kinds import MAX_ARGS
+from typing import Any
+
+import pytest
+from kineto_trace.decode.declared_records import own_table
+from kineto_trace.decode.rocprofiler_records import SCHEMA
+from kineto_trace.model.activity_tables import (
+    CATEGORIES,
+    KINDS,
+    MAX_ARGS,
+    TABLES,
+    ViewerRow,
+    declared_from_json,
+    declared_to_json,
+    numbers_of,
+    tables_on,
+)
 
 
 def test_tables_are_named_by_the_rows_that_they_stand_on() -> None:
@@ -34,3 +47,16 @@ def test_the_numbers_of_gpu_work_go_by_their_first_names() -> None:
         "bytes": "bytes",
     }  # fmt: skip
     assert numbers_of("gpu_memcpy")["device"] == "device"
+
+
+@pytest.mark.parametrize("name", ["rocm_memory", "rocm_scratch"])
+def test_a_table_of_rocm_is_read_back_as_it_was_stored(name: str) -> None:
+    table = own_table(name, SCHEMA.types[name])
+    assert declared_from_json(name, declared_to_json(table)) == table
+
+
+def test_a_column_that_queries_add_is_refused() -> None:
+    stored: Any = declared_to_json(own_table("rocm_memory", SCHEMA.types["rocm_memory"]))
+    stored["columns"][-1]["name"] = "end_ns"
+    with pytest.raises(ValueError, match="columns"):
+        declared_from_json("rocm_memory", stored)

@@ -1,8 +1,12 @@
 """Several sources of one target put together."""
 
+import gzip
+import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from kineto_agent.protocol.records import (
     OP,
@@ -14,24 +18,44 @@ from kineto_agent.protocol.records import (
     XPLANE_FORMAT,
 )
 from kineto_trace.conversion.target_conversion import convert_target
-from kineto_trace.decode.pti.pti_schemas import schema_of
+from kineto_trace.decode.hardware_counters import counter_table, samples_per_row
+from kineto_trace.decode.pti_records import schema_of
+from kineto_trace.errors import DamagedError, SpoolError
 from kineto_trace.formats.chrome.chrome_writer import write_chrome
 from kineto_trace.formats.perfetto.perfetto_writer import write_perfetto
-from kineto_trace.formats.shared.text_sinks import TextSink
+from kineto_trace.formats.text_sinks import TextSink
 from kineto_trace.model.context import Context
 from kineto_trace.model.source_coverage import SourceCoverage
-from kineto_trace.model.trace import OP_TABLES, Trace
-from kineto_trace.open.raw_target import load_target
+from kineto_trace.model.target_info import TargetInfo, raw_bytes
+from kineto_trace.model.trace import OP_TABLES, StringTable, Table, Trace
+from kineto_trace.open import raw_target
+from kineto_trace.open.raw_target import FoundCounters, counter_rows, load_kineto_target, load_target
 from kineto_trace.open.trace_opener import open_trace
+from kineto_trace.spool.counter_samples import (
+    CounterHeader,
+    SampledMetric,
+    TargetGpus,
+    row_type,
+    write_header,
+    write_rows,
+)
+from kineto_trace.spool.kineto_file import OnDemandRequest, kineto_file
 from kineto_trace.spool.raw_records import RawWriter
 from kineto_trace.store.parquet_folder import load_columns, save_columns
 from kineto_trace.structure.activity_links import whole_steps
+from support.peers.on_demand_kineto import trace_text
 from support.trace_files import traces
 from support.trace_files.declared import packed
 from support.trace_files.h200 import make_spool, recording, string_entry, target_of
 from support.xla.messages import PlaneMaker, begun_at, space
 
 RECORDING = "mlp-cupti130001"
+TRACE_ID = 42
+INFO = TargetInfo(capture_id="c1", host="node7", pid=99, process_name="python", labels={"team": "vision"}, rank=3)
+WHOLE = trace_text(TRACE_ID)
+HAS_BOTH = [{"id": 0, "uuid": "GPU-1"}, {"id": 1, "uuid": "GPU-0"}]
+ADDRESSES = {"GPU-0": "0000:c0:00.0", "GPU-1": "0000:c1:00.0"}
+PLACED: list[dict[str, Any]] = [{"id": 0, "pci_bus_id": "0000:c1:00.0"}, {"id": 1, "pci_bus_id": "0000:c0:00.0"}]
 
 
 def add_ops(target_dir: Path, records: list[bytes], source: str = "torch_ops") -> None:
@@ -212,3 +236,178 @@ def test_a_coverage_that_makes_no_sense_is_unknown(tmp_path: Path, covered: Any)
     make_spool(tmp_path, RECORDING)
     covered_ops(tmp_path, covered_ns=covered, losing_ns=covered)
     assert load_target(tmp_path).trace.coverage == ()
+
+
+def target_with(folder: Path, text: str | bytes) -> Path:
+    OnDemandRequest(trace_id=TRACE_ID, folder="/tmp", name="x_99.json").write(folder)
+    INFO.write(folder)
+    kineto_file(folder).write_bytes(text.encode() if isinstance(text, str) else text)
+    return folder
+
+
+def test_the_file_is_joined_with_what_the_daemon_knows(tmp_path: Path) -> None:
+    loaded = load_kineto_target(target_with(tmp_path, trace_text(TRACE_ID)))
+    target = loaded.trace.target
+    assert (target.capture_id, target.host, target.labels, target.rank) == ("c1", "node7", {"team": "vision"}, 3)
+    assert (target.complete, target.window_start_ns) == (True, loaded.trace.window_start_ns)
+    assert len(loaded.trace.table("cpu_op")) == 2
+    assert loaded.warnings == ()
+
+
+def test_a_target_that_was_not_converted_is_opened_by_its_file(tmp_path: Path) -> None:
+    assert len(open_trace(target_with(tmp_path, trace_text(TRACE_ID))).table("cpu_op")) == 2
+
+
+def test_a_file_without_activities_is_a_trace(tmp_path: Path) -> None:
+    assert not len(load_kineto_target(target_with(tmp_path, trace_text(TRACE_ID, []))).trace.table("cpu_op"))
+
+
+@pytest.mark.parametrize("tenths", range(11))
+def test_a_file_that_ends_too_early_is_damaged_wherever_it_ends(tmp_path: Path, tenths: int) -> None:
+    """Its length differs with the times in it, which no name of a test may: the workers must collect the same tests."""
+    with pytest.raises(DamagedError):
+        load_kineto_target(target_with(tmp_path, WHOLE[: (len(WHOLE) - 3) * tenths // 10]))
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (trace_text(TRACE_ID + 1), "has the trace id '43' instead of 42"),
+        (json.dumps({"traceEvents": []}), "has no trace id instead of 42"),
+        (gzip.compress(WHOLE.encode()), "does not begin as libkineto's files do"),
+        (json.dumps({"a": 1}), "has no traceEvents list"),
+    ],
+)
+def test_another_file_is_not_the_trace(tmp_path: Path, text: str | bytes, why: str) -> None:
+    with pytest.raises(DamagedError, match=why):
+        load_kineto_target(target_with(tmp_path, text))
+
+
+def sampled(target_dir: Path, number: int, times: list[tuple[int, int]]) -> None:
+    """A file of the host's GPU of this number."""
+    header = CounterHeader(
+        gpu_uuid=f"GPU-{number}", gpu_index=number, chip="GH100", interval_ns=10,
+        metrics=(SampledMetric(name="dram", label="DRAM", unit="%"),), set="", backend="cupti", library_version="1",
+    )  # fmt: skip
+    rows = np.zeros(len(times), row_type(1))
+    for row, (start, end) in zip(rows, times, strict=True):
+        row["start_ns"], row["end_ns"], row["values"] = start, end, number
+    (target_dir / "raw").mkdir(exist_ok=True)
+    with (target_dir / "raw" / f"GPU-{number}.counters").open("wb") as file:
+        write_header(file, header)
+        write_rows(file, rows)
+
+
+def found(target_dir: Path, devices: list[dict[str, Any]], *, used: tuple[int, ...] = ()) -> FoundCounters:
+    strings = StringTable()
+    work = [{"name": "gemm", "start": 100, "duration": 5, "device": device} for device in used]
+    tables = {"kernel": traces.table("kernel", work, strings)}
+    return counter_rows(target_dir, strings, devices=devices, tables=tables, window_ns=(100, 200))
+
+
+def by_device(counters: FoundCounters) -> dict[int, list[float]]:
+    table: Table | None = counters.table
+    if table is None:
+        return {}
+    return {
+        device: table["value"][table["device"] == device].tolist() for device in sorted(set(table["device"].tolist()))
+    }
+
+
+def test_a_file_is_of_the_device_with_its_uuid_and_within_the_window(tmp_path: Path) -> None:
+    sampled(tmp_path, 0, [(90, 100), (100, 110)])
+    sampled(tmp_path, 1, [(190, 200), (200, 210)])
+    read = found(tmp_path, HAS_BOTH)
+    assert (by_device(read), read.warnings) == ({0: [1.0], 1: [0.0]}, ())
+
+
+def test_a_file_into_which_nothing_has_been_written_is_none(tmp_path: Path) -> None:
+    sampled(tmp_path, 0, [(100, 110)])
+    (tmp_path / "raw" / "GPU-0.power.counters").touch()
+    read = found(tmp_path, HAS_BOTH)
+    assert (by_device(read), read.warnings) == ({1: [0.0]}, ())
+
+
+def test_without_uuids_the_only_gpu_of_the_process_is_the_only_device_at_work(tmp_path: Path) -> None:
+    sampled(tmp_path, 3, [(100, 110)])
+    TargetGpus(contexts=("GPU-3",)).write(tmp_path)
+    assert by_device(found(tmp_path, [{"id": 0}, {"id": 1}], used=(1, 1))) == {1: [3.0]}
+    assert by_device(found(tmp_path, [{"id": 0}])) == {0: [3.0]}
+
+
+@pytest.mark.parametrize(
+    ("contexts", "devices", "used"),
+    [
+        ((), [{"id": 0}], (0,)),  # the driver told nothing
+        (("GPU-3", "GPU-4"), [{"id": 0}], (0,)),
+        (("GPU-4",), [{"id": 0}], (0,)),
+        (("GPU-3",), [{"id": 0}, {"id": 1}], ()),
+        (("GPU-3",), [], (0, 1)),
+        (("GPU-3",), [], ()),
+    ],
+)
+def test_where_neither_tells_the_counters_are_left_out_and_a_warning_says_so(
+    tmp_path: Path, contexts: tuple[str, ...], devices: list[dict[str, Any]], used: tuple[int, ...]
+) -> None:
+    sampled(tmp_path, 3, [(100, 110)])
+    TargetGpus(contexts=contexts).write(tmp_path)
+    read = found(tmp_path, devices, used=used)
+    (warning,) = read.warnings
+    assert (by_device(read), warning.partition(": ")[0]) == ({}, "hardware counters of GPU 3 (GPU-3) are left out")
+
+
+def test_a_file_is_of_the_device_at_its_gpus_place_on_the_pci_bus(tmp_path: Path) -> None:
+    for number in range(2):
+        sampled(tmp_path, number, [(100, 110)])
+    TargetGpus(contexts=tuple(ADDRESSES), addresses=ADDRESSES).write(tmp_path)
+    read = found(tmp_path, PLACED, used=(0, 1))
+    assert (by_device(read), read.warnings) == ({0: [1.0], 1: [0.0]}, ())
+
+
+def test_a_gpu_at_another_place_and_partitions_without_one_are_told(tmp_path: Path) -> None:
+    sampled(tmp_path, 0, [(100, 110)])
+    TargetGpus(contexts=tuple(ADDRESSES), addresses=ADDRESSES).write(tmp_path)
+    (elsewhere,) = found(tmp_path, PLACED[:1], used=(0,)).warnings
+    assert elsewhere.endswith("it is none of the devices that the process sees")
+    (partitions,) = found(tmp_path, [PLACED[0], {"id": 1}, {"id": 2}], used=(0, 1, 2)).warnings
+    assert "does not say which of its devices that is" in partitions
+
+
+def test_a_gpu_that_the_process_does_not_see_and_a_mig_instance_are_told(tmp_path: Path) -> None:
+    sampled(tmp_path, 3, [(100, 110)])
+    (unseen,) = found(tmp_path, HAS_BOTH).warnings
+    assert unseen.endswith("it is none of the devices that the process sees")
+    (mig,) = found(tmp_path, [{"id": 0, "uuid": "MIG-3"}]).warnings
+    assert mig.endswith("the process uses a MIG instance, which has no counters of its own")
+
+
+def test_damaged_and_disordered_files_are_told_and_do_not_hide_the_others(tmp_path: Path) -> None:
+    sampled(tmp_path, 0, [(100, 110), (105, 120)])
+    (tmp_path / "raw" / "x.counters").write_bytes(b"KCSAMP01\xff")
+    (tmp_path / "raw" / "gpus.json").write_bytes(b"[")
+    read = found(tmp_path, HAS_BOTH)
+    assert by_device(read) == {1: [0.0]}
+    assert ["gpus.json" in read.warnings[0], "1 sample had" in read.warnings[1], "x.counters" in read.warnings[2]] == [
+        True
+    ] * 3
+
+
+def test_what_the_daemon_noted_is_kept_and_files_count_as_raw_data(tmp_path: Path) -> None:
+    assert TargetGpus.read(tmp_path) == TargetGpus()
+    sampled(tmp_path, 0, [(100, 110)])
+    size = raw_bytes(tmp_path)
+    TargetGpus(notes=("the counters end early",)).write(tmp_path)
+    assert found(tmp_path, HAS_BOTH).notes == ("the counters end early",)
+    assert size == (tmp_path / "raw" / "GPU-0.counters").stat().st_size
+    (tmp_path / "raw" / "gpus.json").write_bytes(b"{}" + bytes(2 << 20))
+    with pytest.raises(SpoolError, match=r"gpus\.json"):
+        TargetGpus.read(tmp_path)
+
+
+def test_samples_that_were_taken_together_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sampled(tmp_path, 0, [(100, 110), (110, 120), (120, 130)])
+    for function in (counter_table, samples_per_row):
+        monkeypatch.setattr(raw_target, function.__name__, partial(function, max_rows=2))
+    read = found(tmp_path, HAS_BOTH)
+    assert read.table is not None and read.table["duration"].tolist() == [20, 10]
+    assert read.warnings == ("hardware counters: there are so many samples that 2 neighbours are one, their mean",)

@@ -9,7 +9,7 @@ import pytest
 from kineto_trace.catalog.view_runner import run_view, text_bytes
 from kineto_trace.errors import FileError, TraceError
 from kineto_trace.formats.chrome.chrome_writer import write_chrome
-from kineto_trace.formats.shared.text_sinks import TextSink
+from kineto_trace.formats.text_sinks import TextSink
 from kineto_trace.open import remote_traces
 from kineto_trace.open.remote_traces import fetch, open_remote
 from kineto_trace.open.trace_discovery import find_traces
@@ -194,9 +194,21 @@ def test_a_folder_that_was_removed_is_not_made_anew(bucket: str, tmp_path: Path)
     assert not (tmp_path / "here").exists()
 
 
+@pytest.mark.parametrize("name", ["a::b", "a::memory:", "x::http:", "y::s3"])
+def test_a_name_of_an_object_is_no_chain_of_file_systems(tmp_path: Path, name: str) -> None:
+    store(tmp_path / f"job/{name}.kineto", rank=3, kernel_us=7)
+    assert kernels(f"file://{tmp_path}/job")[0] == [(3, 14)]
+    assert kernels(f"file://{tmp_path}/job/{name}.kineto")[0] == [(3, 14)]
+    with pytest.raises(FileError, match="nothing found"):
+        find_traces(f"file://{tmp_path}/job::http://127.0.0.1:1/")
+
+
 @pytest.mark.parametrize(
     ("url", "problem"),
     [
+        ("simplecache::file:///x", "traces are read from s3://, .*, not from 'simplecache::file'"),
+        ("zip://a::file:///x", "traces are read from s3://, .*, not from 'zip'"),
+        ("http://169.254.169.254/x", "traces are read from s3://, .*, not from 'http'"),
         ("ftp://h/p", "traces are read from s3://, gs://, az://, file:// and from this machine, not from 'ftp'"),
         ("file:///nonexistent/place", "nothing found"),
     ],

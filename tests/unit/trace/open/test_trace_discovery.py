@@ -9,7 +9,7 @@ import pytest
 from kineto_trace.errors import FileError
 from kineto_trace.formats.trace_export import export_trace
 from kineto_trace.open.trace_discovery import Source, find_traces, rank_notes
-from kineto_trace.open.trace_origin import origin_of
+from kineto_trace.open.trace_source import origin_of
 from kineto_trace.store.parquet_folder import save_columns
 from support.trace_files.traces import target, trace
 

@@ -7,9 +7,21 @@ from typing import Any
 import pytest
 from kineto_trace.errors import FileError
 from kineto_trace.snapshots import snapshot_reader
-from kineto_trace.snapshots.snapshot_reader import ACTIVE, AWAITING, INACTIVE, NO_STACK, MemorySnapshot, read_snapshot
+from kineto_trace.snapshots.snapshot_reader import (
+    ACTIVE,
+    AWAITING,
+    INACTIVE,
+    NO_STACK,
+    MemorySnapshot,
+    is_snapshot_file,
+    process_name,
+    read_snapshot,
+    snapshots_at,
+)
 from support.targets.fake_torch import FakeTorch
 from support.targets.memory_snapshots import ASKED, BASE, MIB, snapshot, write_snapshot
+
+NAME = "kineto-gpu7-42-c0ffee"
 
 
 def read(tmp_path: Path, value: Any) -> MemorySnapshot:
@@ -170,3 +182,34 @@ def test_a_large_file_is_refused_before_it_is_read(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(snapshot_reader, "MAX_BYTES", 100)
     with pytest.raises(FileError, match="max_entries"):
         read_snapshot(write_snapshot(tmp_path / "x.pickle"))
+
+
+def test_a_pickle_is_one_whatever_its_name(tmp_path: Path) -> None:
+    path = write_snapshot(tmp_path / "dump_snapshot.pickle")
+    assert snapshots_at(path) == [path]
+    assert process_name(path) == "dump_snapshot"
+
+
+def test_other_files_are_none(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text("{}")
+    assert not is_snapshot_file(tmp_path / "x.json")
+    assert not is_snapshot_file(tmp_path)
+    assert snapshots_at(tmp_path / "x.json") == snapshots_at(tmp_path / "none") == []
+
+
+def test_the_one_beside_a_trace_belongs_to_it(tmp_path: Path) -> None:
+    snapshot = write_snapshot(tmp_path / f"{NAME}.memory_snapshot.pickle")
+    trace = tmp_path / f"{NAME}.json.gz"
+    trace.write_bytes(b"")
+    assert snapshots_at(trace) == [snapshot]
+    assert process_name(snapshot) == NAME
+
+
+def test_those_in_folders_and_of_patterns_are_found_in_natural_order(tmp_path: Path) -> None:
+    paths = [write_snapshot(tmp_path / f"rank{rank}.memory_snapshot.pickle") for rank in (2, 10)]
+    stored = tmp_path / "targets" / "42"
+    stored.mkdir(parents=True)
+    inside = write_snapshot(stored / "memory_snapshot.pickle")
+    assert snapshots_at(tmp_path) == [*paths, inside]
+    assert snapshots_at(f"{tmp_path}/rank*.pickle") == paths
+    assert process_name(inside) == "42"

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 from kineto_trace.errors import ViewError
-from kineto_trace.snapshots.snapshot_figures import block_at, device_memory, lead
 from kineto_trace.snapshots.snapshot_reader import MemorySnapshot, read_snapshot
 from kineto_trace.snapshots.snapshot_results import (
     MAX_POINTS,
@@ -14,6 +13,9 @@ from kineto_trace.snapshots.snapshot_results import (
     NO_TIMES,
     SNAPSHOT_VIEWS,
     NamedSnapshot,
+    block_at,
+    device_memory,
+    lead,
     snapshot_results,
 )
 from kineto_trace.view_api.result import Result
@@ -62,8 +64,8 @@ def test_all_reserved_bytes_are_in_one_of_the_sums(made: MemorySnapshot) -> None
 
 def test_a_sentence_tells_the_figures(made: MemorySnapshot) -> None:
     assert lead(device_memory(made.segments)) == (
-        "GPU0: 22 MiB reserved in 2 segments, 8 MiB of it allocated (8 MiB asked for, 200 B rounding), 2 MiB waiting "
-        "for other streams, 10 MiB (45.5 %) free between blocks in use, 2 MiB in 1 segment without any, which "
+        "GPU0: 22 MiB reserved in 2 segments, 8 MiB of it allocated (8 MiB asked for, 200 bytes rounding), 2 MiB "
+        "waiting for other streams, 10 MiB (45.5 %) free between blocks in use, 2 MiB in 1 segment without any, which "
         "torch.cuda.empty_cache() gives back."
     )
     assert lead([]) == "The allocator holds no memory of CUDA."

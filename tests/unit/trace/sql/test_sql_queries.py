@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import duckdb
 import pytest
 from kineto_trace.errors import QueryError, ViewError
 from kineto_trace.model.context import Context
@@ -125,12 +126,53 @@ def test_what_is_no_query_or_fails_says_so(database: Database, sql: str, message
         database.query(sql)
 
 
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "EXPLAIN {}", "EXPLAIN ANALYZE {}", "explain\nanalyze\t{}", "EXPLAIN (FORMAT json) {}",
+        "EXPLAIN (ANALYZE, FORMAT json) {}", "EXPLAIN /* SELECT 1 */ ANALYZE {}", "/* EXPLAIN */ EXPLAIN {}",
+        "EXPLAIN ANALYZE -- SELECT 1\n{}", "{}", " ;{}", "SELECT 1; {}", "EXPLAIN SELECT 1; {}",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "CREATE TABLE a AS SELECT 1", "CREATE OR REPLACE TEMP VIEW kernel AS SELECT 1", "DROP VIEW kernel",
+        "INSERT INTO kernel VALUES (1)", "COPY kernel TO 'x.csv'", "ATTACH ':memory:' AS b", "PRAGMA version",
+        "SET threads = 1", "SET VARIABLE a = 1", "INSTALL json", "LOAD json", "CALL pragma_version()", "CHECKPOINT",
+        "PREPARE a AS SELECT 1", "EXECUTE a", "EXPORT DATABASE 'x'", "BEGIN", "USE memory", "VACUUM",
+    ],
+)  # fmt: skip
+def test_nothing_but_a_query_is_run(database: Database, sql: str, statement: str) -> None:
+    with pytest.raises(QueryError):
+        database.query(sql.format(statement))
+    assert database.query("SELECT count(*) AS n FROM kernel").rows() == [{"n": 2}]
+    assert database.query("SELECT count(*) AS n FROM duckdb_tables()").rows() == [{"n": 0}]
+
+
+@pytest.mark.parametrize(
+    "head", ["EXPLAIN ", "EXPLAIN ANALYZE ", "explain analyze\n", "EXPLAIN (FORMAT json) ", "EXPLAIN (ANALYZE) "]
+)
+@pytest.mark.parametrize("query", ["SELECT 1", "(SELECT 1)", "FROM kernel", "WITH a AS (SELECT 1) FROM a"])
+def test_a_query_can_be_explained(database: Database, head: str, query: str) -> None:
+    assert database.query(head + query).rows()[0]["explain_key"]
+
+
 def test_no_file_can_be_read(database: Database, tmp_path: Path) -> None:
     path = tmp_path / "secret.csv"
     path.write_text("a,b\n1,2\n")
     for sql in (f"SELECT * FROM read_csv('{path}')", f"SELECT * FROM '{path}'", f"SELECT * FROM glob('{tmp_path}/*')"):
         with pytest.raises(QueryError):
             database.query(sql)
+
+
+def test_what_is_closed_to_queries_stays_closed(database: Database) -> None:
+    names = ("autoinstall_known_extensions", "autoload_known_extensions", "enable_external_access")
+    found = database.query(f"SELECT name, value FROM duckdb_settings() WHERE name IN {names} ORDER BY name").rows()
+    assert found == [{"name": name, "value": "false"} for name in names]
+    for setting in ("threads = 1", "lock_configuration = false"):
+        with pytest.raises(duckdb.InvalidInputException, match="configuration has been locked"):
+            database._connection.execute(f"SET {setting}")
 
 
 def test_variables_of_the_program_are_no_tables(database: Database) -> None:

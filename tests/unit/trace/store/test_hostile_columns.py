@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from kineto_trace.base import quantities
 from kineto_trace.errors import SpoolError
 from kineto_trace.store.parquet_folder import load_columns, save_columns
 from support.trace_files.traces import trace
@@ -111,6 +112,42 @@ def test_strings_that_are_none_are_a_spool_error(folder: Path, texts: pa.Array) 
     describe(folder, lambda document: document["strings"].update(bytes=path.stat().st_size, count=len(texts)))
     with pytest.raises(SpoolError):
         read_all(folder)
+
+
+@pytest.mark.parametrize(("column", "type_"), [("start", pa.int64()), ("name", pa.int32())])
+def test_a_table_that_takes_more_memory_than_is_free_is_not_read(
+    folder: Path, column: str, type_: pa.DataType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, rows = folder / "kernel.parquet", 1 << 22
+    pq.write_table(pa.table({column: pa.array(np.zeros(rows), type_)}), path)
+    assert path.stat().st_size < 20_000
+    size = path.stat().st_size
+    describe(folder, lambda document: document["tables"]["kernel"].update(rows=rows, columns=[column], bytes=size))
+    monkeypatch.setattr(pq.ParquetFile, "read", lambda *_args, **_more: pytest.fail("it was read"))
+    monkeypatch.setattr(quantities, "free_memory", lambda: quantities.KEPT_FREE_BYTES + rows)
+    with pytest.raises(MemoryError, match=r"kernel.parquet needs \d+ MiB of memory more; 260 MiB are free"):
+        load_columns(folder).table("kernel")[column]
+
+
+def test_more_strings_than_there_should_be_are_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = folder / "strings.parquet"
+    pq.write_table(pa.table({"text": pa.array(["x" * 1000] * 10_000)}), path)
+    describe(folder, lambda document: document["strings"].update(bytes=path.stat().st_size))
+    monkeypatch.setattr(pq.ParquetFile, "read", lambda *_args, **_more: pytest.fail("they were read"))
+    with pytest.raises(SpoolError, match="10000 strings, not 3"):
+        list(load_columns(folder).strings)
+
+
+def test_too_little_memory_is_no_damage(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(*_arguments: object, **_more: object) -> None:
+        raise pa.ArrowMemoryError("malloc of size 838860800 failed")
+
+    monkeypatch.setattr(pq.ParquetFile, "read", read)
+    trace = load_columns(folder)
+    with pytest.raises(MemoryError):
+        trace.table("kernel")["start"]
+    with pytest.raises(MemoryError):
+        list(trace.strings)
 
 
 def test_a_description_nested_without_end_is_a_spool_error(folder: Path) -> None:

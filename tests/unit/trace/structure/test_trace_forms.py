@@ -7,7 +7,7 @@ from kineto_trace.model.context import Context
 from kineto_trace.model.trace import Trace
 from kineto_trace.sql import Database
 from kineto_trace.sql.arrow_tables import SqlSource
-from kineto_trace.structure.trace_forms import as_meant
+from kineto_trace.structure.trace_forms import with_current_forms
 from support.trace_files.chrome_files import event, load_events, names, written
 
 
@@ -36,7 +36,7 @@ def test_work_of_mtia_is_device_activity() -> None:
 
 
 def test_waits_of_mtia_are_no_work() -> None:
-    meant = Context(run_on_mtia()).get(as_meant).trace
+    meant = Context(run_on_mtia()).get(with_current_forms).trace
     assert names(meant, "other") == ["event_wait"]
 
 
@@ -53,7 +53,7 @@ RANGES = ("ProfilerStep#1", "enumerate(DataLoader)#_MultiProcessingDataLoaderIte
 def test_ranges_that_old_files_call_operators_are_annotations(name: str) -> None:
     trace = load_events(event("Operator", name, 0, 50), event("Operator", "aten::add_", 10, 5))
     assert run_view("operators", trace).values("name") == ["aten::add_"]
-    assert names(Context(trace).get(as_meant).trace, "user_annotation") == [name]
+    assert names(Context(trace).get(with_current_forms).trace, "user_annotation") == [name]
 
 
 def test_steps_of_old_files_are_still_found() -> None:
@@ -66,14 +66,14 @@ def test_annotations_of_the_file_stay() -> None:
         event("user_annotation", "mine", 0, 50, args={"External id": 3, "Ev Idx": 4}),
         event("cpu_op", "DataParallel.forward", 0, 40, args={"External id": 2, "Sequence number": 5}),
     )
-    meant = Context(trace).get(as_meant).trace
+    meant = Context(trace).get(with_current_forms).trace
     assert names(meant, "user_annotation") == ["mine", "DataParallel.forward"]
     assert meant.table("user_annotation").origin["event_index"].tolist() == [4, 0]
 
 
 def test_a_trace_of_today_is_the_same() -> None:
     context = Context(load_events(event("user_annotation", "ProfilerStep#1", 0, 50), event("cpu_op", "aten::mm", 1, 2)))
-    assert context.get(as_meant) is context
+    assert context.get(with_current_forms) is context
 
 
 def test_to_sql_work_of_mtia_is_kernels_and_copies() -> None:

@@ -22,7 +22,7 @@ def test_units_are_those_that_the_page_shows(kind: str, measured: str, shown: st
     ("value", "kind", "measured", "shown"),
     [
         (1234.5, "float", "us", "1.23 ms"),
-        (0.5, "float", "us", "0.5 µs"),
+        (0.5, "float", "us", "500 ns"),
         (2.5e6, "float", "us", "2.5 s"),
         (3 << 20, "int", "bytes", "3 MiB"),
         (12.34, "float", "%", "12.3 %"),

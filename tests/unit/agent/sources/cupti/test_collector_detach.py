@@ -1,9 +1,24 @@
 """CUPTI is out of the process after a capture, or the user is told why not."""
 
+from __future__ import annotations  # the agent's tests run under 3.9
+
+import time
 from pathlib import Path
+from typing import Callable
 
 import pytest
-from support.agent.collector import LONG_MS, another_collector, calling, fake_cuda, maps_with, own_warnings, recording
+from support.agent.collector import (
+    LONG_MS,
+    another_collector,
+    calling,
+    fake_cuda,
+    maps_with,
+    own_warnings,
+    recording,
+    request,
+    source,
+)
+from support.waiting import until
 
 
 def test_cupti_is_finalized_inside_the_end_of_a_cuda_call() -> None:
@@ -161,3 +176,32 @@ def test_another_tool_that_has_recorded_keeps_cupti_attached(tmp_path: Path) -> 
         outcome = session.stop()
     assert outcome.detach_ns == 0
     assert "another tool's use of CUPTI" in own_warnings(outcome.warnings)[-1]
+
+
+@pytest.mark.slow  # the collector waits 3 s for cuptiFinalize
+def test_a_cuptifinalize_that_has_not_returned_is_told_until_it_has() -> None:
+    cuda = fake_cuda(finalize_delay_ms=LONG_MS)
+    told: list[tuple[str, Callable[[], int]]] = []
+    wanted = request(["kernel"])._replace(tell_call=lambda call, since_ns: told.append((call, since_ns)))
+    before_ns = time.time_ns()
+    session = source(2_000).prepare(wanted)
+    session.start()
+    with calling(cuda):
+        outcome = session.stop()
+        session.close()
+        call, since_ns = told[-1]
+        assert before_ns < since_ns() < time.time_ns()
+        cuda.set("finalize_delay_ms", 0)
+        until(lambda: since_ns() == 0, "cuptiFinalize has returned")
+    assert call == "cuptiFinalize"
+    assert outcome.incomplete.startswith("cuptiFinalize has not returned")
+
+
+def test_cuptis_first_call_is_told_before_it_is_made_and_once_it_has_returned() -> None:
+    fake_cuda()
+    told: list[tuple[str, bool]] = []
+    wanted = request(["kernel"])._replace(tell_call=lambda call, since_ns: told.append((call, since_ns() > 0)))
+    session = source().prepare(wanted)
+    session.start()
+    session.close()
+    assert told == [("cuptiSubscribe", True), ("cuptiSubscribe", False)]

@@ -233,6 +233,19 @@ def test_a_buffer_for_each_of_many_threads_is_there() -> None:
     assert (outcome.counts.records, outcome.counts.dropped) == (4000, 0)
 
 
+@pytest.mark.parametrize(
+    ("limit_bytes", "launches"),
+    [(16 * MIB, 300), (DEFAULT_LIMIT, 280_000 // 64)],
+    ids=["little memory", "0.4 s of 700,000 launches a second"],
+)
+def test_nothing_is_dropped_while_the_daemon_does_not_read_for_a_while(limit_bytes: int, launches: int) -> None:
+    cuda = fake_cuda()
+    with recording(["kernel", "cuda_runtime"], limit_bytes=limit_bytes) as (session, _):
+        cuda.storm(threads=64, launches=launches)
+        outcome = session.stop()
+    assert (outcome.counts.records, outcome.counts.dropped) == (2 * 64 * launches, 0)
+
+
 def test_two_captures_in_a_row_give_the_same_counts() -> None:
     cuda = fake_cuda()
     finalized = cuda.finalized

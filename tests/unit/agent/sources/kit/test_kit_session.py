@@ -1,31 +1,140 @@
 """What a session of a kit vendor records, refuses and warns about."""
 
+from __future__ import annotations  # the agent's tests run under 3.9
+
+import ctypes
+import functools
 import os
+import struct
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from kineto_agent.protocol import records
-from kineto_agent.sources.interface import SourceError
+from kineto_agent.protocol.records import HEADED_RECORD, KIND_TEXT
+from kineto_agent.sources.interface import SourceError, SourceRequest
 from kineto_agent.sources.kit import kit_binding, kit_session
 from kineto_agent.sources.kit.kit_session import KitSession, Vendor
-from support.agent.arenas import ArenaReader
-from support.agent.kit import (
-    CALL,
-    FAKE_KERNEL,
-    KERNEL,
-    NAMES,
-    PATH,
-    fake,
-    headed,
-    prepare,
-    recording,
-)
-from support.machine.native import COLLECTOR, FAKES, ROOT, build
+from support.agent.arenas import ArenaReader, Buffer
+from support.machine.native import COLLECTOR, FAKES, ROOT, build, fake_vendor
 from support.waiting import scaled, until
+
+MIB = 1 << 20
+KERNEL, CALL = 1, 6
+NAMES = 16  # string space
+FAKE_KERNEL = struct.Struct("<IIQQQQ24x")  # kind, stream, name, start, end, number
+PATH = "/opt/fake/libfake.so"
+_DEFAULTS = {"when_full": 2, "version": 7}
+_FAULTS = (
+    "refuse_kind", "start_fails", "open_fails", "by_text", "hold_a_buffer", "unreadable_names", "one_wide_kernel",
+    "flush_delay_ms", "problem", "bad_name", "next_dropped",
+)  # fmt: skip
+
+
+class FakeVendor:
+    """The made-up vendor, lending or pushing: program faults, launch kernels, read what it recorded."""
+
+    def __init__(self, *, pushes: bool) -> None:
+        self._code = "PUSHING" if pushes else "FAKE"
+        self.path = fake_vendor(pushes=pushes)
+        self._library = ctypes.CDLL(str(self.path))
+        for name in ("written", "refused", "misused", "releases"):
+            getattr(self._library, "fake_vendor_" + name).restype = ctypes.c_uint64
+
+    def set(self, key: str, value: int) -> None:
+        """Program a fault (the keys are in fake_vendor.h)."""
+        if self._library.fake_vendor_set(key.encode(), ctypes.c_long(value)) != 0:
+            raise KeyError(key)
+
+    def launch(self, name: str = "kernel", count: int = 1, stream: int = 0) -> None:
+        """Launches `count` kernels, with a call record each."""
+        self._library.fake_vendor_launch(name.encode(), count, stream)
+
+    @property
+    def misused(self) -> int:
+        """Calls of the vendor out of order, or in a forked child."""
+        return int(self._library.fake_vendor_misused())
+
+    @property
+    def releases(self) -> int:
+        """How many recordings were released."""
+        return int(self._library.fake_vendor_releases())
+
+    def vendor(self, releases: dict[int, str] | None = None) -> Vendor:
+        """What a source says of it."""
+        return Vendor(
+            name=str(self.path),
+            title="the fake",
+            code=self._code,
+            format="fake/1",
+            kinds={"fake_kernel": (KERNEL,), "fake_call": (CALL,)},
+            releases=releases,
+            buffer_bytes=64 * 1024,
+        )
+
+
+@functools.cache
+def _loaded(pushes: bool) -> FakeVendor:
+    return FakeVendor(pushes=pushes)
+
+
+def fake(*, pushes: bool = False, **faults: int) -> FakeVendor:
+    """The process's fake vendor with exactly these faults."""
+    loaded = _loaded(pushes)
+    for key in _FAULTS:
+        loaded.set(key, 0)
+    for key, value in {**_DEFAULTS, **faults}.items():
+        loaded.set(key, value)
+    return loaded
+
+
+def prepare(
+    vendor: FakeVendor,
+    types: tuple[str, ...] = ("fake_kernel", "fake_call"),
+    *,
+    limit_bytes: int = 16 * MIB,
+    releases: dict[int, str] | None = None,
+    yields: bool = True,
+) -> KitSession:
+    """A session that has not begun."""
+    request = SourceRequest(frozenset(types), limit_bytes, {})
+    return kit_session.prepare(vendor.vendor(releases), PATH, request, yields=yields, metadata={"own": "fact"})
+
+
+@contextmanager
+def recording(
+    vendor: FakeVendor,
+    types: tuple[str, ...] = ("fake_kernel", "fake_call"),
+    *,
+    limit_bytes: int = 16 * MIB,
+    yields: bool = True,
+) -> Iterator[tuple[KitSession, ArenaReader]]:
+    """A started session and a daemon's view of its arena; closed in any case."""
+    session = prepare(vendor, types, limit_bytes=limit_bytes, yields=yields)
+    try:
+        with ArenaReader(session.arena_fd) as reader:
+            session.start()
+            yield session, reader
+    finally:
+        session.close()
+
+
+def headed(buffers: list[Buffer]) -> list[tuple[int, bytes]]:
+    """The pushed records of buffers, with their kinds and padding; without texts."""
+    found = []
+    for buffer in buffers:
+        at = 0
+        while at < len(buffer.data):
+            kind, size = HEADED_RECORD.unpack_from(buffer.data, at)
+            if kind != KIND_TEXT:
+                found.append((kind, buffer.data[at + HEADED_RECORD.size : at + size]))
+            at += size
+    return found
 
 
 def names_of_kernels(reader: ArenaReader) -> list[str]:
@@ -234,7 +343,7 @@ def test_a_flush_that_does_not_return_ends_the_trace_early_and_the_next_is_refus
     assert caught.value.reason_code == "FAKE_BUSY"
     vendor.set("flush_delay_ms", 0)
 
-    def next_one() -> "KitSession | None":
+    def next_one() -> KitSession | None:
         try:
             return prepare(vendor)
         except SourceError:
@@ -322,7 +431,7 @@ def test_a_forked_child_is_refused_and_its_late_records_go_nowhere() -> None:
 
 RECORDS_AND_EXITS = """
 import sys
-from support.agent.kit import fake, prepare
+from test_kit_session import fake, prepare
 vendor = fake(pushes={pushes})
 session = prepare(vendor)
 session.start()
@@ -334,7 +443,7 @@ vendor.launch("gemm", count=3000)
 
 @pytest.mark.parametrize("pushes", [False, True])
 def test_an_exit_while_recording_is_clean_and_leaves_the_records(pushes: bool) -> None:
-    path = os.pathsep.join(str(ROOT / part) for part in ("agent", "tests"))
+    path = os.pathsep.join(map(str, (ROOT / "agent", ROOT / "tests", Path(__file__).parent)))
     with subprocess.Popen(
         [sys.executable, "-c", RECORDS_AND_EXITS.format(pushes=pushes)],
         env={**os.environ, "PYTHONPATH": path},

@@ -225,8 +225,8 @@ def work():
     pass
 recording = Recording(limit_bytes=32 << 20)
 before = rss_bytes()
-kept, recording._parts = recording._parts, type("", (), {"append": lambda self, data: sizes.append(len(data))})()
-sizes = []
+kept, sizes = recording._daemon.taken, []
+recording._daemon.taken = type("", (), {"append": lambda self, buffer: sizes.append(len(buffer.data))})()
 for _ in range(200):
     for _ in range(10_000):
         work()
@@ -236,7 +236,7 @@ for _ in range(200):
         states = recording._reader.states()
 assert sum(sizes) > 40 << 20
 assert rss_bytes() - before < 40 << 20
-recording._parts = kept
+recording._daemon.taken = kept
 outcome, _data, _names = recording.stop()
 assert outcome.counts.records > 4_000_000 and not outcome.counts.dropped and not outcome.incomplete, outcome
 """

@@ -5,12 +5,12 @@ import io
 import sys
 import tokenize
 import zlib
-from types import FunctionType
+from types import FunctionType, SimpleNamespace
 from typing import Any, Dict, List, Tuple
 
 import pytest
 from kineto_agent.protocol.records import PYTHON_BYTECODE, SPACE_PYTHON_BYTECODE, SPACE_PYTHON_CODE
-from kineto_agent.sources.python.opcode_tables import opcode_table
+from kineto_agent.sources.python.stack_sampling import opcode_table
 from support.agent.agent_daemon import code_of
 from support.agent.stack_recorder import Recorder
 
@@ -83,6 +83,16 @@ def test_caches_follow_their_instructions() -> None:
     instructions = list(dis.get_instructions(compress))
     lengths = [after.offset - before.offset for before, after in zip(instructions, instructions[1:])]
     assert lengths == [2 * (1 + table[each.opname][0]) for each in instructions[:-1]]
+
+
+@with_callees
+def test_instructions_that_tools_and_compilers_put_in_place_and_pseudo_instructions_are_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    of_3_14 = {"ADD": 44, "ADD_INT": 129, "INSTRUMENTED_CALL": 240, "ENTER_EXECUTOR": 255, "JUMP": 256}
+    known = {"_inline_cache_entries": {"ADD": 5}, "_all_opmap": of_3_14, "deoptmap": {"ADD_INT": "ADD"}, "opname": []}
+    monkeypatch.setitem(sys.modules, "dis", SimpleNamespace(**known))
+    assert opcode_table() == {"ADD": [5, 44, 129]}
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 11), reason="code objects have columns")

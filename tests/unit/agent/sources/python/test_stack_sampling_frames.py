@@ -112,7 +112,7 @@ def test_stacks_of_code_that_calls_all_the_time_are_true(recorder: Recorder) -> 
         return 1
 
     def busy() -> None:
-        enough = recorder.session.ticks() + 600
+        enough = recorder.session.ticks() + 400
         while recorder.session.ticks() < enough:
             for _ in range(200):
                 f()
@@ -148,7 +148,7 @@ def misjudged(recorder: Recorder) -> float:
 
     spent: Dict[str, int] = {"calls": 0, "plain_loop": 0}
     works: List[Tuple[str, Callable[[], int]]] = [("calls", calls), ("plain_loop", plain_loop)]
-    enough = recorder.session.ticks() + 700
+    enough = recorder.session.ticks() + 300  # the share of either is known to 3 % then
     while recorder.session.ticks() < enough:
         for name, work in works:
             begin = time.perf_counter_ns()
@@ -162,13 +162,13 @@ def misjudged(recorder: Recorder) -> float:
 @pytest.mark.slow
 def test_shares_of_short_functions_are_those_of_their_time() -> None:
     """A sampler that drops what it cannot read in time would misjudge them."""
-    found = []
-    for _ in range(5):
+    found: list[float] = []
+    while len(found) < 5 and sum(each < 0.12 for each in found) < 3:
         with contextlib.closing(Recorder(stack_sample_hz=1000)) as recorder:
             found.append(misjudged(recorder))
     # With walks repeated until one fits it was 0.10 to 0.17 on a loaded machine; 0.08 is seen on 3.9 with an idle one,
     # and 0.13 once in some dozens of recordings beside other work.
-    assert sorted(found)[2] < 0.12
+    assert sum(each < 0.12 for each in found) == 3, found
 
 
 @pytest.mark.slow
@@ -180,7 +180,7 @@ def test_threads_that_come_and_go_are_survived_and_named(recorder: Recorder) -> 
         end = recorder.session.ticks() + 2
         until(lambda: recorder.session.ticks() >= end, "it samples")
 
-    for _ in range(50):
+    for _ in range(30):
         threads = [threading.Thread(target=brief) for _ in range(4)]
         for thread in threads:
             thread.start()
@@ -203,12 +203,12 @@ def test_recursion_at_all_depths_is_read(recorder: Recorder) -> None:
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(20_000)
     try:
-        enough = recorder.session.ticks() + 400
+        enough = recorder.session.ticks() + 200
         while recorder.session.ticks() < enough:
             down(600)
     finally:
         sys.setrecursionlimit(limit)
     samples = [sample for sample in own(recorder) if "down" in plain(sample.stack)]
-    assert len(samples) > 200
+    assert len(samples) > 100
     assert max(len(sample.stack) for sample in samples) == 256
     assert recorder.outcome.metadata["torn_samples"] <= 0.05 * len(samples)

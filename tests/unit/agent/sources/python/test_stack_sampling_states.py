@@ -292,7 +292,7 @@ def test_threads_that_share_one_cpu_are_ready_and_not_idle(recorder: Recorder) -
         hashlib.sha256(data).digest()
 
     others = [Busy(pinned) for _ in range(4)]
-    recorder.wait(200)
+    recorder.wait(50)
     for other in others:
         other.end()
     samples = recorder.stop()

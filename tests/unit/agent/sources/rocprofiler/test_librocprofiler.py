@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Optional
 
 import pytest
-from kineto_agent.sources.rocprofiler import library_state, librocprofiler
+from kineto_agent.sources.rocprofiler import gpu_activities
 
 
 def maps(folder: Path, *libraries: str) -> str:
@@ -15,7 +15,7 @@ def maps(folder: Path, *libraries: str) -> str:
 
 def find(folder: Path, *libraries: str, variable: str = "") -> Optional[str]:
     environ = {"KINETO_ROCPROFILER_LIBRARY": variable} if variable else {}
-    return librocprofiler.find(environ, maps(folder, *libraries))
+    return gpu_activities.find(environ, maps(folder, *libraries))
 
 
 def test_without_hip_there_is_nothing_to_trace(tmp_path: Path) -> None:
@@ -47,12 +47,12 @@ def test_the_variable_names_one_where_none_is_loaded(tmp_path: Path) -> None:
 
 
 def test_a_runtime_is_up_once_the_device_is_open(tmp_path: Path) -> None:
-    assert not library_state.runtime_is_up(str(tmp_path))
+    assert not gpu_activities.runtime_is_up(str(tmp_path))
     (tmp_path / "3").symlink_to("/dev/kfd")
     (tmp_path / "4").touch()
-    assert library_state.runtime_is_up(str(tmp_path))
-    assert not library_state.runtime_is_up(str(tmp_path / "nowhere"))
+    assert gpu_activities.runtime_is_up(str(tmp_path))
+    assert not gpu_activities.runtime_is_up(str(tmp_path / "nowhere"))
 
 
 def test_a_library_that_is_not_loaded_is_not_asked(tmp_path: Path) -> None:
-    assert library_state.look(str(tmp_path / "librocprofiler-sdk.so.1")) is None
+    assert gpu_activities.state_of(str(tmp_path / "librocprofiler-sdk.so.1")) is None

@@ -72,7 +72,7 @@ def test_backward_ops_on_autograds_threads_name_the_forward_thread() -> None:
 def test_shapes_are_what_torchs_profiler_has() -> None:
     run("""
         import json, tempfile
-        from kineto_trace.decode.torch.torch_inputs import inputs_text
+        from kineto_trace.decode.torch.torch_ops import inputs_text
         def work():
             train(model())
             a = torch.randn(2, 3)

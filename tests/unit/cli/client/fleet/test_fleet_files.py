@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kinetoctl.client.fleet import fleet_files
-from kinetoctl.client.fleet.host_run import Fleet, FleetQuiet, HostRun
-from kinetoctl.client.hosts.host_targets import Place
+from kinetoctl.client.fleet.host_run import Fleet, HostRun
+from kinetoctl.client.host_targets import Place
+from kinetoctl.client.tracing import Quiet
 from support.service.fake_profiler import WAIT_FOR_CANCEL, FakeProfiler, serve
 from support.waiting import scaled, until
 
@@ -26,6 +27,6 @@ def test_who_leaves_does_not_wait_for_a_host_that_says_nothing(tmp_path: Path, m
         monkeypatch.setattr(fleet_files, "wait", leave)
         began = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
-            fleet_files.fetch_all(Fleet("f1", [member]), tmp_path, FleetQuiet(), timeout_s=30)
+            fleet_files.fetch_all(Fleet("f1", [member]), tmp_path, Quiet(), timeout_s=30)
         assert time.monotonic() - began < scaled(15)
     assert (member.paths, member.problems) == ({}, [])

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 from kinetoctl.web.analyses import analysis_queue
-from kinetoctl.web.analyses.analysis_queue import FAILURE_S, AnalysisQueue, Computing, TooBusy
-from kinetoctl.web.analyses.result_cache import ResultCache
+from kinetoctl.web.analyses.analysis_queue import FAILURE_S, AnalysisQueue, Computing, ResultCache, TooBusy
 from kinetoctl.web.analyses.worker_process import AnalysisFailed, WorkerLimits
 from support.waiting import scaled
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from kinetoctl.base.common_options import CommonOptions
-from kinetoctl.base.temporary_folders import removable_folder
+from kinetoctl.base.value_types import removable_folder
 from kinetoctl.errors import NotFound
 from kinetoctl.web.analyses import trace_list
 from kinetoctl.web.analyses.analysis_queue import Computing

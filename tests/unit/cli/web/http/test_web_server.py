@@ -10,13 +10,14 @@ from io import BytesIO
 
 import pytest
 from kinetoctl.web.http import web_server
-from kinetoctl.web.http.request_handler import RequestHandler, WebSite
-from kinetoctl.web.http.request_parts import MAX_FORM_BYTES, MAX_TARGET_BYTES
+from kinetoctl.web.http.request_handler import MAX_FORM_BYTES, MAX_TARGET_BYTES, RequestHandler, WebSite
 from kinetoctl.web.http.security import origin
 from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest
 from kinetoctl.web.http.web_server import MAX_CONNECTIONS, REQUEST_S, WebServer
 from support.waiting import scaled, until
 from support.web.browsing import exchange
+
+FORM = "Content-Type: application/x-www-form-urlencoded"
 
 
 class Clock:
@@ -130,14 +131,36 @@ def test_headers_are_limited() -> None:
         assert status(get(server, "/", "X-Long: " + "x" * 70_000)) == 431
 
 
+@pytest.mark.parametrize(
+    ("long", "said"),
+    [
+        ("GET /" + "x" * 70_000, HTTPStatus.REQUEST_URI_TOO_LONG.phrase),
+        ("GET / HTTP/1.1\r\nX: " + "x" * 70_000, "Line too long"),
+    ],
+)
+def test_what_python_refuses_ends_the_connection_and_says_why(long: str, said: str) -> None:
+    with serving() as server:
+        head, _, body = exchange(server.port, f"{long}\r\n\r\n".encode()).partition(b"\r\n\r\n")
+    assert b"\r\nConnection: close" in head
+    assert body.decode().strip() == said
+
+
+def test_a_request_for_another_host_or_from_another_site_is_refused() -> None:
+    with serving() as server:
+        assert (
+            status(exchange(server.port, b"GET / HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n")) == 421
+        )
+        foreign = f"POST / HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n{FORM}\r\nContent-Length: 0\r\n\r\n"
+        assert status(exchange(server.port, foreign.encode())) == 403
+        answer = post(server, FORM, "Content-Length: 3", body=b"a=b")
+        assert b"\r\nConnection: close" in answer.partition(b"\r\n\r\n")[0]  # what follows a form is not read
+
+
 @pytest.mark.parametrize("names", [("evil.example", ""), ("", "evil.example"), ("", "")])
 def test_a_request_that_names_two_hosts_is_refused(names: tuple[str, str]) -> None:
     with serving() as server:
         hosts = "".join(f"Host: {name or f'127.0.0.1:{server.port}'}\r\n" for name in names)
         assert status(exchange(server.port, f"GET / HTTP/1.1\r\n{hosts}Connection: close\r\n\r\n".encode())) == 400
-
-
-FORM = "Content-Type: application/x-www-form-urlencoded"
 
 
 @pytest.mark.parametrize(
@@ -184,7 +207,12 @@ def test_an_idle_connection_is_closed() -> None:
     clock = Clock()
     with serving(clock=clock) as server, socket.create_connection(("127.0.0.1", server.port), scaled(30)) as sock:
         until(lambda: bool(server.deadlines._deadlines), "the connection is open")
-        clock.now = web_server.IDLE_S
+
+        def closed_later() -> bool:  # its handler may begin to wait only now
+            clock.now += web_server.IDLE_S
+            return not server.deadlines._deadlines
+
+        until(closed_later, "it is closed")
         assert sock.recv(1) == b""
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from kineto_protos.v1 import profiler_pb2 as pb
 from kinetoctl.base.common_options import CommonOptions
 from kinetoctl.web.analyses.trace_library import TraceLibrary
-from kinetoctl.web.http.sessions import WebSession
+from kinetoctl.web.http.security import WebSession
 from kinetoctl.web.http.web_messages import WebRequest
 from kinetoctl.web.pages.daemons import OneDaemon
 from kinetoctl.web.pages.live_page import live_page

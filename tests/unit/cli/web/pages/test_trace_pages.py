@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kineto_trace.html.view_heads import view_title
+from kineto_trace.html.templates import view_title
 from kineto_trace.model.target_info import TargetInfo
 from kineto_trace.store.parquet_folder import save_columns
 from support.counters.trace_samples import sample

@@ -1,6 +1,7 @@
 """The doors without a daemon: who is let in, and what a client cannot hold up."""
 
 import contextlib
+import datetime
 import os
 import socket
 import ssl
@@ -8,23 +9,31 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives import serialization
 from kinetoctl.errors import Refused
 from kinetoctl.web.http.web_messages import WebAnswer, WebRequest
 from kinetoctl.web.http.web_server import REQUEST_S
 from kinetoctl.web.shared.doors import (
+    MAX_HEAD_BYTES,
     MAX_OF_USER,
+    PageUser,
     ProxyEntrance,
+    SharedSite,
     TlsEntrance,
+    UnknownUser,
     WebDoor,
     WebEntrance,
     WebTlsFiles,
     listening_tcp,
     listening_unix,
+    of_certificate,
+    of_header,
+    of_tls,
 )
-from kinetoctl.web.shared.http_connection import MAX_HEAD_BYTES, SharedSite
-from kinetoctl.web.shared.page_user import PageUser
 from support.peers.certificates import Authority
 from support.waiting import scaled, until
 
@@ -143,6 +152,18 @@ def test_only_the_configured_proxies_are_read() -> None:
         assert answered(path, head("GET / HTTP/1.1", NAMED)) == b""
 
 
+def test_who_is_refused_all_the_time_is_one_line_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    entrance = ProxyEntrance({os.geteuid() + 61_000}, "X-Remote-User", clock)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        for clock.now in (0.0, 1.0, 59.0, 61.0):
+            assert entrance.key(ours, None) is None
+    assert [record.message for record in caplog.records] == [
+        f"a connection of uid {os.geteuid()} was closed: it is none of the proxies"
+    ] * 2
+
+
 def test_a_request_that_drips_is_cut() -> None:
     clock = Clock()
     with proxied(clock) as path, connected(path) as sock:
@@ -234,12 +255,23 @@ def test_one_certificate_has_so_many_connections(files: WebTlsFiles, authority: 
                 assert b"CN:bea" in everything(sock)
 
 
-def test_renewed_certificates_are_taken_and_damaged_ones_are_not(files: WebTlsFiles, authority: Authority) -> None:
+def test_renewed_certificates_are_taken_and_damaged_ones_are_not(
+    files: WebTlsFiles, authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
     entrance = TlsEntrance(files, "X-Remote-User")
     before = entrance._current()
-    files.key.write_bytes(b"nonsense")
-    entrance._looked_s = -60.0
-    assert entrance._current() is before
+    locked = serialization.load_pem_private_key(files.key.read_bytes(), None).private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.BestAvailableEncryption(b"secret"),
+    )
+    for number, content in enumerate((b"nonsense", locked), 1):
+        files.key.write_bytes(content)
+        for _ in range(3):  # a passphrase is never asked for
+            entrance._looked_s = -60.0
+            assert entrance._current() is before
+        assert len(caplog.records) == number
+    assert "protected by a passphrase" in caplog.text
     server = authority.issue(dns="localhost")
     files.certificate.write_bytes(server.certificate)
     files.key.write_bytes(server.key)
@@ -247,3 +279,61 @@ def test_renewed_certificates_are_taken_and_damaged_ones_are_not(files: WebTlsFi
     assert entrance._current() is not before
     with pytest.raises(Refused):
         TlsEntrance(WebTlsFiles(certificate=files.key, key=files.key, client_ca=files.client_ca), "x")
+
+
+def user_of(**names: str) -> PageUser:
+    """The user of a certificate with these names."""
+    pem = Authority().issue(**names, lasts=datetime.timedelta(days=1)).certificate.decode()
+    with tempfile.NamedTemporaryFile("w") as file:
+        file.write(pem)
+        file.flush()
+        decoded = ssl._ssl._test_decode_cert(file.name)  # type: ignore[attr-defined]
+    return of_certificate(decoded, ssl.PEM_cert_to_DER_cert(pem))
+
+
+def test_the_names_of_a_certificate_come_in_the_order_in_which_they_count() -> None:
+    found = user_of(common_name="boss", dns="host.example", uri="spiffe://a/ada")
+    assert found.certificates == ("URI:spiffe://a/ada", "DNS:host.example")
+    assert found.metadata == tuple(("kineto-for-certificate", name) for name in found.certificates)
+
+
+def test_a_common_name_counts_only_without_other_names() -> None:
+    assert user_of(common_name="ada").certificates == ("CN:ada",)
+    for other in ({"ip": "10.0.0.1"}, {"registered_id": "1.2.3.4"}):
+        with pytest.raises(UnknownUser):
+            user_of(common_name="ada", **other)
+
+
+@pytest.mark.parametrize("name", ["Jürgen", "a\tb", ""])
+def test_names_that_cannot_be_told_to_the_daemon_are_nobody(name: str) -> None:
+    with pytest.raises(UnknownUser):
+        of_certificate({"subject": ((("commonName", name),),)}, b"")
+
+
+def test_too_many_names_are_nobody() -> None:
+    sixteen, alternatives = (("DNS", "a.example"),) * 16, b"\x06\x03\x55\x1d\x11"
+    assert of_certificate({"subjectAltName": sixteen}, alternatives).certificates == ("DNS:a.example",) * 16
+    with pytest.raises(UnknownUser):
+        of_certificate({"subjectAltName": (*sixteen, *sixteen[:1])}, alternatives)
+
+
+@pytest.mark.parametrize(
+    ("verified", "der"), [(None, None), ({}, b"der"), ({"subject": ((("commonName", "ada"),),)}, b"")]
+)
+def test_a_client_whose_certificate_was_not_verified_is_nobody(verified: object, der: bytes | None) -> None:
+    connection: Any = SimpleNamespace(getpeercert=lambda binary_form=False: der if binary_form else verified)
+    with pytest.raises(UnknownUser, match="has shown no certificate"):
+        of_tls(connection)
+
+
+def test_a_client_is_whom_its_verified_certificate_names() -> None:
+    verified = {"subject": ((("commonName", "ada"),),)}
+    connection: Any = SimpleNamespace(getpeercert=lambda binary_form=False: b"der" if binary_form else verified)
+    assert of_tls(connection).certificates == ("CN:ada",)
+
+
+def test_a_proxy_names_one_user() -> None:
+    assert of_header(["ada"]).metadata == (("kineto-for-user", "ada"),)
+    for values in ([], ["ada", "ada"], ["ada, bea"], ["a\tb"], ["ada "], ["\xff"], [""]):
+        with pytest.raises(UnknownUser):
+            of_header(values)

@@ -14,10 +14,10 @@ from typing import Any
 import grpc
 import pytest
 from kineto_protos import endpoints
+from kineto_protos.services import add_to_server
 from kineto_protos.v1 import profiler_pb2 as pb
-from kineto_protos.v1 import profiler_pb2_grpc
 from kinetoctl.client.fleet.host_client import HostClient
-from kinetoctl.client.hosts.host_targets import Place
+from kinetoctl.client.host_targets import Place
 from kinetoctl.errors import TimedOut, Unreachable
 from kinetoctl.web.shared import fleet_hosts
 from kinetoctl.web.shared.fleet_hosts import (
@@ -217,7 +217,7 @@ def test_users_share_a_connection_and_a_host_that_has_gone_loses_it() -> None:
 # ---------------------------------------------------------------- certificates
 
 
-class Named(profiler_pb2_grpc.ProfilerServicer):
+class Named:
     """Answers with the user for whom it is asked."""
 
     def GetHost(self, _request: pb.GetHostRequest, context: Any) -> pb.Host:
@@ -231,7 +231,7 @@ def secured(authority: Authority, dns: str) -> Iterator[int]:
     pair = authority.issue(dns=dns)
     with ThreadPoolExecutor(2) as pool:
         server = grpc.server(pool)
-        profiler_pb2_grpc.add_ProfilerServicer_to_server(Named(), server)  # type: ignore[no-untyped-call]  # generated
+        add_to_server(Named(), server)
         credentials = grpc.ssl_server_credentials(
             [(pair.key, pair.certificate)], authority.certificate, require_client_auth=True
         )

@@ -1,21 +1,21 @@
 """What users have of the server, apart from each other and within limits."""
 
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kinetoctl.base.common_options import CommonOptions
-from kinetoctl.client.hosts.host_targets import Place
+from kinetoctl.client.host_targets import Place
 from kinetoctl.errors import NotFound, Refused
 from kinetoctl.web.analyses.analysis_queue import AnalysisQueue
 from kinetoctl.web.analyses.worker_process import AnalysisFailed, WorkerLimits
 from kinetoctl.web.http.web_messages import WebError
 from kinetoctl.web.pages.daemons import HostsFound, OfHost
-from kinetoctl.web.shared.fetched_traces import FetchedTraces
-from kinetoctl.web.shared.page_user import PageUser
-from kinetoctl.web.shared.user_spaces import BURST, IDLE_S, MAX_USERS, UserAnalyses, UserSpaces
+from kinetoctl.web.shared import user_spaces
+from kinetoctl.web.shared.doors import PageUser
+from kinetoctl.web.shared.user_spaces import BURST, IDLE_S, MAX_USERS, FetchedTraces, UserAnalyses, UserSpaces
 from support.service.captures import capture, done_target, trace_file
 
 ADA, BEA = PageUser(user="ada"), PageUser(user="bea")
@@ -87,6 +87,14 @@ def test_the_same_job_of_another_user_is_another_result(spaces: UserSpaces) -> N
     assert len(set(folders)) == 2
 
 
+def test_a_job_without_files_is_confined_to_a_folder_of_all_users(spaces: UserSpaces, tmp_path: Path) -> None:
+    folders = []
+    for user in (ADA, BEA):
+        with spaces.entered(user) as space:
+            folders.append(space.context.queue.result("", {"job": "catalogue"}, wait_s=30)["folder"])
+    assert folders == [str(each) for each in tmp_path.glob("common-*")] * 2
+
+
 def test_a_file_that_is_not_the_users_is_not_sent(queue: AnalysisQueue, worker: Worker, tmp_path: Path) -> None:
     own, other = tmp_path / "own", tmp_path / "other"
     for folder in (own, other):
@@ -96,8 +104,9 @@ def test_a_file_that_is_not_the_users_is_not_sent(queue: AnalysisQueue, worker: 
     analyses = UserAnalyses(queue, own, tmp_path)
     worker.value = {"path": str(own / "trace")}
     assert analyses.fresh("", {"job": "timeline", "paths": []}) == worker.value
-    for path in (other / "trace", own / "link", own / "../other/trace", own, own / "none", 7):
-        worker.value = {"path": path if isinstance(path, int) else str(path)}
+    paths = (other / "trace", own / "link", own / "../other/trace", own, own / "none")
+    for value in (*({"path": str(path)} for path in paths), {"path": 7}, {"no": "path"}, str(own / "trace")):
+        worker.value = value
         with pytest.raises(AnalysisFailed, match="not its user's"):
             analyses.fresh("", {"job": "timeline", "paths": []})
 
@@ -121,6 +130,27 @@ def test_of_one_user_so_many_requests_are_here_at_once(spaces: UserSpaces) -> No
         with pytest.raises(WebError, match="too many requests"), spaces.entered(ADA):
             pass
         space.present = 1
+
+
+def test_who_waits_for_a_turn_for_too_long_is_told_to_come_again(
+    spaces: UserSpaces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(user_spaces, "WAIT_S", 0.001)
+    with ExitStack() as here:
+        for _ in range(user_spaces.MAX_RUNNING):
+            here.enter_context(spaces.entered(ADA))
+        with pytest.raises(WebError, match="your other pages are still being made"), spaces.entered(ADA):
+            pass
+        with spaces.entered(BEA):
+            pass
+
+
+def test_who_was_seen_least_recently_makes_room(spaces: UserSpaces) -> None:
+    users = [PageUser(user=f"user{number}") for number in range(MAX_USERS)]
+    for user in (*users, users[0], ADA):
+        with spaces.entered(user):
+            pass
+    assert list(spaces._spaces) == [*users[2:], users[0], ADA]
 
 
 def test_who_was_not_seen_for_long_makes_room_and_nobody_who_is_here(spaces: UserSpaces, clock: Clock) -> None:
@@ -163,7 +193,7 @@ def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[F
         return [folder / "trace"]
 
     for name in ("fetch_trace", "fetch_snapshots"):
-        monkeypatch.setattr(f"kinetoctl.web.shared.fetched_traces.{name}", fetch)
+        monkeypatch.setattr(f"kinetoctl.web.shared.user_spaces.{name}", fetch)
     daemon = Daemons()
     traces = FetchedTraces(SETTINGS, daemon, tmp_path, 1000)  # type: ignore[arg-type]
     yield traces, daemon

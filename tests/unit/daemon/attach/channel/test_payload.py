@@ -135,6 +135,35 @@ def test_the_targets_own_words_are_the_reason() -> None:
     )
 
 
+def test_an_exception_that_the_program_raises_in_our_code_is_a_refusal_of_its() -> None:
+    code, reason = answered(b"ERuntimeError('vetoed exec')")
+    assert code is AttachCode.UNSUITABLE
+    assert "RuntimeError('vetoed exec'). Does one of its audit hooks forbid it" in reason
+
+
+def test_the_targets_words_are_heard_though_it_has_closed_with_the_packet_unread() -> None:
+    payload.agent()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+    def target() -> None:
+        with theirs:
+            theirs.recv(1, socket.MSG_PEEK)
+            theirs.send(b"EOSError('memfd')")
+
+    thread = threading.Thread(target=target)
+    thread.start()
+    with ours, pytest.raises(AttachError, match=r"the agent cannot run in process \d+: OSError\('memfd'\)$"):
+        payload.send(ours, os.getpid(), Deadline(scaled(20)))
+    thread.join()
+
+
+def test_a_file_that_the_target_may_not_read_is_named_with_its_user() -> None:
+    code, reason = answered(b"EImportError('standard library: no re; EACCES 65534 /opt/python/lib/re.py')")
+    assert code is AttachCode.UNSUITABLE
+    assert "was not allowed to read /opt/python/lib/re.py" in reason
+    assert "runs as uid 65534 now" in reason
+
+
 def test_a_target_that_hangs_up_and_lives_has_closed_the_channel() -> None:
     assert answered(None)[0] is AttachCode.UNSUITABLE
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 from kineto_agent.sources.cupti import cuda_devices
-from kineto_agent.sources.cupti.collector_binding import CollectorConfig
+from kineto_agent.sources.cupti.collector_binding import Collector, CollectorConfig
 from kineto_agent.sources.interface import SourceError
 from kinetod.attach.channel.remote_collector import RemoteCollector, RemoteEnded, read_greeting
 
@@ -73,7 +73,7 @@ def no_descriptor_is_left() -> Iterator[None]:
         (answer(DEVICE, 1, result=bytes(24)), "answered another request"),
         (answer(COUNTS, 1, text=bytes(9000)), "more than it was asked for"),
         (answer(COUNTS, 0, result=bytes(4)), "sent no greeting"),
-        (answer(ABI, 0, result=struct.pack("=I", 99)), "interface 99, this daemon needs 5"),
+        (answer(ABI, 0, result=struct.pack("=I", 99)), f"interface 99, this daemon needs {Collector.ABI}"),
         (answer(ABI, 0, code=-5, result=bytes(4), text=b"forked"), "forked"),
     ],
 )
@@ -145,6 +145,6 @@ def test_silence_ends_after_its_time() -> None:
 
 
 def test_a_greeting_is_checked() -> None:
-    read_greeting(answer(ABI, 0, result=struct.pack("=I", 5)))
+    read_greeting(answer(ABI, 0, result=struct.pack("=I", Collector.ABI)))
     with pytest.raises(RemoteEnded, match="sent no greeting"):
-        read_greeting(answer(ABI, 1, result=struct.pack("=I", 5)))
+        read_greeting(answer(ABI, 1, result=struct.pack("=I", Collector.ABI)))

@@ -90,6 +90,7 @@ thread.start()
 """
 
 
+@pytest.mark.every_python
 @pytest.mark.parametrize("options", [(), ("-S", "-E")], ids=["", "bare"])
 def test_no_library_and_no_file_is_opened_with_the_gil_in_hand(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
@@ -134,6 +135,7 @@ for line in sys.stdin:
 """
 
 
+@pytest.mark.every_python
 def test_extension_modules_that_the_agent_brings_in_are_the_programs_when_it_imports_them(start: Start) -> None:
     target = start("-S", "-E", program=BARE)
     target.do("import sys")

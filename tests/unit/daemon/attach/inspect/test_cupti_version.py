@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from kineto_agent.sources.cupti import libcupti
 from kineto_agent.sources.cupti.known_versions import RELEASES
-from kinetod.attach.inspect import cupti_version
+from kinetod.attach.inspect import cupti_search
 from kinetod.attach.inspect.target_image import TargetImage
 from support.machine import native
 from support.service import subjects
@@ -26,22 +26,22 @@ def library(folder: Path, version: int) -> Path:
 @pytest.mark.parametrize("version", [22, max(RELEASES)])
 def test_in_a_file_and_in_memory(tmp_path: Path, version: int) -> None:
     path = library(tmp_path, version)
-    assert cupti_version.in_file(path) == version
+    assert cupti_search.version_in_file(path) == version
     with subjects.python(f"import ctypes; ctypes.CDLL({str(path)!r})") as pid:
         image = TargetImage(pid)
-        function = image.symbol_in(("libcupti.so",), cupti_version.FUNCTION)
+        function = image.symbol_in(("libcupti.so",), cupti_search.FUNCTION)
         assert function is not None
-        assert cupti_version.in_memory(image.memory, function) == version
+        assert cupti_search.version_in_memory(image.memory, function) == version
 
 
 def test_what_is_no_libcupti_has_no_version(tmp_path: Path) -> None:
     for content in (b"", b"\x7fELF" + bytes(100), b"text" * 100):
         path = tmp_path / "libcupti.so"
         path.write_bytes(content)
-        assert cupti_version.in_file(path) is None
-    assert cupti_version.in_file(tmp_path) is None
-    assert cupti_version.in_file(tmp_path / "missing") is None
-    assert cupti_version.in_file(Path(subjects.SLEEP)) is None
+        assert cupti_search.version_in_file(path) is None
+    assert cupti_search.version_in_file(tmp_path) is None
+    assert cupti_search.version_in_file(tmp_path / "missing") is None
+    assert cupti_search.version_in_file(Path(subjects.SLEEP)) is None
 
 
 def test_the_newest_wheels_come_before_older_ones_and_toolkits(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,50 @@ def test_a_busy_main_thread_runs_the_bootstrap_and_computes_on(tmp_path: Path, e
         report = target.finish()
     assert report["mask"] == 0
     assert report["threads"] == 1
+
+
+STAYS_IN_C = "import hashlib; print('up', flush=True); hashlib.pbkdf2_hmac('sha256', b'', b'', 10**9)"
+
+
+@pytest.mark.parametrize("executable", other_versions_slow(pythons()), ids=version_of)
+def test_a_main_thread_that_stays_in_an_extension_gets_the_call(executable: str) -> None:
+    with subprocess.Popen([executable, "-c", STAYS_IN_C], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"up\n"
+            stop = METHOD.hand_over(TargetImage(process.pid), Bootstrap(time.time_ns(), b""), Deadline(SECONDS))
+            assert stop.tid == process.pid
+        finally:
+            process.kill()
+
+
+FORKS_WITH_THE_CALL_IN_THE_QUEUE = """
+import functools, os
+os.register_at_fork(before=functools.partial(os.read, 0, 1))
+print("up", flush=True)
+child = os.fork()
+if not child:
+    for _ in range(1000): pass
+    os._exit(len(os.listdir("/proc/self/task")) - 1)
+print(os.waitpid(child, 0)[1], flush=True)
+os.read(0, 1)
+"""
+
+
+@pytest.mark.parametrize("executable", other_versions_slow(pythons()), ids=version_of)
+def test_a_child_that_is_forked_before_the_call_is_made_gets_no_thread(executable: str) -> None:
+    arguments = [executable, "-c", FORKS_WITH_THE_CALL_IN_THE_QUEUE]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as process:
+        try:
+            assert process.stdin is not None and process.stdout is not None
+            assert process.stdout.readline() == b"up\n"
+            call = Path(f"/proc/{process.pid}/syscall")
+            until(lambda: call.read_text().split()[0] in ("0", "63"), "it reads before it forks")
+            METHOD.hand_over(TargetImage(process.pid), Bootstrap(time.time_ns(), b""), Deadline(SECONDS))
+            process.stdin.write(b"x")
+            assert process.stdout.readline() == b"0\n"
+        finally:
+            process.kill()
 
 
 def test_a_parked_bystander_is_stopped_rather_than_the_main_thread(tmp_path: Path) -> None:
@@ -188,3 +233,32 @@ def _bootstrap() -> Bootstrap:
 
 def _state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+INTERRUPTED = """
+import atexit, os, sys, time
+@atexit.register
+def wait():
+    while not os.path.getsize(sys.argv[1]): time.sleep(0.001)
+print("up", flush=True)
+time.sleep(3600)
+"""
+
+
+@pytest.mark.parametrize("executable", other_versions_slow(pythons()), ids=version_of)
+def test_a_program_that_ends_by_an_interrupt_beside_an_attach_dies_of_it(tmp_path: Path, executable: str) -> None:
+    mark = tmp_path / "mark"
+    mark.touch()
+    source = f"p = modules['posix']; p.write(p.open({str(mark)!r}, p.O_WRONLY), b'x')"
+    command = [executable, "-c", INTERRUPTED, str(mark)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == b"up\n"
+        call = Path(f"/proc/{program.pid}/syscall")
+        until(lambda: _state(program.pid) == "S", "its main thread is asleep")
+        asleep = call.read_text()
+        image = TargetImage(program.pid)
+        PendingCall().hand_over(image, Bootstrap(time.time_ns(), source.encode()), Deadline(SECONDS))
+        until(lambda: call.read_text() == asleep, "its main thread is asleep again")
+        program.send_signal(signal.SIGINT)  # only now its main thread runs the call
+        assert program.wait(SECONDS * 3) == -signal.SIGINT

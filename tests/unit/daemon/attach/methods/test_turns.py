@@ -44,7 +44,7 @@ while not told: pass
 end = time.monotonic() + 0.3
 while time.monotonic() < end: pass
 """
-_ENDS = 4  # one in two hung on 3.13 and 3.14 when any thread might give the GIL away
+_ENDS = 2  # for each Python; one in two hung on 3.13 and 3.14 when any thread might give the GIL away
 
 
 def begin(pid: int, source: str) -> Handed:
@@ -118,6 +118,8 @@ def test_a_thread_of_ours_that_rests_is_given_nothing(tmp_path: Path) -> None:
         until(lambda: sleeps_for_ever(target), "the thread that looks after it sleeps")
         queued = handed.address + TURNS_OFFSET + _QUEUED_OFFSET
         until(lambda: handed.target.memory.u32(queued) == 0, "the last call has come")
+        # It has looked at that call once more before it sleeps for good.
+        until(lambda: switches(target) == switches(target, after_s=0.2), "it does not wake any more")
         given = handed.turns_given()
         assert switches(target) == switches(target, after_s=0.2)
         assert handed.turns_given() == given
@@ -137,4 +139,4 @@ def test_the_thread_ends_with_the_one_it_looks_after(tmp_path: Path) -> None:
 @pytest.mark.parametrize("code", CODE.values(), ids=len)
 def test_the_code_fits_into_what_many_libraries_leave_free(code: bytes) -> None:
     assert code[-1] != 0  # zeros would look unused
-    assert len(code) <= 1100
+    assert len(code) <= 1200

@@ -10,13 +10,20 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from kinetod.attach.attach_types import AttachCode, AttachError
-from kinetod.attach.finding import Finding, Status
+from kinetod.attach.attach_types import AttachCode, AttachError, Finding, Status
 from kinetod.attach.inspect import standstill
-from kinetod.attach.inspect.process_inspection import Access, InspectedProcess, OwnFacts, Rooms, Seccomp, read_own
+from kinetod.attach.inspect.process_inspection import (
+    Access,
+    InspectedProcess,
+    OwnFacts,
+    Seccomp,
+    read_own,
+    read_process,
+)
 from kinetod.attach.policy import preconditions
 from kinetod.attach.policy.preconditions import check, suitable_image
 from kinetod.attach.policy.seccomp_check import Filter
+from kinetod.processes.budgets import BUDGETS, BudgetRoom
 from kinetod.processes.memory_limits import Room
 from support.machine import native
 from support.machine.seccomp_host import ERRNO, KILL_PROCESS, Host, all_but
@@ -57,6 +64,16 @@ def test_a_cuda_program_without_python_is_suitable(tmp_path: Path) -> None:
         assert suitable_image(pid).python is None
 
 
+def test_a_process_whose_main_thread_has_ended_is_not_called_a_zombie() -> None:
+    with subjects.without_main_thread() as pid:
+        error = refusal(pid)
+        assert error.code is AttachCode.UNSUITABLE
+        assert error.reason.endswith(
+            "cannot be attached to: its main thread has ended while others run, and /proc shows neither its memory "
+            "nor its files then; let the main thread wait for the others (join) in place of ending"
+        )
+
+
 def test_a_zombie_is_refused() -> None:
     with subjects.zombie() as pid:
         error = refusal(pid)
@@ -88,6 +105,22 @@ def test_a_traced_process_is_refused_and_the_tracer_named() -> None:
         error = refusal(pid)
         assert error.code is AttachCode.TRACED
         assert f"strace (pid {tracer}) traces it; end that tool or let it detach" in error.reason
+
+
+@root_only
+def test_a_process_without_proc_in_its_root_is_refused(tmp_path: Path) -> None:
+    code = f"import os; os.chroot({str(tmp_path)!r}); os.write(1, b'.'); os.read(0, 1)"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
+        assert program.stdout is not None
+        assert program.stdout.read(1) == b"."
+        error = refusal(program.pid)
+        assert error.code is AttachCode.UNSUITABLE
+        assert "its root directory (chroot) has no /proc, through which an agent loads its library" in error.reason
+        (tmp_path / "proc").mkdir()
+        (tmp_path / "proc" / "self").touch()
+        assert read_process(program.pid).sees_proc
+        program.communicate()
+        assert program.returncode == 0
 
 
 def test_a_kernel_thread_is_refused() -> None:
@@ -373,44 +406,51 @@ def test_a_filter_that_looks_at_the_caller_is_refused() -> None:
 # what it may take
 
 
-def rooms(**left: int) -> InspectedProcess:
-    memory, addresses, data = (
-        Room(left[name], f"limit {name}", "raise it") if name in left else None
-        for name in ("memory", "addresses", "data")
-    )
-    return process_facts(rooms=Rooms(memory=memory, addresses=addresses, data=data, stack_bytes=8 << 20))
+def left(check: str, place: int = 0, **amounts: int) -> InspectedProcess:
+    """A process with one limit. place: of the row among those of the check."""
+    row = [each for each in BUDGETS if each.check == check][place]
+    needed = row.needed(amounts.get("stack", 8 << 20), attached=False, locked=bool(amounts.get("locked")))
+    return process_facts(budgets=(BudgetRoom(row, Room(amounts["left"], "its limit", "raise it"), needed),))
 
 
-@pytest.mark.parametrize("left", [{"memory": 11 << 20}, {"addresses": 255 << 20}, {"data": 47 << 20}])
-def test_a_process_with_too_little_left_is_refused(left: dict[str, int]) -> None:
-    finding = preconditions.memory(subject(rooms(**left)))
+@pytest.mark.parametrize(
+    ("check", "place", "amounts", "needs"),
+    [
+        ("descriptors", 0, {"left": 15}, "needs 16"),
+        ("mappings", 0, {"left": 127}, "needs 128"),
+        ("threads", 0, {"left": 7}, "needs 8"),
+        ("memory", 0, {"left": 11 << 20}, "needs 12 MiB of memory"),
+        ("memory", 0, {"left": 95 << 20, "locked": 1}, "needs 96 MiB of memory"),
+        ("memory", 1, {"left": 535 << 20}, "needs 536 MiB of address space, mostly reserved and unused"),
+        ("memory", 2, {"left": 95 << 20}, "needs 96 MiB of data segments"),
+        ("memory", 3, {"left": 514 << 20, "stack": 1 << 20}, "needs 515 MiB of locked memory"),
+    ],
+)
+def test_a_process_with_too_little_left_is_refused(check: str, place: int, amounts: dict[str, int], needs: str) -> None:
+    short, enough = amounts, {**amounts, "left": amounts["left"] + (1 << 20)}
+    finding = preconditions.budget(check)(subject(left(check, place, **short)))
     assert (finding.status, finding.code, finding.advice) == (Status.PROBLEM, AttachCode.LIMIT, "raise it")
-    assert f"left below limit {next(iter(left))}; an agent and a small trace take up to" in finding.detail
+    assert f"left below its limit; an attach with a small trace {needs}" in finding.detail
+    assert preconditions.budget(check)(subject(left(check, place, **enough))).status is not Status.PROBLEM
+
+
+def test_every_budget_is_checked_before_the_first_touch() -> None:
+    for row in BUDGETS:
+        nothing = BudgetRoom(row, Room(-1, "its limit", "raise it"), row.needed(0, attached=False, locked=False))
+        found = subject(process_facts(budgets=(nothing,)))
+        assert AttachCode.LIMIT in [rule(found).code for rule in preconditions.RULES], row
 
 
 @pytest.mark.parametrize(
-    ("left", "status"),
-    [({}, Status.UNKNOWN), ({"memory": 12 << 20, "data": 48 << 20}, Status.NOTE), ({"memory": 1 << 30}, Status.OK)],
+    ("found", "status"),
+    [
+        (process_facts(), Status.UNKNOWN),
+        (left("memory", left=12 << 20), Status.NOTE),
+        (left("memory", left=1 << 30), Status.OK),
+    ],
 )
-def test_a_process_with_enough_left_is_no_problem(left: dict[str, int], status: Status) -> None:
-    assert preconditions.memory(subject(rooms(**left))).status is status
-
-
-@pytest.mark.parametrize(
-    ("limit", "hard", "option"), [(64, 4096, "1024:"), (64, 64, "1024:1024"), (1024, 0, "2048:2048")]
-)
-def test_advice_for_more_descriptors_is_within_the_hard_limit(limit: int, hard: int, option: str) -> None:
-    found = process_facts(free_descriptors=3, descriptor_limit=limit, hard_descriptor_limit=hard)
-    finding = preconditions.descriptors(subject(found))
-    assert (finding.status, finding.code) == (Status.PROBLEM, AttachCode.LIMIT)
-    assert finding.advice.endswith(f"`prlimit --pid 4242 --nofile={option}`")
-
-
-def test_a_process_whose_main_thread_has_ended_is_not_called_a_zombie() -> None:
-    finding = preconditions.process(subject(process_facts(state="Z", thread_count=3)))
-    assert (
-        finding.detail == "its main thread has ended, and only that thread runs what is injected into the interpreter"
-    )
+def test_a_process_with_enough_left_is_no_problem(found: InspectedProcess, status: Status) -> None:
+    assert preconditions.budget("memory")(subject(found)).status is status
 
 
 # standing still

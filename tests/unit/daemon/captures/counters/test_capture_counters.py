@@ -11,8 +11,7 @@ from typing import Any, cast
 
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
-from kineto_trace.spool.counter_samples import read_counter_samples
-from kineto_trace.spool.target_gpus import TargetGpus
+from kineto_trace.spool.counter_samples import TargetGpus, read_counter_samples
 from kinetod.captures.counters import capture_counters
 from kinetod.captures.counters.capture_counters import CaptureCounters, CounterSource, TargetSampling, file_bytes
 from kinetod.captures.counters.counter_request import SamplingRequest
@@ -47,7 +46,7 @@ def no_power(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads that are late are no losses here; a test that is about a deadline has its own."""
-    for name in ("DEADLINE_S", "COVER_S", "END_S"):
+    for name in ("HOLDERS_DEADLINE_S", "COVER_S", "END_S"):
         monkeypatch.setattr(capture_counters, name, scaled(20))
     monkeypatch.setattr(counter_client, "STOP_S", scaled(30))
     monkeypatch.setattr(sampler_server, "STOP_S", scaled(20))
@@ -342,6 +341,7 @@ def test_power_that_is_late_for_a_short_recording_is_told(tmp_path: Path, monkey
     async def body(sampled: Sampled) -> None:
         await sampled.counters.begin(0, patience_s=0.05)
         await soon(lambda: (sampled.first.folder / "GPU-0.counters").exists(), "its counters are sampled")
+        assert sampled.first.folder.stat().st_mode & 0o777 == 0o700
         (warning,) = await sampled.first.collected(1000, 2000)
         assert warning == "power and clocks: none were read; the readings had not begun when the recording ended"
         go.set()

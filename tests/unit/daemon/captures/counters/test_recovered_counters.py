@@ -7,12 +7,12 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.spool.counter_samples import (
     CounterHeader,
     SampledMetric,
+    TargetGpus,
     read_counter_samples,
     row_type,
     write_header,
     write_rows,
 )
-from kineto_trace.spool.target_gpus import TargetGpus
 from kinetod.captures.counters.recovered_counters import recover_counters
 
 ENDED = "the daemon ended before the sampling did (killed, crashed or stopped); samples since then are missing"

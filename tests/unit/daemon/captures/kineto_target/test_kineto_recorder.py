@@ -25,7 +25,7 @@ from kinetod.captures.target.services import Services
 from kinetod.config.settings import Config
 from kinetod.kineto_files.direct_folders import DirectTraceFolders
 from kinetod.kineto_files.interface import Sight
-from kinetod.kineto_ipc.polling_process import OfferedConfiguration, OfferEvent, PollingProcess
+from kinetod.kineto_ipc.poller_registry import OfferedConfiguration, OfferEvent, PollingProcess
 from kinetod.processes import credentials
 from kinetod.processes.identity import ProcessKey, start_time_ns
 from support.waiting import soon
@@ -110,6 +110,19 @@ def test_a_file_that_comes_after_a_poll_that_says_free_is_removed(
         await soon(lambda: looks[-3:] == [2, 2, 2], "the file is still awaited")
         (path / "x.json").write_text("{}")
         await soon(lambda: not (path / "x.json").exists(), "the file is removed")
+        await recorder.stop()
+
+    with tempfile.TemporaryDirectory() as name:
+        asyncio.run(run(Path(name)))
+
+
+def test_what_was_begun_is_removed_when_its_time_has_passed_though_no_poll_comes(process: PolledByHand) -> None:
+    async def run(path: Path) -> None:
+        recorder = KinetoRecorder(process, DirectTraceFolders())
+        folder = await recorder.folders.reopen(process.key, str(path), "x.json", uid=os.geteuid())
+        (path / "x.json.tmp").touch()
+        recorder.remove_later(process, folder, since_ns=1, within_s=0)
+        await soon(lambda: not (path / "x.json.tmp").exists(), "the file is removed")
         await recorder.stop()
 
     with tempfile.TemporaryDirectory() as name:

@@ -29,21 +29,21 @@ def wrong_field(**fields: Any) -> str:
 def test_a_plain_request_gets_the_defaults() -> None:
     request = checked()
     assert request.formats == ("chrome",)
-    assert request.buffer_limit_bytes == 128 << 20
-    assert request.start("c").options == {}
-    assert request.start("c").iterations is None
+    assert request.recording.buffer_limit_bytes == 128 << 20
+    assert request.recording.options == {}
+    assert request.recording.iterations is None
 
 
 def test_a_stack_is_a_python_function() -> None:
     options = pb.Options(with_stack=True)
-    assert checked(activity_types=["kernel"], options=options).activity_types == ("kernel", "python_function")
-    assert checked(options=options).activity_types == ()
+    assert checked(activity_types=["kernel"], options=options).recording.activity_types == ["kernel", "python_function"]
+    assert checked(options=options).recording.activity_types == []
 
 
 def test_an_exact_stack_is_a_stack() -> None:
     request = checked(activity_types=["cpu_op"], options=pb.Options(stack_trace=True))
-    assert request.activity_types == ("cpu_op", "python_function")
-    assert request.options == {"stack_trace": True, "with_stack": True}
+    assert request.recording.activity_types == ["cpu_op", "python_function"]
+    assert request.recording.options == {"stack_trace": True, "with_stack": True}
 
 
 @pytest.mark.parametrize("fields", [{"activity_types": ["execution_trace"]}, {"options": {"execution_trace": True}}])
@@ -54,24 +54,27 @@ def test_an_execution_trace_is_refused_since_it_can_crash_the_program(fields: di
 
 def test_allocations_are_beside_the_named_types() -> None:
     options = pb.Options(profile_memory=True)
-    assert checked(activity_types=["cpu_op"], options=options).activity_types == ("cpu_op", "cpu_instant_event")
+    assert checked(activity_types=["cpu_op"], options=options).recording.activity_types == [
+        "cpu_op",
+        "cpu_instant_event",
+    ]
 
 
 def test_a_stack_in_a_snapshot_is_that_of_its_allocations() -> None:
     request = checked(activity_types=["memory_snapshot"], options=pb.Options(with_stack=True))
-    assert request.activity_types == ("memory_snapshot",)
-    assert request.options == {"with_stack": True}
+    assert request.recording.activity_types == ["memory_snapshot"]
+    assert request.recording.options == {"with_stack": True}
 
 
 def test_types_that_are_made_from_others_are_replaced_by_them() -> None:
     names = ["kernel", "gpu_user_annotation", "external_correlation", "user_annotation"]
-    assert checked(activity_types=names).activity_types == ("kernel", "user_annotation")
+    assert checked(activity_types=names).recording.activity_types == ["kernel", "user_annotation"]
 
 
 def test_options_of_operators_need_operators() -> None:
     options = pb.Options(record_shapes=True, with_flops=True)
-    assert checked(options=options).options == {"record_shapes": True, "with_flops": True}
-    assert checked(activity_types=["cpu_op"], options=options).activity_types == ("cpu_op",)
+    assert checked(options=options).recording.options == {"record_shapes": True, "with_flops": True}
+    assert checked(activity_types=["cpu_op"], options=options).recording.activity_types == ["cpu_op"]
 
 
 @pytest.mark.parametrize("duration_ns", [0, -1, 7 * 86_400 * SECOND_NS, 600 * SECOND_NS + 1])

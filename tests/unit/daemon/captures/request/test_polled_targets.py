@@ -13,7 +13,7 @@ from kinetod.base.errors import KinetodError
 from kinetod.captures.kineto_target.kineto_recorder import KinetoRecorder
 from kinetod.captures.request.polled_targets import PolledTargets, nobody_polls, polled_uid
 from kinetod.kineto_files.direct_folders import DirectTraceFolders
-from kinetod.kineto_ipc.polling_process import OfferEvent, PollingProcess
+from kinetod.kineto_ipc.poller_registry import OfferEvent, PollingProcess
 from kinetod.processes import credentials
 from kinetod.processes.identity import ProcessKey, start_time_ns
 

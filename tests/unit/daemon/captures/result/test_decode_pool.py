@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kinetod.base.fair_slots import payer
+from kinetod.base.fair_slots import fair_share_key
 from kinetod.captures.result import decode_pool
 from kinetod.captures.result.decode_pool import FATAL_ROUNDS, SPARE_KEPT_S, DecodeError, WorkerPool
-from kinetod.sandbox import decode_tries
+from kinetod.sandbox import decode_limits
 from support.waiting import soon
 
 SECOND_NS = 10**9
@@ -131,7 +131,7 @@ def test_dead_workers_are_replaced_without_a_job(tmp_path: Path) -> None:
 
 def test_the_worker_of_the_spare_turn_is_kept_for_a_while_after_it_was_needed(tmp_path: Path) -> None:
     async def job_of(user: str, pool: WorkerPool) -> int:
-        payer.set(user)
+        fair_share_key.set(user)
         answer = await pool.convert(tmp_path / f"meet-{user}", [], deadline_ns=20 * SECOND_NS)
         return int(answer["pid"])
 
@@ -250,8 +250,8 @@ def test_a_real_worker_gives_way_to_the_programs_that_are_traced(tmp_path: Path)
 
 
 def test_a_folder_that_ended_the_daemon_while_it_was_decoded_is_given_up_at_the_third_start(tmp_path: Path) -> None:
-    decode_tries.begin(tmp_path / "good")  # by a daemon that was killed with its workers,
-    decode_tries.begin(tmp_path / "good")  # and by the next one
+    decode_limits.begin(tmp_path / "good")  # by a daemon that was killed with its workers,
+    decode_limits.begin(tmp_path / "good")  # and by the next one
     (error,) = run(tmp_path, "good")
     assert isinstance(error, DecodeError)
     assert error.code == "DECODE_FAILED"

@@ -5,7 +5,6 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import pytest
 from kineto_trace.conversion.target_conversion import FORMATS
 from kinetod.supervise import child
 from support.trace_files.h200 import RECORDINGS, make_spool
@@ -27,12 +26,16 @@ def converse(*jobs: dict[str, Any]) -> tuple[list[dict[str, Any]], str]:
     return [json.loads(line) for line in done.stdout.splitlines()], done.stderr
 
 
-@pytest.mark.parametrize("name", RECORDINGS)
-def test_real_records_are_decoded_in_the_sandbox(tmp_path: Path, name: str) -> None:
-    make_spool(tmp_path, name)
-    (answer,), said = converse({"id": 1, "target_dir": str(tmp_path), "formats": list(FORMATS)})
-    assert (answer["id"], answer["ok"], said) == (1, True, "")
-    assert {file[1] for file in answer["conversion"]["files"]} < {path.name for path in tmp_path.iterdir()}
+def test_real_records_are_decoded_in_the_sandbox(tmp_path: Path) -> None:
+    for name in RECORDINGS:
+        (tmp_path / name).mkdir()
+        make_spool(tmp_path / name, name)
+    jobs = [{"id": name, "target_dir": str(tmp_path / name), "formats": list(FORMATS)} for name in RECORDINGS]
+    answers, said = converse(*jobs)
+    assert ([(answer["id"], answer["ok"]) for answer in answers], said) == ([(name, True) for name in RECORDINGS], "")
+    for answer in answers:
+        made = {path.name for path in (tmp_path / answer["id"]).iterdir()}
+        assert {file[1] for file in answer["conversion"]["files"]} < made
 
 
 def test_a_worker_has_one_thread_when_it_forks(tmp_path: Path) -> None:

@@ -50,6 +50,12 @@ def test_a_partial_collection_without_records_has_failed() -> None:
     )
 
 
+def test_a_failure_does_not_deny_the_records_that_the_counts_show() -> None:
+    assert final(EXITED, recorded=False, dropped=0, made=1905).reason == (
+        "it ended; nothing of the window had been recorded by then, so none of the 1,905 records is kept"
+    )
+
+
 def test_what_was_cancelled_before_its_first_record_keeps_nothing() -> None:
     cancelled = Ending(EndState.PARTIAL, VerdictReason.CANCELLED, f"cancelled{KEPT}")
     assert final(cancelled, recorded=False, dropped=0) == Final(

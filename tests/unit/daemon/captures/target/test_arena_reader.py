@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from kineto_agent.protocol import arena
 from kineto_agent.sources.arena_writer import ArenaWriter
-from kinetod.captures.target.arena_reader import ArenaReader, BadArena
+from kineto_protos.v1 import profiler_pb2 as pb
+from kinetod.captures.target.arena_reader import ArenaCounts, ArenaReader, BadArena, noted_ways, source_counts
 
 RECORD = struct.Struct("<Q")
 LIMIT = 64 << 20
@@ -89,7 +90,7 @@ def test_completed_buffers_count_only_once_the_target_is_dead(writer: ArenaWrite
     reader, sink = reader_of(writer), Sink()
     writer.append(RECORD, 1)
     writer.publish()
-    reader._states[arena.HEADER_BYTES // 4] = arena.COMPLETED
+    os.pwrite(writer.fd, struct.pack("<I", arena.COMPLETED), arena.HEADER_BYTES + arena.STATE)
     reader.drain(sink)
     assert sink.buffers == []
     reader.drain(sink, target_is_dead=True)
@@ -124,10 +125,9 @@ def test_lengths_beyond_the_buffer_are_cut(writer: ArenaWriter) -> None:
     reader, sink = reader_of(writer), Sink()
     writer.append(RECORD, 1)
     writer.publish()
-    for offset in (arena.BUFFER_VALID_BYTES, arena.BUFFER_SEQUENCE, arena.BUFFER_RECORDS):
-        reader._words[(arena.HEADER_BYTES + offset) // 8] = 2**64 - 1
-    reader._words[arena.STRINGS_USED // 8] = 2**64 - 1
-    reader._words[arena.RECORDS // 8] = 2**64 - 1
+    words = (arena.BUFFER_VALID_BYTES, arena.BUFFER_SEQUENCE, arena.BUFFER_RECORDS)
+    for offset in (*(arena.HEADER_BYTES + word for word in words), arena.STRINGS_USED, arena.RECORDS):
+        os.pwrite(writer.fd, b"\xff" * 8, offset)
     reader.drain(sink)
     ((sequence, records, data),) = sink.buffers
     assert (sequence, records, len(data)) == (2**63 - 2, 65536, 65536)
@@ -192,3 +192,21 @@ def test_a_memfd_without_room_for_a_header_is_no_arena() -> None:
     fcntl.fcntl(fd, 1033, 0x2 | 0x4)
     with pytest.raises(BadArena, match="it has only 0 bytes"):
         ArenaReader(fd, max_buffer_bytes=LIMIT)
+
+
+def test_a_source_says_how_it_records() -> None:
+    ways = noted_ways({"torch_ops": {"way": "observer, torch 2.13.0"}, "cupti": {"version": 26}})
+    counts = {
+        "torch_ops": ArenaCounts(records=3, bytes=192, dropped=1),
+        "cupti": ArenaCounts(records=2, bytes=100, dropped=0),
+    }
+    assert source_counts(counts, ways) == [
+        pb.SourceCounts(source="torch_ops", records=3, bytes=192, dropped=1, way="observer, torch 2.13.0"),
+        pb.SourceCounts(source="cupti", records=2, bytes=100),
+    ]
+
+
+def test_what_is_no_text_is_not_believed_and_text_is_made_safe() -> None:
+    assert noted_ways({"a": {"way": 5}, "b": {"way": ["x"]}, "c": {"way": ""}}) == {}
+    assert noted_ways({"a": {"way": "observer\x1b[31m\n\ud800" + "x" * 300}})["a"].startswith("observer [31m ?xxx")
+    assert len(noted_ways({"a": {"way": "x" * 300}})["a"]) == 200

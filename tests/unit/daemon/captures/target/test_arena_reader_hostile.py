@@ -1,7 +1,9 @@
 """An arena whose target writes what it wants, whenever it wants."""
 
+import ctypes
 import fcntl
 import gc
+import mmap
 import os
 import random
 import struct
@@ -13,6 +15,7 @@ from pathlib import Path
 import pytest
 from kineto_agent.protocol import arena
 from kinetod.captures.target.arena_reader import MAX_BUFFER_BYTES, ArenaReader, BadArena
+from support.machine.usage import rss_bytes
 
 BUFFER_BYTES, BUFFERS, STRINGS_BYTES = 64 << 10, 32, 64 << 10
 STRINGS_AT = 8192
@@ -123,6 +126,19 @@ def test_holes_in_an_arena_become_no_memory_of_the_daemon() -> None:
     os.close(fd)
 
 
+def test_of_a_large_buffer_nothing_is_kept_for_the_next_one() -> None:
+    readers = [
+        ArenaReader(hostile_arena(buffer_bytes=MAX_BUFFER_BYTES, buffers=1), max_buffer_bytes=MAX_BUFFER_BYTES)
+        for _ in range(4)
+    ]
+    before = rss_bytes(os.getpid())
+    for reader in readers:
+        assert reader.drain(Sink()) == MAX_BUFFER_BYTES + STRINGS_BYTES
+    assert rss_bytes(os.getpid()) - before < MAX_BUFFER_BYTES
+    for reader in readers:
+        reader.close()
+
+
 def test_one_buffer_is_no_larger_than_what_the_daemon_makes_room_for() -> None:
     with pytest.raises(BadArena, match="its buffer size is out of range"):
         ArenaReader(hostile_arena(buffer_bytes=MAX_BUFFER_BYTES + 4096, buffers=1), max_buffer_bytes=1 << 40)
@@ -135,3 +151,63 @@ def test_an_arena_leaves_no_descriptor_behind() -> None:
     with pytest.raises(BadArena):
         ArenaReader(hostile_arena(), max_buffer_bytes=1)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_no_page_of_a_target_is_mapped() -> None:
+    reader = ArenaReader(hostile_arena(), max_buffer_bytes=1 << 30)
+    reader.drain(Sink())
+    assert "memfd:hostile" not in Path("/proc/self/maps").read_text()
+    reader.close()
+
+
+def test_huge_pages_are_refused() -> None:
+    fd = os.memfd_create("huge", os.MFD_ALLOW_SEALING | os.MFD_HUGETLB)
+    os.ftruncate(fd, 2 << 20)
+    fcntl.fcntl(fd, 1033, 0x2 | 0x4)
+    with pytest.raises(BadArena, match="it has huge pages"):
+        ArenaReader(fd, max_buffer_bytes=1 << 30)
+
+
+def test_memory_that_cannot_be_written_is_refused() -> None:
+    fd = hostile_arena()
+    with pytest.raises(BadArena, match="it is not open for reading and writing"):
+        ArenaReader(os.open(f"/proc/self/fd/{fd}", os.O_RDONLY), max_buffer_bytes=1 << 30)
+    os.close(fd)
+
+
+def test_memory_that_becomes_read_only_costs_its_own_capture() -> None:
+    fd = hostile_arena()
+    reader = ArenaReader(os.dup(fd), max_buffer_bytes=1 << 30)
+    fcntl.fcntl(fd, 1033, 0x8)  # F_SEAL_WRITE, which a mapping of ours would have prevented
+    with pytest.raises(BadArena, match="a buffer cannot be given back"):
+        reader.drain(Sink())
+    reader.close()
+    os.close(fd)
+
+
+def test_pages_that_the_targets_userfaultfd_holds_back_are_not_waited_for() -> None:
+    fd = hostile_arena()
+    length = BUFFERS_AT + BUFFERS * BUFFER_BYTES
+    libc = ctypes.CDLL(None, use_errno=True)
+    userfault = libc.syscall(323 if os.uname().machine == "x86_64" else 282, os.O_CLOEXEC)
+    assert userfault >= 0, os.strerror(ctypes.get_errno())
+    with mmap.mmap(fd, length) as mapped:
+        address = ctypes.addressof(view := ctypes.c_char.from_buffer(mapped))
+        fcntl.ioctl(userfault, 0xC018AA3F, struct.pack("<QQQ", 0xAA, 0, 0))  # UFFDIO_API
+        fcntl.ioctl(userfault, 0xC020AA00, struct.pack("<QQQQ", address, length, 1, 0))  # REGISTER, missing pages
+        reader, sink = ArenaReader(os.dup(fd), max_buffer_bytes=1 << 30), Sink()
+        assert reader.drain(sink) == BUFFERS * BUFFER_BYTES + STRINGS_BYTES
+        reader.close()
+        os.close(userfault)
+        del view
+    os.close(fd)
+
+
+def test_bytes_that_are_claimed_and_not_there_count_for_nothing() -> None:
+    fd = hostile_arena()
+    os.pwrite(fd, b"\xff" * 8, arena.VALID_BYTES)
+    reader = ArenaReader(fd, max_buffer_bytes=1 << 30)
+    assert reader.counts().bytes == 0
+    reader.drain(Sink())
+    assert reader.counts().bytes == BUFFERS * BUFFER_BYTES
+    reader.close()

@@ -137,3 +137,14 @@ def test_captures_of_one_group_share_what_is_left_and_are_ended_before_it_is_use
         assert f"process {pid} was running out of memory" in ending.reason
         first.give_back()
         assert second.take(start(), {"torch_ops": ["cpu_op"]}).refused is not None
+
+
+@pytest.mark.parametrize("left", [7, 8])
+def test_a_capture_of_a_process_that_has_an_agent_is_refused_near_a_limit(left: int) -> None:
+    with subjects.python(f"import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, ({3 + left}, 4096))") as pid:
+        refused = MemoryShare(Promises(), pid).take(start(), OFFERED).refused
+    assert (refused is not None) == (left < 8)
+    if refused is not None:
+        assert (refused.outcome, refused.code) == (EndState.FAILED, "ATTACH_LIMIT")
+        assert f"{left} descriptors are left below its limit RLIMIT_NOFILE" in refused.reason
+        assert "; a capture needs 8 descriptors; raise its limit: `prlimit" in refused.reason

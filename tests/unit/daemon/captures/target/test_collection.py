@@ -217,6 +217,16 @@ def test_a_missed_deadline_is_told_by_the_phase(phase: Phase, request_: wire.Sta
     assert machine.ending() == (machine.stop if given_up else None)
 
 
+@pytest.mark.parametrize("request_", [START, BY_ITERATION, WAITING])
+@pytest.mark.parametrize("phase", [Phase.WARMUP, Phase.PROCESS])
+def test_a_call_that_stands_is_named_as_what_keeps_the_agent(phase: Phase, request_: wire.Start) -> None:
+    machine = in_phase(phase, request_)
+    machine.handle(DeadlinePassed("the agent's thread has been inside cuptiSubscribe for 9 s"), NOW)
+    assert machine.stop is not None
+    assert machine.stop.code == "AGENT_STUCK"
+    assert machine.stop.reason.endswith("; the agent's thread has been inside cuptiSubscribe for 9 s")
+
+
 def test_an_agent_that_does_not_confirm_a_stop_is_waited_for_once() -> None:
     machine = in_phase(Phase.COLLECT)
     machine.handle(StopWanted(FULL), NOW)

@@ -2,21 +2,25 @@
 
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 from kineto_trace.model.kernel_counters import KernelCounters
 from kinetod.captures.target import kernel_readings
 from kinetod.captures.target.kernel_readings import KernelReadings
+from kinetod.processes import kernel_counters
 from kinetod.processes.identity import ProcessKey, start_time_ns
 from kinetod.processes.kernel_counters import (
     UNKNOWN,
     ChildCounters,
+    CounterReader,
     CpuLimits,
     ProcessCounters,
     ThreadEvents,
     ThreadTimes,
 )
+from support.machine.descriptors import open_files
 
 KEY = ProcessKey(os.getpid(), start_time_ns(os.getpid()))
 
@@ -193,6 +197,19 @@ def test_what_was_read_before_the_process_ended_stays(readings: KernelReadings, 
     assert found is not None
     assert found.notes == ("the kernel's counters end early: No such process",)
     assert (kernel.closed, readings.due()) == (1, False)
+
+
+def test_nothing_stays_open_of_a_process_that_ends_before_the_first_reading(
+    readings: KernelReadings, kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel, "limits", Path("/proc/none").stat)
+    readings.take()
+    assert kernel.closed == 1
+    monkeypatch.setattr(kernel_counters, "_owner", lambda _folder: Path("/proc/none").stat())
+    before = open_files(os.getpid())
+    with pytest.raises(FileNotFoundError):
+        CounterReader(os.getpid())
+    assert open_files(os.getpid()) == before
 
 
 def test_another_process_with_the_same_number_is_not_read(kernel: Kernel) -> None:

@@ -10,7 +10,7 @@ from kinetod.captures.result.verdict import DONE, Ending, EndState
 from kinetod.captures.target.profiler_conflicts import Conflicts, listed
 from kinetod.gpus.gpu_types import GpuProcess, GpuState, Snapshot
 from kinetod.host_checks.check_runner import HostLooker
-from kinetod.profilers.profiler_scan import ProfilingTool, Scan
+from kinetod.profilers import ProfilingTool, Scan
 
 BUSY = Ending(EndState.FAILED, "CUPTI_BUSY", "another tool uses CUPTI")
 SAY = """import sys

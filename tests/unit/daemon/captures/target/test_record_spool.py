@@ -15,10 +15,10 @@ from kineto_agent.protocol.records import (
 )
 from kineto_agent.protocol.schema import SCHEMA_KEY, to_json
 from kineto_agent.sources.arena_writer import ArenaWriter
-from kineto_trace.decode.declared.declared_records import decode
+from kineto_trace.decode.declared_records import decode
 from kineto_trace.model.trace import StringTable
 from kineto_trace.spool.raw_records import read_source
-from kinetod.captures.target.record_spool import Spool
+from kinetod.captures.target.record_spool import Spool, StoreLost
 from support.accelerators.npu import NPU
 from support.trace_files.declared import BASE
 
@@ -60,6 +60,29 @@ def test_the_time_in_which_records_were_dropped_is_stored(tmp_path: Path, monkey
     assert (source.metadata["covered_ns"], source.metadata["losing_ns"]) == ([100, 600], [[200, 400], [500, 600]])
     assert source.dropped == 6
     spool.close()
+    writer.close()
+
+
+def open_arenas() -> int:
+    links = list(Path("/proc/self/fd").iterdir())
+    return sum("kineto" in str(link.readlink()) for link in links if link.is_symlink())
+
+
+def test_an_arena_is_let_go_of_when_the_spool_is_closed_or_cannot_be_made(tmp_path: Path) -> None:
+    writer, before = ArenaWriter("torch_ops", 1 << 16, 0), open_arenas()
+    spool = Spool(
+        tmp_path, buffer_limit_bytes=1 << 20, max_trace_bytes=1 << 20, min_free_bytes=0, free_bytes=lambda: 1 << 30
+    )
+    arena = wire.Arena("c1", "torch_ops", "torch_ops/1", {})
+    (tmp_path / "raw").touch()
+    with pytest.raises(StoreLost):
+        spool.open(arena, os.dup(writer.fd))
+    assert open_arenas() == before
+    (tmp_path / "raw").unlink()
+    spool.open(arena, os.dup(writer.fd))
+    assert open_arenas() > before
+    spool.close()
+    assert open_arenas() == before
     writer.close()
 
 

@@ -10,11 +10,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-from kinetod.counters.backends import LEVEL_ZERO
-from kinetod.counters.counter_client import CounterClient, CounterLosses
+from kinetod.counters.backend_group import LEVEL_ZERO
+from kinetod.counters.counter_client import CounterClient, CounterLosses, CountersService
 from kinetod.counters.interface import CounterCode, CounterError, CounterPlan, WantedCounters
 from kinetod.counters.sample_rings import RingStatus
-from kinetod.counters.sampler_connections import CountersService
 from support.counters.fake_intel_metrics import UUIDS, FakeIntelMetrics, IntelSampler, running_sampler
 from support.waiting import scaled, soon, until
 
@@ -275,8 +274,6 @@ def test_a_host_without_a_driver_is_told_what_to_install(tmp_path: Path) -> None
 
 def test_a_host_without_the_loader_is_told_what_to_install(tmp_path: Path) -> None:
     fake = FakeIntelMetrics(tmp_path)
-    code = (
-        "from kinetod.counters.level_zero.level_zero_backend import LevelZeroBackend as B; B('/none/libze.so').open()"
-    )
+    code = "from kinetod.counters.level_zero_backend import LevelZeroBackend as B; B('/none/libze.so').open()"
     told = subprocess.run(fake.command("-P", "-c", code), capture_output=True, text=True, check=False)
     assert "CounterError: /none/libze.so: " in told.stderr

@@ -4,7 +4,7 @@ import struct
 import subprocess
 from pathlib import Path
 
-from kinetod.counters.level_zero import level_zero_results, metric_formulas, report_values, tools_library
+from kinetod.counters import level_zero_backend, level_zero_library
 from support.accelerators import sysman
 
 TYPES = {
@@ -17,23 +17,23 @@ TYPES = {
     "zet_typed_value_t": "0",
 }
 NUMBERS = {
-    "ZE_STRUCTURE_TYPE_CONTEXT_DESC": tools_library.CONTEXT_DESC,
-    "ZE_INIT_FLAG_GPU_ONLY": tools_library.GPU_ONLY,
-    "ZE_DEVICE_TYPE_GPU": tools_library.TYPE_GPU,
-    "ZET_METRIC_GROUP_SAMPLING_TYPE_FLAG_TIME_BASED": tools_library.TIME_BASED,
-    "ZE_RESULT_WARNING_DROPPED_DATA": tools_library.DROPPED_DATA,
-    "ZE_RESULT_ERROR_UNSUPPORTED_FEATURE": tools_library.UNSUPPORTED,
-    "ZE_RESULT_ERROR_INSUFFICIENT_PERMISSIONS": level_zero_results.NOT_PERMITTED,
-    "ZE_RESULT_ERROR_NOT_AVAILABLE": level_zero_results.NOT_AVAILABLE,
-    "ZE_RESULT_ERROR_DEPENDENCY_UNAVAILABLE": level_zero_results.DEPENDENCY_UNAVAILABLE,
-    "ZE_RESULT_ERROR_UNSUPPORTED_VERSION": level_zero_results.UNSUPPORTED_VERSION,
-    "ZE_RESULT_ERROR_HANDLE_OBJECT_IN_USE": level_zero_results.IN_USE,
-    "ZE_RESULT_ERROR_UNKNOWN": level_zero_results.UNKNOWN,
-    "ZET_METRIC_TYPE_EVENT": metric_formulas.EVENT,
-    "ZET_METRIC_TYPE_EVENT_WITH_RANGE": metric_formulas.EVENT_WITH_RANGE,
-    "ZET_METRIC_TYPE_THROUGHPUT": metric_formulas.THROUGHPUT,
-    "ZET_METRIC_TYPE_TIMESTAMP": metric_formulas.TIMESTAMP,
-    **{f"ZET_VALUE_TYPE_{name}": getattr(report_values, name) for name in
+    "ZE_STRUCTURE_TYPE_CONTEXT_DESC": level_zero_library.CONTEXT_DESC,
+    "ZE_INIT_FLAG_GPU_ONLY": level_zero_library.GPU_ONLY,
+    "ZE_DEVICE_TYPE_GPU": level_zero_library.TYPE_GPU,
+    "ZET_METRIC_GROUP_SAMPLING_TYPE_FLAG_TIME_BASED": level_zero_library.TIME_BASED,
+    "ZE_RESULT_WARNING_DROPPED_DATA": level_zero_library.DROPPED_DATA,
+    "ZE_RESULT_ERROR_UNSUPPORTED_FEATURE": level_zero_library.UNSUPPORTED,
+    "ZE_RESULT_ERROR_INSUFFICIENT_PERMISSIONS": level_zero_backend.NOT_PERMITTED,
+    "ZE_RESULT_ERROR_NOT_AVAILABLE": level_zero_backend.NOT_AVAILABLE,
+    "ZE_RESULT_ERROR_DEPENDENCY_UNAVAILABLE": level_zero_backend.DEPENDENCY_UNAVAILABLE,
+    "ZE_RESULT_ERROR_UNSUPPORTED_VERSION": level_zero_backend.UNSUPPORTED_VERSION,
+    "ZE_RESULT_ERROR_HANDLE_OBJECT_IN_USE": level_zero_backend.IN_USE,
+    "ZE_RESULT_ERROR_UNKNOWN": level_zero_backend.UNKNOWN,
+    "ZET_METRIC_TYPE_EVENT": level_zero_backend.EVENT,
+    "ZET_METRIC_TYPE_EVENT_WITH_RANGE": level_zero_backend.EVENT_WITH_RANGE,
+    "ZET_METRIC_TYPE_THROUGHPUT": level_zero_backend.THROUGHPUT,
+    "ZET_METRIC_TYPE_TIMESTAMP": level_zero_backend.TIMESTAMP,
+    **{f"ZET_VALUE_TYPE_{name}": getattr(level_zero_backend, name) for name in
        ("UINT32", "UINT64", "FLOAT32", "FLOAT64", "BOOL8", "STRING", "UINT8", "UINT16")},
 }  # fmt: skip
 
@@ -41,7 +41,7 @@ NUMBERS = {
 def test_offsets_and_numbers_are_those_of_the_headers(tmp_path: Path) -> None:
     lines = ["#include <level_zero/zet_api.h>", "#include <stddef.h>", "#include <stdio.h>", "int main(void) {"]
     expected = []
-    for name, layout in tools_library.STRUCTURES.items():
+    for name, layout in level_zero_library.STRUCTURES.items():
         lines.append(f'printf("%d %zu", (int){TYPES[name]}, sizeof({name}));')
         found = [str(layout.type), str(layout.size)]
         for member, (code, offset) in layout.fields.items():

@@ -6,14 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kineto_trace.analysis.counters import (
-    clock_views,
-    hardware_counter_views,
-    link_views,
-    roofline_views,
-    step_counter_views,
-)
-from kineto_trace.analysis.findings.finding_rules import findings
+from kineto_trace.analysis.counters import clock_views, hardware_counter_views, roofline
+from kineto_trace.analysis.findings.finding_views import findings
 from kineto_trace.analysis.overview.counter_series_views import counter_curves, counter_summary, counters
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import StringTable, Trace, make_table
@@ -30,9 +24,9 @@ VIEWS = [
     hardware_counter_views.kernel_counters,
     hardware_counter_views.module_counters,
     hardware_counter_views.op_counters,
-    link_views.collective_counters,
-    roofline_views.roofline,
-    step_counter_views.step_counters,
+    hardware_counter_views.collective_counters,
+    roofline.roofline,
+    hardware_counter_views.step_counters,
     counters,
     counter_curves,
     counter_summary,

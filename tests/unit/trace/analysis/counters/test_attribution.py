@@ -3,9 +3,27 @@
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
-from kineto_trace.analysis.counters.attribution import DIRECT, FIT, NOT_STATED, DeviceCounters
-from kineto_trace.analysis.counters.groupings import by_kernel
+from hypothesis import given
+from hypothesis import strategies as st
+from kineto_trace.analysis.counters.attribution import (
+    BLOCK,
+    DIRECT,
+    FIT,
+    MAX_GROUPS,
+    NOT_STATED,
+    DeviceCounters,
+    DeviceTiles,
+    FitSamples,
+    GroupedActivities,
+    SamplePieces,
+    ShareFit,
+    device_tiles,
+    fit,
+    pieces_of,
+)
+from kineto_trace.analysis.counters.hardware_counter_views import by_kernel
 from kineto_trace.model.context import Context
 from kineto_trace.model.source_coverage import SourceCoverage
 from kineto_trace.model.trace import StringTable, Trace
@@ -13,6 +31,8 @@ from support.trace_files.simulated.sampled_gpu import MS, Run, counter_table, sa
 from support.trace_files.traces import START_NS, table, trace
 
 US = 1_000
+Floats = npt.NDArray[np.float64]
+Rows = list[tuple[int, int, int]]
 
 
 def one_device(trace: Trace) -> tuple[DeviceCounters, dict[str, int]]:
@@ -216,3 +236,161 @@ def test_kernels_of_one_name_that_differ_in_size_have_the_mean_by_their_time() -
     found, row = one_device(sampled(runs, ["DRAM"], length_ns=now))
     assert found.value[row["add"], 0] == pytest.approx(weighted / total, abs=1.5)
     assert found.value[row["gemm"], 0] == pytest.approx(20, abs=1)
+
+
+def fitted(shares: Floats, value: Floats, *, upper: float = 100.0, combinations: Any = None) -> ShareFit:
+    """shares: [sample, column]; value: of each sample."""
+    sample, column = np.nonzero(shares)
+    pieces = SamplePieces(sample, column, shares[sample, column])
+    observed = FitSamples(pieces, value[:, None], np.ones(len(value)), np.array([upper]), shares.shape[1])
+    return fit(observed, np.eye(shares.shape[1]) if combinations is None else combinations)
+
+
+def drawn(count: int, columns: int, seed: int = 1) -> Floats:
+    return np.random.default_rng(seed).dirichlet(np.ones(columns), count)
+
+
+def test_values_are_found_from_samples_that_mix_them() -> None:
+    shares, true = drawn(500, 4), np.array([93.0, 18.0, 60.0, 0.5])
+    found = fitted(shares, shares @ true)
+    assert found.value[:, 0] == pytest.approx(true, abs=1e-3)
+    assert found.residual.max() < 1e-3
+
+
+def test_values_stay_in_their_bounds_where_noise_would_lead_out() -> None:
+    random = np.random.default_rng(2)
+    shares, true = drawn(300, 3), np.array([100.0, 0.0, 50.0])
+    found = fitted(shares, shares @ true + 3 * random.standard_normal(300))
+    assert found.value.min() >= 0 and found.value.max() <= 100
+    free = fitted(shares, shares @ np.array([5e9, 0.0, 1e9]), upper=np.inf)
+    assert free.value[:, 0] == pytest.approx([5e9, 0, 1e9], abs=1e6)
+
+
+def test_collinear_columns_have_no_evidence_but_their_sum_has() -> None:
+    shares = drawn(400, 2)
+    half = np.stack([shares[:, 0] * 0.25, shares[:, 0] * 0.75, shares[:, 1]], axis=1)  # the first two in proportion
+    true = np.array([80.0, 40.0, 10.0])
+    together = np.array([[0.25, 0.75, 0.0]]).T
+    apart, both = fitted(half, half @ true), fitted(half, half @ true, combinations=together)
+    assert apart.samples[:2].tolist() == [0, 0] and np.isinf(apart.error[:2]).all()
+    assert apart.partner[:2].tolist() == [1, 0]
+    assert apart.samples[2] > 10 and apart.value[2, 0] == pytest.approx(10, abs=1e-3)
+    assert both.value[0, 0] == pytest.approx(50, abs=1e-3)
+    assert both.samples[0] > 10 and both.error[0, 0] < 1
+
+
+def test_nearly_collinear_columns_have_next_to_none() -> None:
+    random, shares = np.random.default_rng(3), drawn(400, 2)
+    jitter = shares[:, 0] * 0.001 * random.standard_normal(400)
+    near = np.stack([shares[:, 0] * 0.25 + jitter, shares[:, 0] * 0.75 - jitter, shares[:, 1]], axis=1)
+    assert fitted(near, near @ np.array([80.0, 40.0, 10.0])).samples[:2].max() < 0.01
+
+
+def test_a_column_in_one_sample_alone_is_not_taken_as_certain() -> None:
+    shares = np.vstack([np.column_stack([drawn(200, 2), np.zeros(200)]), [[0.5, 0.4, 0.1]]])
+    noise = 0.5 * np.random.default_rng(5).standard_normal(201)
+    found = fitted(shares, shares @ np.array([30.0, 60.0, 90.0]) + noise)
+    assert found.samples[2] < 0.1 and found.error[2, 0] > 3
+
+
+def test_no_samples_and_no_columns_are_no_error() -> None:
+    nothing = fitted(np.zeros((0, 2)), np.zeros(0))
+    assert nothing.samples.tolist() == [0, 0]
+    one = fitted(np.array([[0.5, 0.5]]), np.array([40.0]))
+    assert np.isfinite(one.value).all() and one.samples.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("heavy", [False, True])
+def test_the_intervals_hold_what_they_promise(heavy: bool) -> None:
+    """Over 200 draws, with equal errors and with one column whose values spread: 95 % of the intervals, about."""
+    random, true, held = np.random.default_rng(7), np.array([70.0, 20.0, 40.0]), []
+    for _ in range(200):
+        shares = random.dirichlet(np.ones(3), 150)
+        spread = np.array([8.0 if heavy else 0.0, 0.0, 0.0])
+        noise = random.standard_normal(150) + (shares * spread * random.standard_normal((150, 3))).sum(axis=1)
+        found = fitted(shares, shares @ true + noise)
+        held.append(np.abs(found.value[:, 0] - true) <= 1.96 * found.error[:, 0])
+    assert np.mean(held) >= 0.92
+    assert np.mean(held, axis=0).min() >= 0.90
+
+
+def test_samples_of_several_blocks_count_alike() -> None:
+    shares, true = drawn(2 * BLOCK + 5, 2), np.array([75.0, 25.0])
+    found = fitted(shares, shares @ true)
+    assert found.value[:, 0] == pytest.approx(true, abs=1e-3)
+
+
+def test_samples_that_lie_in_one_column_as_a_whole_are_told() -> None:
+    found = fitted(np.array([[1.0, 0], [1, 0], [0.5, 0.5], [0, 1]]), np.array([80.0, 90, 50, 10]))
+    assert found.whole.tolist() == [2, 1]
+    assert found.whole_mean[:, 0].tolist() == pytest.approx([85, 10])
+
+
+def tiled(rows: Rows, *, groups: int = 3, low: int = 0, high: int = 100) -> DeviceTiles:
+    start, end, group = np.array(rows, np.int64).reshape(-1, 3).T
+    return device_tiles(GroupedActivities(start, end, group, groups), low, high)
+
+
+def said(found: DeviceTiles) -> list[tuple[int, int, int]]:
+    """Tiles with the group that runs alone, -1: none, -2: several."""
+    groups = [*found.groups.tolist(), -2, -1]
+    names = [groups[at] if at < len(groups) else -2 for at in found.column.tolist()]
+    return list(zip(found.start.tolist(), found.end.tolist(), names, strict=True))
+
+
+def test_idle_time_and_groups_alone_have_tiles() -> None:
+    assert said(tiled([(10, 20, 1), (20, 30, 0)])) == [(0, 10, -1), (10, 20, 1), (20, 30, 0), (30, 100, -1)]
+
+
+def test_groups_at_once_have_a_tile_of_their_own() -> None:
+    assert said(tiled([(0, 60, 1), (40, 100, 2)])) == [(0, 40, 1), (40, 60, -2), (60, 100, 2)]
+
+
+def test_a_group_beside_itself_is_alone() -> None:
+    found = tiled([(0, 60, 1), (40, 100, 1)])
+    assert {name for _, _, name in said(found)} == {1}
+    assert (found.total_ns.tolist(), found.shared_ns.tolist()) == ([0, 120, 0], [0, 0, 0])
+
+
+def test_runs_are_cut_off_at_the_edges_and_those_without_length_are_none() -> None:
+    found = tiled([(-50, 10, 0), (90, 500, 1), (50, 50, 2), (300, 400, 2)])
+    assert said(found) == [(0, 10, 0), (10, 90, -1), (90, 100, 1)]
+    assert found.total_ns.tolist() == [10, 10, 0]
+
+
+def test_no_runs_are_one_tile_of_idle_time() -> None:
+    assert said(tiled([])) == [(0, 100, -1)]
+
+
+def test_the_same_groups_at_once_share_a_column() -> None:
+    found = tiled([(0, 10, 0), (5, 15, 1), (40, 50, 1), (45, 60, 0)])
+    several = {column for column, (_, _, name) in zip(found.column.tolist(), said(found), strict=True) if name == -2}
+    assert len(several) == 1
+
+
+def test_groups_beyond_the_columns_are_no_group_alone() -> None:
+    rows = [(10 * at, 10 * at + 9, at) for at in range(MAX_GROUPS + 50)]
+    rows[0] = (0, 5, 0)  # the shortest
+    found = tiled(rows, groups=len(rows), high=10 * len(rows))
+    assert len(found.groups) == MAX_GROUPS and 0 not in found.groups.tolist()
+    assert found.shared_ns[0] == 5  # of which nothing was told apart
+
+
+@given(st.lists(st.tuples(st.integers(-20, 120), st.integers(0, 60), st.integers(0, 2)), max_size=12))
+def test_tiles_have_no_holes_and_say_what_runs(drawn: Rows) -> None:
+    rows = [(start, start + length, group) for start, length, group in drawn]
+    found = said(tiled(rows))
+    assert [end for _, end, _ in found[:-1]] == [start for start, _, _ in found[1:]]
+    assert (found[0][0], found[-1][1]) == (0, 100)
+    for start, end, name in found:
+        for moment in (start, end - 1):
+            running = {group for low, high, group in rows if low <= moment < high}
+            assert name == (-1 if not running else -2 if len(running) > 1 else running.pop())
+
+
+@given(st.lists(st.tuples(st.integers(0, 90), st.integers(1, 40), st.integers(0, 2)), max_size=8))
+def test_the_shares_of_each_sample_sum_to_one(drawn: Rows) -> None:
+    found = tiled([(start, start + length, group) for start, length, group in drawn])
+    start = np.array([0, 10, 25, 60])
+    pieces = pieces_of(found, start, np.array([10, 25, 50, 100]))
+    assert np.allclose(np.bincount(pieces.sample, pieces.share, 4), 1)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from kineto_trace.analysis.counters.attribution import METHODS
-from kineto_trace.analysis.counters.groupings import by_kernel
+from kineto_trace.analysis.counters.hardware_counter_views import by_kernel
 from kineto_trace.analysis.counters.sampled_counters import interval_means, sampled_counters
 from kineto_trace.model.context import Context
 from kineto_trace.model.source_coverage import SourceCoverage

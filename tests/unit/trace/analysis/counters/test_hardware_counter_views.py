@@ -1,16 +1,22 @@
 """The views of counters by GPU, kernel, operator, annotation and module."""
 
+import json
 from typing import Any
 
 import numpy as np
 import pytest
 from kineto_trace.analysis.counters.hardware_counter_views import (
+    NO_LINKS,
+    NO_STEPS,
     NO_WORK,
     annotation_counters,
+    collective_counters,
     gpu_counters,
+    gpu_steps,
     kernel_counters,
     module_counters,
     op_counters,
+    step_counters,
 )
 from kineto_trace.analysis.counters.sampled_counters import NO_COUNTERS
 from kineto_trace.model.context import Context
@@ -22,6 +28,9 @@ from support.trace_files.traces import START_NS, trace
 
 NOTHING: dict[str, Any] = {}
 THREAD = 1
+LABELS = ["NVLink received", "NVLink sent", "PCIe read"]
+KERNEL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+ELEMENTS = 256 << 20
 
 
 def training() -> Trace:
@@ -142,3 +151,108 @@ def test_samples_of_nothing_but_nan_are_told() -> None:
 def test_a_trace_without_modules_says_so() -> None:
     runs = [Run(name="copy", start=0, duration=50 * MS, counters={"DRAM": 80})]
     assert module_counters(Context(sampled(runs, ["DRAM"], length_ns=50 * MS))).notes == (NO_MODULES,)
+
+
+def job(*, length: int = 10 * MS, labels: list[str] | None = None) -> Trace:
+    """All-reduces of 512 MiB over two ranks beside a computing kernel on another stream."""
+    described = {"Collective name": "allreduce", "In msg nelems": ELEMENTS, "Out msg nelems": ELEMENTS,
+                 "dtype": "BFloat16", "Group size": 2, "Process Group Name": "0",
+                 "Process Group Ranks": [0, 1]}  # fmt: skip
+    rate = {"NVLink received": 150e9, "NVLink sent": 150e9, "PCIe read": 1e9}
+    begins = np.cumsum(np.full(200, 2 * length)) + np.random.default_rng(3).integers(0, length // 2, 200)
+    runs = [
+        run
+        for at, start in enumerate(begins.tolist())
+        for run in (
+            Run(name=KERNEL, start=start, duration=length, counters=rate, correlation=2 * at + 1),
+            Run(name="gemm", start=start - length // 4, duration=length, stream=8, correlation=2 * at + 2),
+        )
+    ]
+    ops = [{"name": "nccl:all_reduce", "start": at * 1000, "duration": 900, "finished": 1, "id": at + 1,
+            "inputs": json.dumps(described)[1:-1]} for at in range(200)]  # fmt: skip
+    calls = [{"name": "cudaLaunchKernel", "start": at * 1000 + 5, "duration": 10, "correlation": 2 * at + 1}
+             for at in range(200)]  # fmt: skip
+    return sampled(runs, labels or LABELS, length_ns=450 * length, rows={"cpu_op": ops, "cuda_runtime": calls})
+
+
+@pytest.mark.parametrize("length", [10 * MS, MS // 2], ids=["long", "shorter than samples"])
+def test_the_rates_of_links_are_those_while_collectives_run_whatever_else_does(length: int) -> None:
+    (row,) = collective_counters(Context(job(length=length))).rows()
+    assert (row["collective"], row["group_size"], row["bytes"], row["calls"]) == ("all_reduce", 2, 2 * ELEMENTS, 200)
+    assert row["nvlink_sent_gb_s"] == pytest.approx(150, rel=0.03)
+    assert row["busbw_gb_s"] == pytest.approx(2 * ELEMENTS / length)
+    assert row["nvlink_pct"] == pytest.approx(100 * row["nvlink_sent_gb_s"] / row["busbw_gb_s"])
+    assert row["pcie_write_gb_s"] is None and row["why"] is None
+
+
+def test_other_counters_than_those_of_links_say_what_is_missing() -> None:
+    found = collective_counters(Context(job(labels=["DRAM"])))
+    assert (len(found), found.notes) == (0, (NO_LINKS,))
+
+
+def test_traces_without_samples_or_collectives_say_so() -> None:
+    assert collective_counters(Context(trace({}))).notes == (NO_COUNTERS,)
+    runs = [Run(name="gemm", start=0, duration=50 * MS)]
+    found = collective_counters(Context(sampled(runs, LABELS, length_ns=50 * MS)))
+    assert found.notes == ("the trace has no collectives on a GPU that has samples",)
+
+
+def trained(steps: int = 6) -> Trace:
+    """Steps of 20 ms on the host; the GPU is 5 ms behind, computes for 10 ms and is idle for 10 ms."""
+    runs, calls, notes, ops = [], [], [], []
+    for step in range(steps):
+        at = step * 20 * MS
+        notes += [
+            {"name": f"ProfilerStep#{step}", "start": at, "duration": 20 * MS, "id": step + 1, "finished": 1},
+            {"name": "Optimizer.step#SGD.step", "start": at + 2 * MS, "duration": MS, "id": 100 + step, "finished": 1},
+        ]
+        for part, launched in enumerate((MS, 2 * MS + MS // 2)):
+            correlation = 2 * step + part + 1
+            calls.append({"name": "cudaLaunchKernel", "start": at + launched, "duration": 1000,
+                          "correlation": correlation})  # fmt: skip
+            runs.append(Run(name=("gemm", "adam")[part], start=at + 5 * MS + part * 6 * MS, duration=(6, 4)[part] * MS,
+                            counters={"DRAM": (20, 80)[part]}, correlation=correlation))  # fmt: skip
+        ops.append({"name": "aten::mm", "start": at, "duration": 2 * MS, "finished": 1, "id": 500 + step})
+    rows: dict[str, Any] = {"cuda_runtime": calls, "user_annotation": notes, "cpu_op": ops}
+    return sampled(runs, ["DRAM"], length_ns=steps * 20 * MS, rows=rows, noise=0, spread=0)
+
+
+def test_a_step_on_the_gpu_begins_with_its_first_activity_and_ends_with_the_next_ones() -> None:
+    found = gpu_steps(Context(trained()), 0)
+    begins = [(start - START_NS) // MS for start in found.start.tolist()]
+    assert begins == [5, 25, 45, 65, 85, 105]
+    assert (found.end[:-1] == found.start[1:]).all()
+    assert (int(found.end[-1]) - START_NS) // MS == begins[-1] + 10
+
+
+def test_a_steps_value_is_the_mean_over_its_time_on_the_gpu() -> None:
+    rows = [row for row in step_counters(Context(trained())).rows() if row["phase"] is None]
+    assert (rows[1]["step"], rows[1]["time_us"], rows[1]["sampled_pct"]) == ("0", 20_000, 100)
+    assert rows[1]["value"] == pytest.approx((6 * 20 + 4 * 80) / 20)
+    assert rows[0]["step"] == "average"
+
+
+def test_the_counters_of_one_step_stand_together() -> None:
+    values = {"DRAM": 20, "SM busy": 90}
+    runs = [Run(name="gemm", start=at * 10 * MS, duration=10 * MS, counters=values, correlation=at + 1)
+            for at in range(3)]  # fmt: skip
+    calls = [{"name": "cudaLaunchKernel", "start": run.start, "duration": 1000, "correlation": run.correlation}
+             for run in runs]  # fmt: skip
+    notes = [{"name": f"ProfilerStep#{at}", "start": at * 10 * MS, "duration": 10 * MS, "finished": 1, "id": at + 1}
+             for at in range(3)]  # fmt: skip
+    rows: dict[str, Any] = {"cuda_runtime": calls, "user_annotation": notes}
+    measured = sampled(runs, ["DRAM", "SM busy"], length_ns=30 * MS, rows=rows, noise=0, spread=0)
+    found = [row["step"] for row in step_counters(Context(measured)).rows() if row["phase"] is None]
+    assert found == ["average", "average", "0", "0", "1", "1", "2", "2"]
+
+
+def test_phases_have_the_work_that_was_launched_in_them() -> None:
+    rows = {row["phase"]: row for row in step_counters(Context(trained())).rows() if row["step"] == "all"}
+    assert rows["optimizer"]["value"] == pytest.approx(80) and rows["other"]["value"] == pytest.approx(20)
+    assert rows["optimizer"]["time_us"] == 6 * 4000
+
+
+def test_a_trace_without_steps_says_so() -> None:
+    runs = [Run(name="copy", start=0, duration=50 * MS, counters={"DRAM": 80})]
+    assert step_counters(Context(sampled(runs, ["DRAM"], length_ns=50 * MS))).notes == (NO_STEPS,)
+    assert step_counters(Context(trace({}))).notes == (NO_COUNTERS,)

@@ -7,8 +7,8 @@ import kineto_trace
 import pytest
 from kineto_trace.analysis.counters.clock_views import throttling_spans
 from kineto_trace.analysis.counters.hardware_counter_views import gpu_counters, kernel_counters
-from kineto_trace.analysis.counters.roofline_views import roofline
-from kineto_trace.analysis.findings.finding_rules import findings
+from kineto_trace.analysis.counters.roofline import roofline
+from kineto_trace.analysis.findings.finding_views import findings
 from kineto_trace.analysis.overview.counter_series_views import counter_curves, counter_summary, counters
 from kineto_trace.merge.merged_export import merge_traces
 from kineto_trace.model.context import Context

@@ -4,8 +4,7 @@ import math
 from typing import Any
 
 import pytest
-from kineto_trace.analysis.counters.roofline import UnitUse, WorkTraits, judged
-from kineto_trace.analysis.counters.roofline_views import roofline
+from kineto_trace.analysis.counters.roofline import UnitUse, WorkTraits, roofline, roofline_verdict
 from kineto_trace.analysis.counters.sampled_counters import NO_COUNTERS
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import Trace
@@ -43,13 +42,13 @@ NOTHING: dict[str, Any] = {}
 def test_the_larger_use_decides_and_what_is_not_sampled_decides_nothing(
     use: UnitUse, traits: WorkTraits, verdict: str
 ) -> None:
-    assert judged(use, traits)[0] == verdict
+    assert roofline_verdict(use, traits)[0] == verdict
 
 
 def test_a_verdict_has_the_numbers_that_it_comes_from() -> None:
     use = UnitUse(dram=18.02, tensor=93.4, sm_busy=95)
-    assert judged(use, WorkTraits())[1] == "DRAM 18 %, tensor pipe 93.4 %, SM busy 95 % of peak"
-    assert "--counters=tensor" in judged(UnitUse(dram=5, tensor=0), WorkTraits())[1]
+    assert roofline_verdict(use, WorkTraits())[1] == "DRAM 18 %, tensor pipe 93.4 %, SM busy 95 % of peak"
+    assert "--counters=tensor" in roofline_verdict(UnitUse(dram=5, tensor=0), WorkTraits())[1]
 
 
 def agreed(made: Trace, kernels: tuple[KnownKernel, ...]) -> float:

@@ -17,8 +17,7 @@ from kineto_trace.analysis.diff.diff_views import (
     diff_step_times,
     diff_steps,
 )
-from kineto_trace.analysis.diff.step_noise import ERROR_RATE
-from kineto_trace.analysis.diff.step_samples import StepSamples
+from kineto_trace.analysis.diff.step_noise import ERROR_RATE, StepSamples
 from kineto_trace.model.context import Context
 from kineto_trace.open.trace_opener import open_trace
 from kineto_trace.view_api.view import View

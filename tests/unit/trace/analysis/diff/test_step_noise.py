@@ -10,7 +10,7 @@ from kineto_trace.analysis.diff.step_noise import (
     quantile,
     rank_test,
     two_sided,
-    typical,
+    typical_mean,
 )
 
 Floats = npt.NDArray[np.float64]
@@ -105,7 +105,7 @@ def test_one_slow_step_does_not_hide_a_change_where_there_are_many_steps() -> No
     found = judge(baseline, other)
     assert found.changed.tolist() == [True]
     assert found.baseline[0] == pytest.approx(100, abs=2)
-    assert typical(baseline[0]) == found.baseline[0]
+    assert typical_mean(baseline[0]) == found.baseline[0]
 
 
 def test_values_that_are_equal_by_chance_do_not_make_a_change() -> None:

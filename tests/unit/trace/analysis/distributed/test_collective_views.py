@@ -102,7 +102,7 @@ def test_clocks_of_several_hosts_are_aligned_by_the_ends_of_collectives() -> Non
     aligned = over(collective_instances, rank0, rank1, hosts=("a", "b"))
     assert aligned.values("start_skew_us") == [30.0, 10.0, 10.0]
     assert aligned.values("last_rank") == [1, 1, 0]
-    assert "aligned by the ends" in aligned.notes[0] and "5000.0 us apart" in aligned.notes[0]
+    assert "aligned by the ends" in aligned.notes[0] and "5 ms apart" in aligned.notes[0]
     trusted = over(collective_instances, rank0, rank1, hosts=("a", "b"), align="clock")
     assert trusted.values("start_skew_us") == [5030.0, 5010.0, 4990.0]
     assert "the clocks of ranks 1 are taken as they are: nothing is known about them" in trusted.notes
@@ -141,7 +141,7 @@ def test_offsets_that_were_measured_are_applied_and_their_uncertainty_is_said() 
     assert set(found.values("skew_uncertainty_us")) == {70.0}
     assert found.notes == (
         "clocks are compared with that of rank 0: 1 by the offsets that were measured",
-        "where that is known, clocks are within 70.0 us of that of rank 0",
+        "where that is known, clocks are within 70 µs of that of rank 0",
     )
 
 
@@ -159,7 +159,7 @@ def test_ranks_of_one_host_have_one_clock_whatever_it_says() -> None:
     ranks = (numbered(400, 0), "a", own), (numbered(400, 1), "a", own), (numbered(0, 1), "b", measured(0, 90))
     found = on_hosts(collective_summary, *(ranks[:2]))
     assert (found.values("mean_start_skew_us"), found.values("skew_uncertainty_us")) == ([20.0], [2.0])
-    assert found.notes == ("all ranks ran on one host: they share a clock, which is exact to 1 us",)
+    assert found.notes == ("all ranks ran on one host: they share a clock, which is exact to 1 µs",)
     found = on_hosts(collective_instances, *ranks, align="clock")
     assert set(found.values("skew_uncertainty_us")) == {190.0}
 
@@ -177,7 +177,7 @@ def test_clocks_are_joined_over_the_groups_that_ranks_share() -> None:
     )
     found = over(collective_instances, *ranks, hosts=("a", "b", "c"))
     assert found.values("start_skew_us") == [0.0, 0.0]
-    assert "1000.0 us apart" in found.notes[0]
+    assert "1 ms apart" in found.notes[0]
 
 
 def test_one_rank_alone_has_no_skew_and_says_what_its_bandwidth_is_worth() -> None:
@@ -199,7 +199,7 @@ def test_without_numbers_order_and_time_count_and_a_note_says_so() -> None:
     found = over(collective_instances, plain(100, 200), plain(104, 209))
     assert found.values("start_skew_us") == [4.0, 9.0]
     assert found.values("busbw_gb_s") == [None, None]
-    assert "matched over ranks by order and time. Their ends differ by 4.5 us on average" in found.notes[0]
+    assert "matched over ranks by order and time. Their ends differ by 4.5 µs on average" in found.notes[0]
     assert "have no sizes" in found.notes[1]
 
 

@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
-from kineto_trace.analysis.distributed.rank_simulation import Simulation
-from kineto_trace.analysis.distributed.rank_work import rank_work
+from kineto_trace.analysis.distributed.rank_simulation import Simulation, rank_work
 from kineto_trace.collectives.rank_matching import match
 from support.trace_files.simulated.training_job import Op, SimulatedJob, launched_ahead, simulate
 
@@ -18,7 +17,7 @@ def test_a_gpu_that_is_faster_than_those_that_wait_keeps_its_times() -> None:
     found = simulation(launched_ahead(late=15_000.0, slow=1.15))
     chains = found.chains
     inside = (chains.rank == 1) & (chains.entry >= 0)
-    changed = found.like_the_others(1)
+    changed = found.with_median_work(1)
     assert np.array_equal(changed[inside & ~chains.host], chains.before[inside & ~chains.host])
     assert changed[inside & chains.host].sum() < chains.before[inside & chains.host].sum() / 2
 
@@ -26,7 +25,7 @@ def test_a_gpu_that_is_faster_than_those_that_wait_keeps_its_times() -> None:
 def test_what_a_host_has_too_much_is_taken_off_its_longest_stretch() -> None:
     found = simulation(launched_ahead(late=15_000.0))
     own = (found.chains.rank == 1) & (found.chains.entry >= 0) & found.chains.host
-    less = (found.chains.before - found.like_the_others(1))[own]
+    less = (found.chains.before - found.with_median_work(1))[own]
     assert np.count_nonzero(less > 1_000) == 7  # one stretch in each step but the first one
     assert less[less > 1_000].min() > 14_000_000
 

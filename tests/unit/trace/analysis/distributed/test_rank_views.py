@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kineto_trace.analysis.distributed.distributed_views import stragglers
 from kineto_trace.analysis.distributed.rank_views import rank_table, rank_waits, step_spread
-from kineto_trace.analysis.distributed.straggler_views import stragglers
 from kineto_trace.catalog.view_runner import run_views
-from kineto_trace.collectives.rank_waits import NO_COLLECTIVES
+from kineto_trace.collectives.rank_matching import NO_COLLECTIVES
 from kineto_trace.open.trace_discovery import find_traces
 from kineto_trace.view_api.result import Result
 from kineto_trace.view_api.view import View

@@ -4,9 +4,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from kineto_trace.analysis.distributed.what_if_views import NO_TIME, rank_what_if
+from kineto_trace.analysis.distributed.what_if_views import (
+    NO_TIME,
+    RankKernels,
+    rank_kernels,
+    rank_what_if,
+    slower_kernels,
+)
 from kineto_trace.catalog.view_runner import run_view
-from kineto_trace.collectives.rank_waits import NO_COLLECTIVES
+from kineto_trace.collectives.rank_matching import NO_COLLECTIVES
 from kineto_trace.open.trace_discovery import find_traces
 from kineto_trace.view_api.result import Result
 from support.trace_files.ranks import Event, context, event, launched, nccl, step
@@ -163,19 +169,19 @@ def test_collectives_on_the_host_bound_what_a_job_could_gain() -> None:
             "rank 2 never the last one",
             700.0,
             pytest.approx(700 / 3),
-            "at most: in 2 collectives the others waited for it, for 0.35 ms on average",
+            "at most: in 2 collectives the others waited for it, for 350 µs on average",
         ),
         (
             "all_reduce hidden or free",
             500.0,
             pytest.approx(500 / 3),
-            "at most: 3 transfers of 0.167 ms on average, if the ranks waited for all of them",
+            "at most: 3 transfers of 167 µs on average, if the ranks waited for all of them",
         ),
         (
             "rank 0 never the last one",
             100.0,
             pytest.approx(100 / 3),
-            "at most: in 1 collectives the others waited for it, for 0.1 ms on average",
+            "at most: in 1 collectives the others waited for it, for 100 µs on average",
         ),
         ("rank 1 never the last one", 0.0, 0.0, None),
     ]
@@ -247,3 +253,38 @@ def test_collectives_that_one_rank_alone_has_are_told() -> None:
         "1 collectives are matched with none of another rank: they take as long as they did whatever is changed, so "
         "savings may be too low"
     ) in rank_what_if.combine(partials).notes
+
+
+KINDS = {"aten::mm": (100.0, 64), "aten::gelu": (20.0, 1000)}  # us and blocks of each kernel
+
+
+def rank(*, calls: int = 4, rows: float = 1.0, speed: float = 1.0) -> RankKernels:
+    """Three steps. calls: of aten::mm; rows: times as many, which grids of aten::mm do not show; speed: of kernels."""
+    events: list[Event] = []
+    for number in range(3):
+        at = 2_000.0 * number
+        events.append(step(number, at, 1_990))
+        for place, name in enumerate(["aten::mm"] * calls + ["aten::gelu"] * 4):
+            us, blocks = KINDS[name]
+            begin = at + 10 + 150 * place
+            grid = [round(blocks * rows) if name == "aten::gelu" else blocks, 1, 1]
+            events.append(event("cpu_op", name, begin, 8))
+            events += launched("k", begin + 2, begin + 10, us * rows / speed, 100 * number + place + 1, grid=grid)
+    return context(events, rank=0, size=2).get(rank_kernels)
+
+
+def test_an_operator_that_is_called_more_often_is_named() -> None:
+    assert slower_kernels(rank(calls=6), [rank()]) == "6 kernels of aten::mm a step, the others 4"
+
+
+def test_larger_grids_are_more_data_although_not_all_kernels_show_it() -> None:
+    assert slower_kernels(rank(rows=1.6), [rank()]) == "its kernels work on 1.60 times as much data"
+
+
+def test_equal_calls_and_grids_that_take_longer_are_slower_kernels() -> None:
+    assert slower_kernels(rank(speed=0.8), [rank()]) == "its kernels take 1.25 times as long with equal grids"
+
+
+def test_a_rank_whose_kernels_take_no_longer_has_no_reason() -> None:
+    assert slower_kernels(rank(), [rank(speed=0.9)]) is None
+    assert slower_kernels(rank(), []) is None

@@ -8,13 +8,28 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from kineto_trace.analysis.distributed.what_if_views import rank_what_if
-from kineto_trace.analysis.findings.common_findings import _Gains, _Middle, _of_the_job, common_findings
-from kineto_trace.analysis.findings.finding_views import findings_view
+from kineto_trace.analysis.finding import Finding
+from kineto_trace.analysis.findings.common_findings import SMALL_COLLECTIVES as SMALL
+from kineto_trace.analysis.findings.common_findings import (
+    _Gains,
+    _Middle,
+    _of_the_job,
+    common_findings,
+    small_collectives,
+)
+from kineto_trace.analysis.findings.finding_views import findings, findings_view
+from kineto_trace.model.context import Context
 from kineto_trace.view_api.result import Result
 from kineto_trace.view_api.view import View
+from support.trace_files.ranks import Event, context, event, launched, nccl, step
 from support.trace_files.simulated.training_job import SimulatedJob, ddp, fsdp, many_operators, simulate
 
 Row = dict[str, Any]
+SLOW_CORE = (
+    "Rank 1 probably has a slower core, or shares it (the same operators take 1.30 times as long on its host): pin "
+    "each rank to cores of its GPU's NUMA node, look for other programs there, compare clocks."
+)
+STEPS = 5
 
 
 def of_job(job: SimulatedJob) -> list[Row]:
@@ -38,12 +53,6 @@ def test_what_makes_one_rank_late_says_so_and_saves_what_the_job_gains_without_i
     (found,) = (row for row in of_job(job) if row["title"].endswith("the others wait for rank 1"))
     assert (found["rank"], found["finding"]) == (1, "synchronisation")
     assert found["saving_pct"] == pytest.approx(gain(job, 1), abs=5.0)
-
-
-SLOW_CORE = (
-    "Rank 1 probably has a slower core, or shares it (the same operators take 1.30 times as long on its host): pin "
-    "each rank to cores of its GPU's NUMA node, look for other programs there, compare clocks."
-)
 
 
 def test_work_that_all_hosts_have_and_a_slower_one_for_longer_has_the_advice_to_get_a_faster_one() -> None:
@@ -190,3 +199,49 @@ def test_captures_of_one_process_are_no_ranks(ranks: tuple[int, ...], where: str
     slow = {"rank": 0, "saving_us": 18.0, "saving_pct": 18.0, "more_work_us": 18.0, "change": "", "about": ""}
     (found,) = common_findings(losses, len(set(ranks)), result(rank_what_if, slow), traces=4).rows()
     assert (found["title"], found["saving_pct"]) == (f"publish sleeps ({where})", 90.0)
+
+
+def found(**options: float) -> list[Finding]:
+    """The findings of this kind."""
+    return list(small_collectives(trace(**options)))
+
+
+def trace(*, collectives: float, elements: float, busy_us: float = 0.0) -> Context:
+    """Steps of 2 ms, in which the host spends 50 us in each all_reduce of float32. busy_us: of a kernel beside them."""
+    events: list[Event] = []
+    for number in range(STEPS):
+        at = 2_000.0 * number
+        events.append(step(number, at, 2_000))
+        events += launched("gemm", at + 1, at + 10, max(busy_us, 1), 1_000 * number + 900)
+        for place in range(int(collectives)):
+            begin, key = at + 20 + 60 * place, 1_000 * number + place
+            events.append(event("cpu_op", "c10d::allreduce_", begin, 50))
+            arguments = nccl("allreduce", int(elements), [0, 1], key)
+            kernel = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)"
+            events += launched(kernel, begin + 40, begin + 50, 5, key, stream=20, **arguments)
+    return context(events)
+
+
+def test_small_collectives_save_the_hosts_time_in_all_but_those_that_their_bytes_need() -> None:
+    (finding,) = found(collectives=30, elements=1_000)
+    assert finding.title == "The host calls many small collectives, most of them all_reduce, and the GPU waits for it"
+    assert finding.saving_ns == pytest.approx(STEPS * 29 * 50_000, rel=0.02)
+    assert finding.evidence.startswith("30 collectives of less than 4 MiB in each step, of 3.906 KiB on average")
+
+
+@pytest.mark.parametrize(
+    ("collectives", "elements", "busy_us"),
+    [(10, 1_000, 0.0), (30, 10_000_000, 0.0), (30, 1_000, 1_985.0)],
+    ids=["few", "large", "while the GPU computes"],
+)
+def test_few_or_large_ones_or_those_beside_work_of_the_gpu_are_no_finding(
+    collectives: int, elements: int, busy_us: float
+) -> None:
+    assert sum(each.saving_ns for each in found(collectives=collectives, elements=elements, busy_us=busy_us)) < 200_000
+
+
+def test_what_is_in_small_collectives_is_not_launch_time_too() -> None:
+    every = findings(trace(collectives=30, elements=1_000)).findings
+    small, launches = (sum(each.saving_ns for each in every if each.name == name) for name in (SMALL, "host_bound"))
+    assert small > 7_000_000
+    assert launches < 1_500_000

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from kineto_trace.analysis.findings.finding_views import findings_view
-from kineto_trace.decode.python.python_slices import Samples, Trie, slices
+from kineto_trace.decode.python_stacks import Samples, Trie, slices
 from kineto_trace.model.context import Context
 from kineto_trace.model.line_counts import STATES
 from kineto_trace.model.trace import NO_STRING, StringTable, Trace
@@ -62,7 +62,7 @@ def test_a_host_that_is_late_costs_the_idle_time() -> None:
     assert list(rows) == ["host_bound"]
     bound = rows["host_bound"]
     assert (bound["saving_us"], bound["saving_pct"], bound["op"]) == (140.0, 35.0, "aten::slow")
-    assert bound["evidence"] == "1 gap, 0.15 ms idle, 0.14 ms of it in aten::slow; 2 kernels of 100 us on average"
+    assert bound["evidence"] == "1 gap, 150 µs idle, 140 µs of it in aten::slow; 2 kernels of 100 µs on average"
     assert bound["kernels"] == ["k"]
 
 
@@ -180,8 +180,8 @@ def test_communication_that_computation_hides_costs_nothing() -> None:
     exposed = rows["exposed_communication"]
     assert exposed["saving_us"] == 150.0
     assert exposed["evidence"] == (
-        "0.2 ms of collectives, 75 % of it while the GPU computes nothing; of that at most 0.15 ms is transfer, "
-        "0.15 ms of it without others alike to compare with"
+        "200 µs of collectives, 75 % of it while the GPU computes nothing; of that at most 150 µs is transfer, "
+        "150 µs of it without others alike to compare with"
     )
     assert exposed["kernels"] == ["ncclDevKernel_AllReduce_Sum_f32_RING_LL"]
 
@@ -201,7 +201,7 @@ def test_what_a_collective_takes_beyond_others_alike_is_waiting_and_no_transfer(
         ("exposed_communication", 30.0),
     ]
     assert (
-        "at least 0.17 ms is beyond the shortest collective of the same kind and size, the longest wait 0.17 ms"
+        "at least 170 µs is beyond the shortest collective of the same kind and size, the longest wait 170 µs"
         in (rows["waiting_in_collectives"]["evidence"])
     )
     assert rows["waiting_in_collectives"]["advice"].startswith("Larger buckets do not help")
@@ -339,7 +339,7 @@ def test_the_line_that_waits_for_the_gpu_is_named() -> None:
     (first, *_) = listed(kernels, calls, python_function=frames)
     assert (first["finding"], first["call_stack"]) == ("synchronisation", "train.py(9): log_loss;train.py(3): main")
     assert first["evidence"] == (
-        "cudaStreamSynchronize 3 times, called in log_loss (train.py:12), the GPU idle for 0.15 ms after it"
+        "cudaStreamSynchronize 3 times, called in log_loss (train.py:12), the GPU idle for 150 µs after it"
     )
 
 
@@ -412,7 +412,7 @@ def test_collectives_do_not_count_as_the_kernels_that_the_host_launches_too_slow
     calls = [row("cudaLaunchKernel", 10 * n, 10 * n + 1, thread=1, correlation=n) for n in (1, 3)]
     calls.append(row("cudaLaunchKernel", 290, 295, thread=1, correlation=2))
     bound = found(kernels, calls, [row("aten::slow", 100, 299, thread=1, id=1)])["host_bound"]
-    assert "2 kernels of 100 us on average" in bound["evidence"]
+    assert "2 kernels of 100 µs on average" in bound["evidence"]
 
 
 def test_a_larger_batch_is_not_advised_where_the_memory_is_full() -> None:

@@ -1,19 +1,51 @@
 """What GPUs do and need not, in traces of training threads whose samples come every 10 ms."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
-from kineto_trace.analysis.findings.finding_rules import findings
-from kineto_trace.analysis.findings.gpu_work_findings import double_precision, models_without_backward
+from kineto_trace.analysis.findings.finding_views import findings
+from kineto_trace.analysis.findings.gpu_work_findings import (
+    LEFT,
+    MANY,
+    OPTIMIZER_PASSES,
+    double_precision,
+    launch_origins,
+    models_without_backward,
+    optimizer_kernels,
+    small_kernels,
+    small_kernels_of_functions,
+)
+from kineto_trace.analysis.findings.idle_findings import host_bound
+from kineto_trace.analysis.step_replay import step_replay
 from kineto_trace.model.context import Context
-from support.trace_files.sampled_stacks import BACKWARD, MAIN, MODULE, PERIOD_NS, SITE, Sample, stack_rows
+from support.trace_files.sampled_stacks import (
+    BACKWARD,
+    FORWARD,
+    MAIN,
+    MODULE,
+    OPTIMIZER,
+    PERIOD_NS,
+    SITE,
+    Sample,
+    stack_rows,
+)
+from support.trace_files.simulated.host_and_gpu import LAUNCH, US, Program
 from support.trace_files.traces import START_NS, target, trace
 
 Row = dict[str, Any]
 LINE = "/job/train.py({}): {}"
 VALIDATE = (*MAIN, LINE.format(30, "validate"))
 GEMM, POINTWISE = "sm90_xmma_gemm_bf16", "vectorized_elementwise_kernel"
+FUSED_ADAM = (
+    "multi_tensor_apply_kernel<FusedOptimizerTensorListMetadata<4>, FusedAdamMathFunctor<float, 4>, double, double>"
+)
+PENALTY = (*MAIN, "/job/train.py(50): penalty")
+STEPS = 5
+LOOP = (*MAIN, "/job/loss.py(7): boxes")
+STEP = (*MAIN, OPTIMIZER)
 
 
 def span(name: str, start: float, end: float, **more: Any) -> Row:
@@ -125,11 +157,6 @@ def test_a_forward_whose_backward_may_come_after_the_trace_does_not_count() -> N
     assert finding.saving_ns == 3 * PERIOD_NS
 
 
-FUSED_ADAM = (
-    "multi_tensor_apply_kernel<FusedOptimizerTensorListMetadata<4>, FusedAdamMathFunctor<float, 4>, double, double>"
-)
-
-
 @pytest.mark.parametrize(
     ("kernel", "double"),
     [
@@ -212,3 +239,157 @@ def test_convolutions_that_cudnn_could_measure_are_told_last(benchmark: bool | N
     made = Context(trace(rows, length_ns=2 * PERIOD_NS, target=target(settings=settings)))
     found = [finding for finding in findings(made).findings if finding.name == "unmeasured_convolutions"]
     assert [(finding.guess, finding.saving_ns) for finding in found] == [(True, PERIOD_NS // 10)] * told
+
+
+def launched(*operators: Row, annotations: tuple[Row, ...] = ()) -> Context:
+    """A short kernel at the end of each operator, which is launched by it; stacks of four samples around them."""
+    kernels, calls, ops = [], [], []
+    for number, row in enumerate(operators, 1):
+        end = row["start"] + row["duration"]
+        calls.append({"name": "cudaLaunchKernel", "start": end - 2_000, "duration": 1_000, "correlation": number})
+        calls[-1]["thread"] = row["thread"]
+        kernels.append({"name": "k", "start": end, "duration": 1_000, "correlation": number})
+        ops.append({"finished": 1, "inputs": -1, "id": number, "scope": 0, "sequence": -1, **row})
+    rows = {
+        "python_function": stack_rows([MAIN, PENALTY, (*MAIN, OPTIMIZER), MAIN]),
+        "cpu_op": ops,
+        "cuda_runtime": calls,
+        "kernel": kernels,
+        "user_annotation": [{"thread": 1, "id": 9, "finished": 1, **row} for row in annotations],
+    }
+    return Context(trace(rows, length_ns=4 * PERIOD_NS, sample_period_ns=PERIOD_NS, target=target()))
+
+
+def forward(start: float, end: float) -> Row:
+    return span("aten::abs", start, end, thread=1, torch_thread=1, sequence=3)
+
+
+def backward(start: float, end: float) -> Row:
+    return span("AbsBackward0", start, end, thread=2, torch_thread=2, sequence=3, forward_thread=1, scope=1)
+
+
+def names(context: Context) -> list[str]:
+    return [context.trace.strings[number] if number >= 0 else "" for number in context.get(launch_origins).function]
+
+
+def test_work_of_the_backward_comes_from_the_function_of_its_forward() -> None:
+    context = launched(forward(1.1, 1.2), backward(3.1, 3.3))
+    assert names(context) == [PENALTY[-1], PENALTY[-1]]
+
+
+def test_a_backward_whose_forward_is_not_in_the_trace_comes_from_nowhere() -> None:
+    assert names(launched(backward(3.1, 3.3))) == [""]
+
+
+def test_what_the_optimizer_launches_is_its_own() -> None:
+    step = span("Optimizer.step#AdamW.step", 2, 3)
+    context = launched(forward(1.1, 1.2), span("aten::mul", 2.1, 2.2, thread=1), annotations=(step,))
+    assert context.get(launch_origins).optimizer.tolist() == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("operators", "shown"),
+    [
+        ((forward(1.0, 1.9), backward(3.0, 3.9)), ", most of it for penalty (train.py:50)"),
+        ((span("aten::mul", 1.9, 2.9, thread=1),), ", most of it for penalty (train.py:50)"),
+        ((span("aten::mul", 2.1, 2.9, thread=1),), ", most of it for the optimizer (AdamW.step)"),
+        ((backward(3.0, 3.9),), ""),
+    ],
+)
+def test_a_gpu_that_waits_for_launches_is_told_for_what(operators: tuple[Row, ...], shown: str) -> None:
+    step = span("Optimizer.step#AdamW.step", 2, 3)
+    (finding,) = host_bound(launched(*operators, annotations=(step,)))
+    assert finding.title == "The GPU waits for the host to launch work" + shown
+    assert (not finding.where) is (not shown)
+
+
+def looping(count: int, kernel: int, *, stack: Sample = LOOP, name: str = "k", devices: int = 1) -> Context:
+    """Steps of a sample in forward, which launches a large kernel, and one in `stack`, which launches many."""
+    program, samples, updates = Program(), list[Sample](), list[dict[str, Any]]()
+    for _ in range(STEPS):
+        begin = program.now
+        samples += [FORWARD, stack]
+        program.operator("aten::linear", PERIOD_NS - 10 * US)
+        program.host(PERIOD_NS // 10)
+        program.launch(PERIOD_NS // 2)
+        program.now = begin + PERIOD_NS
+        for _ in range(count):
+            program.operator("aten::add", 8 * US)
+            program.host(US)
+            program.launch(kernel)
+            program.rows["kernel"][-1]["name"] = name
+            program.host(10 * US)
+        program.rows["kernel"][-1]["device"] = devices - 1
+        if stack is STEP:
+            updates.append({"name": "Optimizer.step#AdamW.step", "start": begin + PERIOD_NS, "duration": PERIOD_NS})
+        program.now = begin + 2 * PERIOD_NS
+        program.step(begin)
+    rows = {kind: found for kind, found in program.rows.items() if found}
+    common = {"thread": 1, "finished": 1, "inputs": -1, "scope": 7}
+    rows["user_annotation"] += [{**common, **row, "id": 20_000 + number} for number, row in enumerate(updates)]
+    rows["python_function"] = stack_rows(samples)
+    return Context(trace(rows, length_ns=program.now + 1, sample_period_ns=PERIOD_NS, target=target()))
+
+
+def test_a_function_that_launches_many_small_kernels_is_found() -> None:
+    context = looping(200, 4 * US)
+    found = context.get(small_kernels)
+    assert found is not None
+    assert context.trace.strings[found.function] == LOOP[-1]
+    assert int(np.count_nonzero(found.work)) == 200 * STEPS
+    (finding,) = small_kernels_of_functions(context)
+    assert finding.title == "boxes (loss.py:7) launches 200 small kernels in each step"
+    assert finding.where == "boxes (/job/loss.py:7)"
+    assert finding.replayed
+    # all of them, their launches and the host's time before them
+    assert finding.saving_ns == pytest.approx((1 - LEFT) * STEPS * 200 * (11 * US + LAUNCH), rel=0.05)
+
+
+@pytest.mark.parametrize(("count", "kernel"), [(MANY - 1, 4 * US), (200, 9 * US)], ids=["too few", "too large"])
+def test_few_or_large_kernels_are_no_finding(count: int, kernel: int) -> None:
+    context = looping(count, kernel)
+    assert context.get(small_kernels) is None
+    assert list(small_kernels_of_functions(context)) == []
+
+
+def test_small_kernels_that_are_most_of_the_work_are_the_model() -> None:
+    context = looping(200, 4 * US)
+    took = context.trace.table("kernel")["duration"]
+    took[took > PERIOD_NS // 4] = 100 * US
+    assert context.get(small_kernels) is None
+
+
+def test_the_hosts_time_before_the_first_of_them_is_not_theirs() -> None:
+    first = looping(200, 4 * US)  # 9 ms after the launch before it
+    (finding,) = small_kernels_of_functions(first)
+    assert finding.saving_ns < STEPS * (200 * (11 * US + LAUNCH) + PERIOD_NS // 10)
+
+
+def test_what_many_small_kernels_cost_is_told_only_where_the_steps_run_again() -> None:
+    context = looping(200, 4 * US, devices=2)
+    assert context.get(step_replay) is None
+    assert list(small_kernels_of_functions(context)) == []
+
+
+def test_a_trace_without_steps_has_no_number_of_kernels_for_each() -> None:
+    context = looping(200, 4 * US)
+    tables = {kind: table for kind, table in context.trace.tables.items() if kind != "user_annotation"}
+    assert Context(replace(context.trace, tables=tables)).get(small_kernels) is None
+
+
+def test_an_optimizer_that_updates_parameters_one_by_one_is_found() -> None:
+    context = looping(200, 4 * US, stack=STEP)
+    (finding,) = optimizer_kernels(context)
+    assert finding.name == "unfused_optimizer"
+    assert finding.replayed
+    assert finding.evidence.startswith("200 kernels in each step")
+    assert 0 < finding.saving_ns <= (1 - OPTIMIZER_PASSES) * STEPS * 2 * PERIOD_NS
+    assert context.get(small_kernels) is None  # they are the optimizer's alone
+
+
+def test_a_fused_optimizer_is_no_finding() -> None:
+    assert list(optimizer_kernels(looping(200, 4 * US, stack=STEP, name="multi_tensor_apply_kernel"))) == []
+
+
+def test_an_optimizer_with_few_kernels_is_no_finding() -> None:
+    assert list(optimizer_kernels(looping(MANY - 1, 4 * US, stack=STEP))) == []

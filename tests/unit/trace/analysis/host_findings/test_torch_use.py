@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from kineto_trace.analysis.findings.finding_rules import findings
+from kineto_trace.analysis.findings.finding_views import findings
 from kineto_trace.analysis.host_findings.torch_use import (
     anomaly_mode,
     compilation,

@@ -2,8 +2,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kineto_trace.analysis.host_time.op_times import op_times
-from kineto_trace.analysis.host_time.operator_views import operators
+from kineto_trace.analysis.host_time.operator_views import op_times, operators
 from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import Table, Trace

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kineto_trace.analysis.host_time.setting_rules import MAY_SLOW, RULES, SLOWS, SettingFacts, verdict
+from kineto_trace.analysis.host_time.setting_views import MAY_SLOW, RULES, SLOWS, SettingFacts, verdict
 from kineto_trace.catalog.view_runner import run_view
 from kineto_trace.conversion.target_conversion import convert_target
 from kineto_trace.open.trace_opener import open_trace

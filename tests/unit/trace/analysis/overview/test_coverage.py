@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 from kineto_trace.analysis.host_time.thread_views import threads
+from kineto_trace.analysis.overview.not_recorded_views import validate
 from kineto_trace.analysis.overview.overview_views import gpu_summary, gpu_utilization, overview, step_breakdown
-from kineto_trace.analysis.overview.validation_views import validate
-from kineto_trace.conversion.trace_summary import gpu_busy_fraction
+from kineto_trace.conversion.target_conversion import gpu_busy_fraction
 from kineto_trace.model.context import Context
 from kineto_trace.model.source_coverage import SourceCoverage
 from kineto_trace.model.trace import API_TABLES, GPU_TABLES, OP_TABLES, Trace
@@ -106,7 +106,8 @@ def test_validation_has_the_coverage_of_each_source() -> None:
     (row,) = [row for row in found.rows() if row["part"] == "coverage by torch_ops"]
     assert (row["ok"], row["complete_pct"], row["rows"]) == (False, pytest.approx(20), 24)
     assert found.notes == (
-        "torch_ops covers 20 % of the window of 0.2 s (7 records were dropped: buffers were full); missing: 0.04-0.2 s",
+        "torch_ops covers 20 % of the window of 200 ms (7 records were dropped: buffers were full); missing: "
+        "0.04-0.2 s",
     )
     whole = validate(Context(steps_of_ten(2, missing("torch_ops", OPS), recorded=2)))
     assert [row["ok"] for row in whole.rows() if row["part"] == "coverage by torch_ops"] == [True]

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kineto_trace.analysis.overview.not_recorded_views import not_recorded
-from kineto_trace.analysis.overview.trace_parts import PARTS
+from kineto_trace.analysis.overview.not_recorded_views import PARTS, not_recorded
 from kineto_trace.conversion.target_conversion import convert_target
 from kineto_trace.model.context import Context
 from kineto_trace.model.source_coverage import SourceCoverage
@@ -169,8 +168,8 @@ def test_losses_come_first_and_name_the_option_that_avoids_them() -> None:
         )
     ).rows()[:6]
     assert [(row["what"], row["why"]) for row in found] == [
-        ("GPU activities and calls", "recorded from 0.12 s after the beginning on"),
-        ("operators", "recorded until 0.3 s before the end; kinetoctl captures show says why"),
+        ("GPU activities and calls", "recorded from 120 ms after the beginning on"),
+        ("operators", "recorded until 300 ms before the end; kinetoctl captures show says why"),
         ("Python stacks", "7,000 records were dropped: buffers were full"),
         ("records", "10 were dropped: buffers were full"),
         ("records", "2 could not be decoded"),
@@ -200,7 +199,7 @@ def test_of_several_ranks_each_thing_is_told_once() -> None:
     ]
     rows = not_recorded.combine(partials).rows()
     assert [(row["what"], row["why"], row["ranks"]) for row in rows[:2]] == [
-        ("operators", "recorded from 0.3 s after the beginning on", "0-1"),
+        ("operators", "recorded from 300 ms after the beginning on", "0-1"),
         ("GPU activities", "no source recorded it", "0-2"),
     ]
 

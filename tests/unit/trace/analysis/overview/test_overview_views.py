@@ -7,6 +7,7 @@ from kineto_trace.analysis.overview.overview_views import (
     gpu_summary,
     gpu_utilization,
     overview,
+    recordings,
     sm_efficiency,
     step_breakdown,
 )
@@ -15,6 +16,7 @@ from kineto_trace.model.context import Context
 from kineto_trace.model.trace import Trace
 from kineto_trace.view_api.view import Compat
 from support.trace_files import traces
+from support.trace_files.traces import START_NS, target, trace
 
 SHAPE = {"grid_x": 66, "grid_y": 1, "grid_z": 1, "block_x": 256, "block_y": 1, "block_z": 1, "registers": 32}
 GPU = {**traces.H100, "name": "NVIDIA H100", "totalGlobalMem": 80_000}
@@ -194,7 +196,36 @@ def test_without_a_complete_step_there_is_no_average_but_a_bound() -> None:
     (row,) = result.rows()
     assert (row["steps"], row["step_us"], row["kernel_pct"]) == (0, None, pytest.approx(100 / 6))
     assert result.notes == (
-        "no step is complete: the recording began or ended in step 4, 5; the longest part recorded is 0.2 ms, and a "
+        "no step is complete: the recording began or ended in step 4, 5; the longest part recorded is 200 µs, and a "
         "step takes at least as long; shares are those of the parts recorded",
     )
     assert step_breakdown(cut_steps(False, False)).values("step") == ["4", "5"]
+
+
+def row(**changes: Any) -> dict[str, Any]:
+    (found,) = recordings(Context(trace({}, **changes))).rows()
+    return found
+
+
+def test_a_recording_names_its_process_machine_versions_and_window() -> None:
+    of = target(
+        rank=3, world_size=8, command=["python", "train.py"], job_id="4242", labels={"job": "7", "by": "me"},
+        framework="torch 2.11.0", python_version="3.12.3",
+    )  # fmt: skip
+    found = row(
+        target=of, devices=({"name": "NVIDIA H200"}, {"id": 1}), head={"kinetod": '{"version": "0.1.0"}'},
+        versions={"cuda_runtime_version": 13020, "cuda_driver_version": 13000, "cupti_version": 130001},
+    )  # fmt: skip
+    assert found == {
+        "rank": 3, "world_size": 8, "host": "host", "process": "python", "pid": 4242, "command": "python train.py",
+        "job": "4242", "labels": ["by=me", "job=7"], "gpus": ["NVIDIA H200"],
+        "framework": "torch 2.11.0", "python": "3.12.3", "cuda": "13.2",
+        "driver_cuda": "13.0", "cupti": "130001", "kinetod": "0.1.0", "capture": "cap",
+        "start_ns": START_NS, "length_us": 1000.0,
+    }  # fmt: skip
+
+
+def test_what_a_trace_does_not_have_is_missing() -> None:
+    found = row(target=target(host="", capture_id="", pid=0, process_name=""), head={"kinetod": '"x"'},
+                window_start_ns=0, window_end_ns=0)  # fmt: skip
+    assert {name for name, value in found.items() if value is not None} == {"rank"}

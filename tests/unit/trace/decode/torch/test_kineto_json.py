@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 from kineto_trace.decode.decoded import Decoded
 from kineto_trace.decode.torch import kineto_json, kineto_text
-from kineto_trace.decode.torch.kineto_json import nanoseconds
-from kineto_trace.decode.torch.op_flops import flops
+from kineto_trace.decode.torch.kineto_json import flops, nanoseconds
 from kineto_trace.model.trace import NO_ROW, NO_STRING, StringTable, Table
 from kineto_trace.spool.raw_records import Chunk, RawSource
 from pytest import MonkeyPatch

@@ -4,8 +4,11 @@ import json
 from typing import Any
 
 import pytest
+from kineto_trace.base import quantities
+from kineto_trace.base.quantities import KEPT_FREE_BYTES
 from kineto_trace.errors import FileError
-from kineto_trace.formats.chrome.chrome_reader import load_chrome
+from kineto_trace.formats.chrome.chrome_native_reader import PADDING
+from kineto_trace.formats.chrome.chrome_reader import MAX_HEAD_BYTES, MEMBER_BYTES, PIECE_BYTES, load_chrome
 from kineto_trace.model.trace import Trace
 from support.trace_files.chrome_files import back, load, names
 
@@ -195,3 +198,18 @@ def test_what_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     trace = load_chrome(Endless(text.encode()))
     assert names(trace, "cpu_op") == ["good", "b"]
     assert trace.losses.undecoded == 1
+
+
+def test_a_head_of_very_many_members_is_given_up() -> None:
+    members = "".join(f'"k{n}":0,' for n in range(MAX_HEAD_BYTES // MEMBER_BYTES + 1))
+    with pytest.raises(FileError, match=r"is not a trace: too much of it is not events \(\d+ members\)"):
+        load("{" + members + '"traceEvents":[' + GOOD + "]}")
+
+
+def test_what_takes_more_memory_than_is_free_is_an_error_before_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    piece = PIECE_BYTES + PADDING
+    monkeypatch.setattr(quantities, "free_memory", lambda: KEPT_FREE_BYTES + piece)
+    assert names(read(GOOD), "cpu_op") == ["good"]
+    monkeypatch.setattr(quantities, "free_memory", lambda: KEPT_FREE_BYTES + piece - 1)
+    with pytest.raises(MemoryError, match=r"trace\.json needs 4 MiB of memory more; 260 MiB are free"):
+        read(GOOD)

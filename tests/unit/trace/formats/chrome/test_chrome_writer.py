@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from kineto_trace.formats.chrome.chrome_reader import load_chrome
 from kineto_trace.formats.chrome.chrome_writer import base_ns, write_chrome
-from kineto_trace.formats.shared.text_sinks import GzipSink, TextSink
+from kineto_trace.formats.text_sinks import GzipSink, TextSink
 from kineto_trace.model.trace import NO_ROW, UNKNOWN_STREAM, Losses, StringTable, Trace, make_table
 from kineto_trace.open.raw_target import load_target
 from support.trace_files import python_writer

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kineto_trace.errors import FileError
 from kineto_trace.formats.chrome.chrome_reader import load_chrome
-from kineto_trace.formats.perfetto.perfetto_proto import data, number, packet
 from kineto_trace.formats.perfetto.perfetto_reader import load_perfetto
 from kineto_trace.formats.perfetto.perfetto_writer import write_perfetto
-from kineto_trace.formats.shared.text_sinks import TextSink
+from kineto_trace.formats.perfetto_proto import data, number, packet
+from kineto_trace.formats.text_sinks import TextSink
 from kineto_trace.model.trace import Losses, Table, Trace
 from kineto_trace.open.raw_target import load_target
 from kineto_trace.open.trace_opener import open_trace

@@ -6,7 +6,7 @@ import pytest
 from kineto_agent.protocol.records import SPACE_PYTHON_CODE, SPACE_STACK_NODE, STACK_SAMPLE
 from kineto_trace.conversion.target_conversion import convert_target
 from kineto_trace.formats.chrome.chrome_writer import write_chrome
-from kineto_trace.formats.shared.text_sinks import TextSink
+from kineto_trace.formats.text_sinks import TextSink
 from kineto_trace.formats.trace_export import export_trace
 from kineto_trace.spool.raw_records import RawWriter
 from support.counters.trace_samples import NAN, sample

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from kineto_trace.conversion.target_conversion import convert_target
 from kineto_trace.formats.perfetto.perfetto_writer import write_perfetto
-from kineto_trace.formats.shared.text_sinks import TextSink
+from kineto_trace.formats.text_sinks import TextSink
 from kineto_trace.formats.trace_export import export_trace
 from kineto_trace.model.trace import StringTable, Trace
 from support.trace_files.h200 import make_spool

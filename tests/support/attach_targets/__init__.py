@@ -1,1 +1,0 @@
-"""Processes to attach to, each of which checks itself: `python -m support.attach_targets KIND CONTROL-FILE`."""

@@ -1,0 +1,52 @@
+"""When the hosts of a capture begin, and whether enough of them are ready."""
+
+import pytest
+from kinetoctl.client.fleet.fleet_run import WARMUP_NS, common_start_ns, delivery_ns, unmet
+from kinetoctl.errors import UsageProblem
+
+MS = 1_000_000
+NOW_NS = 1_700_000_000 * 1000 * MS
+
+
+def delivered_ns(*, trip_ns: int = MS, round_ns: int = 0, armed_ns: int = 0) -> int:
+    return delivery_ns(trip_ns=trip_ns, round_ns=round_ns, armed_ns=armed_ns)
+
+
+def test_the_start_leaves_time_for_the_warm_up_and_for_all_requests_to_arrive() -> None:
+    needed_ns = delivered_ns(trip_ns=80 * MS, round_ns=100 * MS)
+    assert common_start_ns(NOW_NS, warmup_ns=WARMUP_NS, delivered_ns=needed_ns) == NOW_NS + WARMUP_NS + needed_ns
+    assert needed_ns >= 250 * MS + 3 * 80 * MS + 2 * 100 * MS
+
+
+def test_hosts_that_took_long_to_get_ready_get_more_time() -> None:
+    quick, slow, endless = (delivered_ns(armed_ns=each) for each in (0, 4000 * MS, 600_000 * MS))
+    assert (slow - quick, endless - quick) == (1000 * MS, 2000 * MS)
+
+
+def test_2048_processes_on_256_hosts_begin_within_two_seconds() -> None:
+    assert WARMUP_NS + delivered_ns(trip_ns=20 * MS, round_ns=300 * MS, armed_ns=1500 * MS) < 2000 * MS
+
+
+def test_a_wanted_start_is_kept() -> None:
+    wanted_ns = NOW_NS + 60_000 * MS
+    assert common_start_ns(NOW_NS, warmup_ns=WARMUP_NS, delivered_ns=MS, wanted_ns=wanted_ns) == wanted_ns
+
+
+def test_a_wanted_start_that_is_too_near_is_refused_with_the_time_that_is_needed() -> None:
+    with pytest.raises(UsageProblem, match=r"^--start-at is 254 ms too near: all hosts together need 754 ms from now"):
+        common_start_ns(NOW_NS, warmup_ns=WARMUP_NS, delivered_ns=254 * MS, wanted_ns=NOW_NS + 500 * MS)
+
+
+@pytest.mark.parametrize(
+    ("requirement", "begun", "whole", "missing"),
+    [
+        ("any", 0, 0, "no host has a process that is ready"),
+        ("any", 1, 0, ""),
+        ("quorum", 2, 2, "only 2 of 4 hosts are ready, but --require quorum needs more than half"),
+        ("quorum", 3, 0, ""),
+        ("all", 4, 3, "only 3 of 4 hosts are ready with all their processes, but --require all needs every one"),
+        ("all", 4, 4, ""),
+    ],
+)
+def test_what_a_requirement_wants(requirement: str, begun: int, whole: int, missing: str) -> None:
+    assert unmet(requirement, hosts=4, begun=begun, whole=whole) == missing

@@ -1,0 +1,67 @@
+"""Values as people read them."""
+
+import math
+from typing import Any
+
+import pytest
+from kinetoctl.output.result_tables import _Shown, fit
+from kinetoctl.output.units import heading, headings, human
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (0.5, "us", "500 ns"),
+        (12.34, "us", "12.3 µs"),
+        (1234.5, "us", "1.23 ms"),
+        (2_500_000.0, "us", "2.5 s"),
+        (90_000_000.0, "us", "1 min 30 s"),
+        (-12.34, "us", "-12.3 µs"),
+        (0.0, "us", "0 ns"),
+        (12.345, "%", "12.3%"),
+        (1536, "bytes", "1.5 KiB"),
+        (-1536, "bytes", "-1.5 KiB"),
+        (12345, "", "12,345"),
+        (2**60, "", str(2**60)),
+        (0.123456, "", "0.1235"),
+        (12345.6, "GB/s", "12,345.6 GB/s"),
+        (3.0, "", "3"),
+        (True, "", "yes"),
+        (None, "us", "-"),
+        (math.nan, "us", "-"),
+        ([1, 2], "", "1, 2"),
+        ([], "", "-"),
+        ("aten::mm", "", "aten::mm"),
+        ("\x1b[31mred\x9b0m", "", "\\x1b[31mred\\x9b0m"),
+    ],
+)
+def test_values_for_people(value: Any, unit: str, text: str) -> None:
+    assert human(value, unit) == text
+
+
+def test_headings_leave_the_unit_to_the_values() -> None:
+    assert [heading("device_total_us", "us"), heading("share_pct", "%"), heading("name")] == [
+        "DEVICE TOTAL",
+        "SHARE %",
+        "NAME",
+    ]
+
+
+def test_no_two_headings_of_a_table_are_alike() -> None:
+    assert headings([("op", ""), ("op_us", "us"), ("time_us", "us")]) == ["OP", "OP TIME", "TIME"]
+    assert headings([("total_us", "us"), ("total_bytes", "bytes")]) == ["TOTAL TIME", "TOTAL SIZE"]
+
+
+def test_columns_that_do_not_fit_a_terminal_are_left_out_from_the_right() -> None:
+    name = _Shown("NAME", ["x" * 200], False)
+    numbers = [_Shown(f"COLUMN{place}", ["1"], True) for place in range(9)]
+    chosen, text_width = fit([name, *numbers], 80)
+    assert [column.title for column in chosen] == ["NAME", *(f"COLUMN{place}" for place in range(4))]  # 36 + 4 * 9 = 72
+    assert sum(column.width(text_width) + 2 for column in chosen) - 2 <= 80
+
+
+def test_texts_take_the_width_that_is_left() -> None:
+    name = _Shown("NAME", ["x" * 200], False)
+    chosen, text_width = fit([name, _Shown("CALLS", ["1"], True)], 80)
+    assert len(chosen) == 2
+    assert text_width == 80 - 5 - 2

@@ -1,0 +1,71 @@
+"""Captures of one host and of many, as rows and facts of pages."""
+
+import pytest
+from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.store.upload_manifest import FLEET_LABEL
+from kinetoctl.client.host_targets import Place
+from kinetoctl.web.pages.captures_page import facts, listed, row_of, running, status_of, target_facts
+from kinetoctl.web.pages.daemons import OfHost
+from support.service.captures import done_target
+
+FLEET = "20260101-000000-abcdef"
+
+
+def part(
+    host: str, number: int, *, fleet: str = "", status: pb.CaptureStatus = pb.CAPTURE_STATUS_DONE
+) -> OfHost[pb.Capture]:
+    """A capture of a host; the larger the number, the newer."""
+    found = pb.Capture(
+        id=f"20260101-00000{number}-000-{host}", created_ns=number, ended_ns=number + 5, status=status, host="own name"
+    )
+    found.targets.append(done_target(number))
+    found.spec.labels["team"] = "vision"
+    if fleet:
+        found.spec.labels[FLEET_LABEL] = fleet
+    return OfHost(Place(host, f"{host}:1"), found)
+
+
+def test_captures_of_many_hosts_are_in_one_order_and_the_parts_of_one_are_one() -> None:
+    parts = [part("a", 5), part("a", 3, fleet=FLEET), part("b", 4, fleet=FLEET), part("b", 6)]
+    found = [(capture_id, [each.place.host for each in held]) for capture_id, held in listed(parts)]
+    assert found == [(parts[3].item.id, ["b"]), (parts[0].item.id, ["a"]), (FLEET, ["b", "a"])]
+
+
+def test_on_one_host_a_part_has_its_own_id() -> None:
+    alone = part("", 1, fleet=FLEET)
+    assert [capture_id for capture_id, _ in listed([alone])] == [alone.item.id]
+
+
+@pytest.mark.parametrize("label", ["x", "../../live", "20260101-000000-a/b", "javascript:alert(1)"])
+def test_a_label_that_is_no_id_makes_no_address(label: str) -> None:
+    alone = part("a", 1, fleet=label)
+    assert [capture_id for capture_id, _ in listed([alone])] == [alone.item.id]
+
+
+def test_the_row_of_a_capture_of_many_hosts_has_all_of_it() -> None:
+    parts = [part("b", 4, fleet=FLEET), part("a", 3, fleet=FLEET)]
+    row = row_of(FLEET, parts)
+    assert (row["hosts"], row["pids"], row["labels"]) == (["b", "a"], [4, 3], "team=vision")
+    assert row["bytes"] == 2 * row_of("x", parts[:1])["bytes"]
+    assert FLEET_LABEL in row_of(parts[0].item.id, parts[:1])["labels"]
+
+
+RUNNING, DONE, FAILED = pb.CAPTURE_STATUS_RUNNING, pb.CAPTURE_STATUS_DONE, pb.CAPTURE_STATUS_FAILED
+
+
+@pytest.mark.parametrize(
+    ("states", "text"),
+    [((DONE, DONE), "DONE"), ((DONE, RUNNING), "RUNNING"), ((DONE, FAILED), "PARTIAL"), ((FAILED, FAILED), "FAILED")],
+)
+def test_the_state_of_all_parts_claims_no_more_than_is_true(states: tuple[pb.CaptureStatus, ...], text: str) -> None:
+    parts = [part(host, 1, status=status) for host, status in zip("ab", states, strict=True)]
+    assert status_of(parts) == text
+    assert running(parts) is (RUNNING in states)
+
+
+def test_facts_and_verdicts_name_the_hosts() -> None:
+    parts = [part("a", 3, fleet=FLEET), part("b", 4, fleet=FLEET)]
+    found = dict(facts(parts))
+    assert (found["hosts"], found["processes"], found["took"]) == ("a, b", "2", "6 ns")
+    assert [each["name"].split()[0] for each in target_facts(parts)] == ["a", "b"]
+    assert dict(facts([part("", 1)]))["host"] == "own name"
