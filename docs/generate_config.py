@@ -5,9 +5,9 @@ The settings in docs/configuration.md and the whole of deploy/config/config.toml
 
 from pathlib import Path
 
-from kinetod.config.config_text import default_file
-from kinetod.config.setting import SettingSpec
+from kinetod.config.config_sources import default_file
 from kinetod.config.settings import KEYS
+from kinetod.config.value_kinds import SettingSpec
 
 DOCUMENT = Path(__file__).with_name("configuration.md")
 EXAMPLE = Path(__file__).parents[1] / "deploy/config/config.toml"

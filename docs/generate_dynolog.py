@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from kinetoctl.migration.dynolog_flags import OWN_FLAGS, DynologFlag
+from kinetoctl.dynolog_migration import OWN_FLAGS, DynologFlag
 
 DOCUMENT = Path(__file__).with_name("dynolog.md")
 BEGIN, END = "<!-- flags: made by `python docs/generate_dynolog.py` -->\n", "<!-- end -->\n"

@@ -7,10 +7,10 @@ from typing import Any
 
 from kinetod.base import metrics
 from kinetod.gpus.gpu_types import Snapshot
-from kinetod.telemetry.daemon_metrics import DaemonCollector, DaemonState
-from kinetod.telemetry.dynolog.metric_names import GPU_METRICS, HOST_METRICS, DynologMetric, ServedIn
+from kinetod.telemetry.dynolog_page import GPU_METRICS, HOST_METRICS, DynologMetric, ServedIn
 from kinetod.telemetry.gpu_metrics import LABELS, GpuCollector
-from kinetod.telemetry.host_metrics import HostCollector
+from kinetod.telemetry.host_sample import HostCollector
+from kinetod.telemetry.metrics_server import DaemonCollector, DaemonState
 
 DOCUMENT = Path(__file__).with_name("metrics.md")
 BEGIN, END = "<!-- {}: made by `python docs/generate_metrics.py` -->\n", "<!-- end -->\n"
