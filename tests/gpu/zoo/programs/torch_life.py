@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 import signal
 import subprocess
@@ -9,12 +11,16 @@ import sys
 import tempfile
 import threading
 import time
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from gpu.zoo.catalog import program
 from gpu.zoo.life import Life, Skip
 from gpu.zoo.programs.torch_common import batches, bits, mlp, same, sync, torch_of, train
+
+STACK_GROWTH = 512 << 10  # bytes that the main stack may still take
+MAP_NORESERVE, MAP_FIXED_NOREPLACE = 0x4000, 0x100000
 
 
 def product(torch: Any, life: Life) -> tuple[Any, Any, Any]:
@@ -135,6 +141,36 @@ def torch_profiler_user(life: Life) -> None:
         life.event("own", count=found)
         counted = found if counted < 0 else counted
         life.check(found == counted, f"its own profile has {found} kernels, the first had {counted}")
+
+
+def take_addresses_near(library: str, reach: int = 2 << 30) -> int:
+    """Map what is free within `reach` bytes of a loaded library, without access; returns how many bytes."""
+    ranges: list[tuple[int, int, str]] = []
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, *_words, name = f"{line} ".split(" ", 5)
+        begin, end = (int(address, 16) for address in span.split("-"))
+        ranges.append((begin, end, name.strip()))
+    near = [begin for begin, _end, name in ranges if library in name]
+    if not near:
+        raise Skip(f"{library} is not loaded")
+    libc, taken = ctypes.CDLL(None, use_errno=True), 0
+    libc.mmap.restype, libc.mmap.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 4]
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE
+    last = near[0] - reach
+    for begin, end, name in ranges:
+        free_end = min(begin - (STACK_GROWTH if name == "[stack]" else 0), near[0] + reach)
+        if last < free_end and libc.mmap(last, free_end - last, 0, flags, -1, 0) == last:
+            taken += free_end - last
+        last = max(last, end)
+    return taken
+
+
+@program(deterministic=False)
+def profiler_user_without_free_addresses(life: Life) -> None:
+    """torch_profiler_user where no address within reach of libcupti is free, so that gates go into the library."""
+    torch_of(life)
+    life.event("taken", bytes=take_addresses_near("libcupti"))
+    torch_profiler_user(life)
 
 
 @program(twin=False)
