@@ -31,7 +31,8 @@
 
 /* cuptiFinalize took 0.01-8 ms; a callback that has begun it gets this long on top of the limit. */
 #define FINALIZE_LIMIT_NS 3000000000LL
-#define HOLD_NS 20000000LL /* launches of other threads are held this long while it runs */
+#define HOLD_NS 20000000LL    /* launches of other threads are held this long while it runs, */
+#define STARVED_NS 20000000LL /* and pause again if it does not return (launches.h) */
 
 enum phase { IDLE, ARMED, FINALIZING, FINALIZED, EXPIRED };
 
@@ -87,13 +88,22 @@ static bool wait_while(uint32_t phase, int64_t limit_ns) {
     }
 }
 
+static bool is_finalized(void *unused_argument) {
+    (void)unused_argument;
+    return phase_now() != FINALIZING;
+}
+
 static int32_t await_finalize(int64_t limit_ns) {
+    struct launch_pauses pauses = {0, 0};
     (void)wait_while(ARMED, limit_ns);
     if (advance(ARMED, EXPIRED) || phase_now() == EXPIRED) {
         return KC_DETACH_NO_CALL;
     }
-    if (!wait_while(FINALIZING, FINALIZE_LIMIT_NS)) {
-        return KC_DETACH_STUCK;
+    for (const int64_t deadline = clock_ns(CLOCK_MONOTONIC) + FINALIZE_LIMIT_NS; !wait_while(FINALIZING, STARVED_NS);) {
+        if (clock_ns(CLOCK_MONOTONIC) > deadline) {
+            return KC_DETACH_STUCK;
+        }
+        launches_pause(&pauses, is_finalized, NULL);
     }
     return detach.result == CUPTI_SUCCESS ? KC_DETACHED : KC_DETACH_REFUSED;
 }

@@ -23,7 +23,8 @@
  *   All primary contexts, which CUDA's runtime uses, are checked, and those of cuCtxCreate into which the program was
  *   seen to launch something (launches.c). CUPTI waits for others, too. So the dedicated thread also makes its first
  *   call; the program's launches into other contexts than the busy one go on then (20 ms in place of 2,670). If several
- *   threads launch, they are held back during it, so that it gets the driver's lock, and again if it does not return.
+ *   threads launch, they are held back during it, so that it gets the driver's lock, and pause again and again if it
+ *   does not return.
  *
  * Threads: drain_await and drain_end on the agent's; the rest on the dedicated thread, with signals blocked.
  * Blocks: drain_await up to its patience and ANSWER_NS. The dedicated thread blocks inside the driver.
@@ -46,20 +47,17 @@
 #include "cupti/launches.h"
 
 #define SHORT_NS 3000000LL
-#define LOOK_NS 250000L       /* between two looks at an event */
-#define STEADY_NS 200000000LL /* how long to look for a shorter queue, at least, */
-#define STEADY_TIMES 4        /* and how many times the length of the queue */
-#define ANSWER_NS 200000000LL /* for calls of the driver that wait for locks of its own */
-#define STARVED_NS 20000000LL /* without a call of the driver returning */
-#define PAUSE_NS 10000000LL   /* pause of launches, so that one returns */
-#define PAUSES_IN_VAIN 3
+#define LOOK_NS 250000L        /* between two looks at an event */
+#define STEADY_NS 200000000LL  /* how long to look for a shorter queue, at least, */
+#define STEADY_TIMES 4         /* and how many times the length of the queue */
+#define ANSWER_NS 200000000LL  /* for calls of the driver that wait for locks of its own */
+#define STARVED_NS 20000000LL  /* without a call of the driver returning; then launches pause */
 #define OTHERS_NS 100000000LL  /* to see launches into a context, if there is no primary one */
 #define STACK_BYTES (1u << 20) /* CUPTI is initialised on it */
 #define STREAMS_MOST 1024u
 #define HOLD_NS 100000000LL      /* of launches, from that moment */
 #define HELD_MOST_NS 100000000LL /* if the queue is not short after all */
 #define CALL_HOLD_NS 30000000LL  /* while `call` runs, if that many threads launch within CROWD_NS */
-#define CROWD 3                  /* 4 did not block CUPTI's first call, 8 did */
 #define CROWD_NS 1000000LL
 enum state { ASKED, ANSWERED, GIVEN_UP /* by who asked, so the thread ends as soon as it can */ };
 
@@ -283,10 +281,10 @@ static void answer(struct question *question) {
 /* Holds launches if several threads launch at once. */
 static void hold_crowd(void) {
     const int64_t until_ns = now_ns() + CROWD_NS, held = launches_hold(CALL_HOLD_NS);
-    while (launches_waiting() < CROWD && now_ns() < until_ns) {
+    while (!launches_crowd() && now_ns() < until_ns) {
         pause_ns(LOOK_NS / 4);
     }
-    if (launches_waiting() < CROWD) {
+    if (!launches_crowd()) {
         launches_release(held);
     }
 }
@@ -297,7 +295,7 @@ static bool call(struct question *question) {
     const bool may = outcome != KC_DRAIN_NOT && outcome != KC_DRAIN_CAPTURING && !is_now(question, GIVEN_UP);
     if (may && question->wish.call != NULL) {
         __atomic_store_n(&question->calling, 1, __ATOMIC_SEQ_CST);
-        if (!question->wish.hold) {
+        if (!launches_are_held()) {
             hold_crowd();
         }
         question->wish.call();
@@ -344,25 +342,23 @@ static bool start(struct question *question) {
     return started;
 }
 
-/* Many launching threads keep every other driver call waiting for seconds; it gets through once they pause. False: that
- * is not the cause. */
-static bool let_through(struct question *question, uint32_t steps) {
-    const int64_t until_ns = now_ns() + PAUSE_NS;
-    if (launches_are_held()) {
-        return true;
-    }
-    const int64_t held = launches_hold(PAUSE_NS);
-    while (contexts_steps(&question->contexts) == steps && !is_now(question, ANSWERED) && now_ns() < until_ns) {
-        pause_ns(LOOK_NS);
-    }
-    launches_release(held);
-    return contexts_steps(&question->contexts) != steps || is_now(question, ANSWERED);
+struct step {
+    struct question *question;
+    uint32_t number;
+};
+
+static bool step_is_over(void *argument) {
+    const struct step *step = argument;
+    return contexts_steps(&step->question->contexts) != step->number || is_now(step->question, ANSWERED);
 }
 
+/* Many launching threads keep every other driver call waiting, for good at worst; it gets through once they pause. */
 static bool answered_within(struct question *question, int64_t limit_ns) {
     const int64_t deadline = now_ns() + limit_ns;
-    for (uint32_t in_vain = 0;;) {
-        const uint32_t seen = wake_seen(&self.wake), steps = contexts_steps(&question->contexts);
+    struct launch_pauses pauses = {0, 0};
+    for (;;) {
+        struct step step = {question, contexts_steps(&question->contexts)};
+        const uint32_t seen = wake_seen(&self.wake);
         const int64_t left = deadline - now_ns();
         if (is_now(question, ANSWERED)) {
             return true;
@@ -371,10 +367,10 @@ static bool answered_within(struct question *question, int64_t limit_ns) {
             return false;
         }
         wake_wait(&self.wake, seen, left < STARVED_NS ? left : STARVED_NS);
-        if (contexts_steps(&question->contexts) != steps) {
-            in_vain = 0;
-        } else if (!is_now(question, ANSWERED) && in_vain < PAUSES_IN_VAIN) {
-            in_vain = let_through(question, steps) ? 0 : in_vain + 1;
+        if (step_is_over(&step)) {
+            pauses = (struct launch_pauses){0, 0};
+        } else {
+            launches_pause(&pauses, step_is_over, &step);
         }
     }
 }
@@ -394,7 +390,8 @@ static void forget_answered(void) {
 static void unanswered(const struct question *question, struct kc_drain_result *result) {
     const bool called = __atomic_load_n(&question->calling, __ATOMIC_SEQ_CST) != 0;
     if (called) {
-        launches_leave(); /* its thread is stuck in the call */
+        launches_release(
+            launches_held_until_ns()); /* its thread is stuck in the call, and stops watching them after it */
     }
     result->outcome = called ? KC_DRAIN_CALLED : KC_DRAIN_UNANSWERED;
     result->queued_ns = result->waited_ns = (uint64_t)(now_ns() - question->begun_ns);

@@ -8,7 +8,8 @@
  *   The call needs a lock of the driver exclusively, which launches share. Eight threads that launch without a pause
  *   leave it no gap, and most of them get stuck behind it (64 threads on an H200: 57 stood still for good; with
  *   launches held, the call took 12 to 17 ms). So launches are held where several threads launch at once, and while
- *   cuptiFinalize runs.
+ *   cuptiFinalize runs. A thread that holds the lock may have lost its CPU: where ten times as many threads ran as there
+ *   are processors, 30 ms were too short and the program stood still for good. So pauses follow that grow.
  *
  *   It waits for the work of every context. Primary ones can be asked for; nothing lists those of cuCtxCreate, so they
  *   are noted when something is launched into them: by the interposed functions until CUPTI is called, by CUPTI's
@@ -35,6 +36,11 @@
 #if defined(__x86_64__)
 
 #define DESTROY_NS 20000000LL
+#define PAUSE_NS 10000000LL
+#define PAUSE_MOST_NS 320000000LL
+#define PAUSES_IN_VAIN 3
+#define LOOK_NS 250000L
+#define CROWD 3
 #define LAUNCHES 8
 #define DESTROYS 2
 
@@ -221,10 +227,33 @@ bool launches_are_held(void) { return launches_held_until_ns() > clock_ns(CLOCK_
 
 uint32_t launches_waiting(void) { return atomic_load(&hold.waiting); }
 
+bool launches_crowd(void) { return launches_waiting() >= CROWD; }
+
 void launches_release(int64_t held) {
     if (__atomic_compare_exchange_n(&hold.until_ns, &held, 0, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
         wake_post(&hold.released);
     }
+}
+
+void launches_pause(struct launch_pauses *pauses, bool (*is_over)(void *), void *argument) {
+    if (pauses->in_vain >= PAUSES_IN_VAIN || launches_are_held()) {
+        return;
+    }
+    pauses->length_ns = pauses->length_ns == 0 ? PAUSE_NS : pauses->length_ns;
+    const int64_t held = launches_hold(pauses->length_ns);
+    while (!is_over(argument) && clock_ns(CLOCK_MONOTONIC) < held) {
+        const struct timespec look = {0, LOOK_NS};
+        (void)nanosleep(&look, NULL);
+    }
+    if (is_over(argument)) {
+        *pauses = (struct launch_pauses){0, 0};
+    } else if (launches_crowd()) {
+        pauses->length_ns = 2 * pauses->length_ns < PAUSE_MOST_NS ? 2 * pauses->length_ns : PAUSE_MOST_NS;
+        pauses->in_vain = 0;
+    } else {
+        pauses->in_vain++;
+    }
+    launches_release(held);
 }
 
 void launches_leave(void) {
@@ -242,6 +271,10 @@ int64_t launches_hold(int64_t limit_ns) { return limit_ns; }
 bool launches_are_held(void) { return false; }
 int64_t launches_held_until_ns(void) { return 0; }
 uint32_t launches_waiting(void) { return 0; }
+bool launches_crowd(void) { return false; }
+void launches_pause(struct launch_pauses *pauses, bool (*is_over)(void *), void *argument) {
+    (void)pauses, (void)is_over, (void)argument;
+}
 void launches_release(int64_t held) { (void)held; }
 void launches_leave(void) {}
 void context_note(void *context) { (void)context; }

@@ -28,6 +28,18 @@ bool launches_are_held(void);
 int64_t launches_held_until_ns(void);
 /* How many threads are waiting. */
 uint32_t launches_waiting(void);
+/* Whether so many wait that they may keep another call of the driver waiting: 4 did not block CUPTI's first one, 8 did.
+ */
+bool launches_crowd(void);
+
+/* Pauses for a call of the driver that does not return. They start with all zero. */
+struct launch_pauses {
+    int64_t length_ns;
+    uint32_t in_vain;
+};
+/* Makes watched launches wait until `is_over(argument)`, for the length of this pause at most. As long as a crowd is
+ * found waiting at the end, the next pause is twice as long. After three without one, none is made any more. */
+void launches_pause(struct launch_pauses *pauses, bool (*is_over)(void *), void *argument);
 /* Lets them go on, unless another hold holds them by now. */
 void launches_release(int64_t held);
 /* Lets them go on, and stops watching them. */

@@ -13,6 +13,7 @@ from typing import Any
 from gpu.zoo.captures import DEFAULTS, Capture
 
 SETTLE_NS = 1_000_000_000
+STOOD_STILL_MS = 3_000  # longer than the untouched program; less may be the machine's load
 OWN_TRACES_LEAST = 0.98  # of what the program's own traces hold without us
 MEMORY_SLACK = 64 << 20
 Window = tuple[int, int]
@@ -123,8 +124,9 @@ def time_iterations(
     if not times:
         return
     recorded = [one for one in captures if one.begin_ns and one.end_ns]
-    first = min((one.requested_ns for one in recorded), default=times[-1])
-    last = max((one.stored_ns for one in recorded), default=times[-1])
+    ended = [one for one in captures if one.stored_ns]  # also those that recorded nothing
+    first = min((one.requested_ns for one in ended), default=times[-1])
+    last = max((one.stored_ns for one in ended), default=times[-1])
     before, after = (ready_ns + (first - ready_ns) // 5, first), (last + SETTLE_NS, times[-1])
     row.before_ms, row.after_ms = median_ms(times, [before]), median_ms(times, [after])
     row.during_ms = median_ms(times, [(one.begin_ns, one.end_ns) for one in recorded])
@@ -139,6 +141,9 @@ def time_iterations(
             longest_ms(untouched, (begin + shift, min(end + shift, untouched[-1]))) for begin, end in windows
         )
         row.twin_ratio = ratio(median_ms(untouched, shifted[1:]), median_ms(untouched, shifted[:1]))
+    for gap, of_twin in ((row.gap_during_ms, row.twin_gap_during_ms), (row.gap_after_ms, row.twin_gap_after_ms)):
+        if gap > of_twin + STOOD_STILL_MS:
+            row.harm(f"stood still for {gap / 1e3:.1f} s, untouched {of_twin / 1e3:.1f} s")
 
 
 def compare_digests(row: Row, traced: Mapping[int, str], untouched: Mapping[int, str]) -> None:

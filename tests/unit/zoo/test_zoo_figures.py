@@ -60,6 +60,15 @@ def test_gaps_are_told_beside_those_of_the_untouched_program() -> None:
     assert "104.0 (2.0)" in report.markdown([row], "one")
 
 
+def test_a_program_that_stands_still_beside_captures_that_all_fail_is_harm() -> None:
+    """They have no window, but a request and an end."""
+    row = Row(name="one")
+    times, untouched = array("q", [8 * SECOND, 10 * SECOND, 18 * SECOND]), array("q", [n * SECOND for n in range(20)])
+    failed = Capture(kind="", verdict="FAILED", requested_ns=9 * SECOND, stored_ns=17 * SECOND)
+    figures.time_iterations(row, times, [failed], 0, untouched)
+    assert row.problems == ["stood still for 8.0 s, untouched 1.0 s"] * 2
+
+
 def test_captures_that_only_the_traced_program_has_lost_are_harm() -> None:
     row = Row(name="x")
     figures.count_lost(row, [{"what": "RuntimeError"}], [{}])
