@@ -117,6 +117,9 @@ int kc_drain(const struct kc_drain_wish *wanted, const uint64_t *streams, struct
         return out_of_order();
     }
     self.drain_limit_ns = wanted->limit_ms * NS_PER_MS;
+    if (cupti_collector.opened) {
+        (void)gate_place(&cupti.api, give_way); /* who comes waits for our calls of the driver */
+    }
     const struct drain_wish wish = {.limit_ns = self.drain_limit_ns,
                                     .patience_ns = DRAIN_PATIENCE_NS,
                                     .settle_ns = wanted->settle_ms * NS_PER_MS,

@@ -1,7 +1,7 @@
 /* See cuda_devices.h.
  *
  * Threads: the agent's.
- * Blocks: inside the loader and inside CUDA's query functions.
+ * Blocks: inside the loader and inside CUDA's query functions, and 0.4 s at most before these.
  */
 #define _GNU_SOURCE
 #include "cupti/cuda_devices.h"
@@ -11,6 +11,8 @@
 #include <link.h>
 #include <stddef.h>
 #include <string.h>
+
+#include "cupti/cupti_gate.h"
 
 struct search {
     const char *stem;
@@ -93,9 +95,11 @@ static void describe(void *cuda, uint32_t index, const int32_t *attributes, uint
 void device_describe(uint32_t index, const int32_t *attributes, uint32_t count, struct device_facts *facts) {
     memset(facts, 0, sizeof *facts);
     void *cuda = loaded("libcuda.so"), *runtime = loaded("libcudart.so");
+    gate_driver_begin(NULL, NULL);
     facts->driver_version = version(cuda, "cuDriverGetVersion");
     facts->runtime_version = version(runtime, "cudaRuntimeGetVersion");
     describe(cuda, index, attributes, count, facts);
+    gate_driver_end();
     if (cuda != NULL) {
         (void)dlclose(cuda); /* the reference added by dlopen */
     }

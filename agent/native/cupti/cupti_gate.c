@@ -17,9 +17,9 @@
  *
  * Threads: the gates are entered on any thread of the program that calls a gated function of CUPTI; the rest runs on
  *   the agent's.
- * Blocks: a thread that enters an armed gate waits until our recording has ended, 0.2 s at most; others pass without
- *   waiting. If it went on sooner, two users would be inside CUPTI. gate_settle and gate_disarm wait on the agent's
- *   thread, 0.4 s at most.
+ * Blocks: a thread that enters an armed gate waits until our recording has ended, 0.2 s at most; at any gate it waits for
+ *   our call of the driver, 0.2 s at most. If it went on sooner, two users would be inside CUPTI. gate_settle,
+ *   gate_driver_begin and gate_disarm wait on our threads, 0.4 s at most.
  */
 #define _GNU_SOURCE
 #include "cupti/cupti_gate.h"
@@ -117,6 +117,8 @@ static struct {
     _Atomic(pid_t) ours;
     _Atomic(pid_t) finalizes; /* our detach's thread, which may be that of any CUDA call */
     cupti_result (*finalize)(void);
+    _Atomic uint32_t driver_calls; /* of ours, in progress */
+    struct wake driver_returned;
     _Atomic bool dead;
 } gate;
 
@@ -213,7 +215,8 @@ static void reached(void *user, const uint8_t *stack) {
     const struct range *range = range_of(caller);
     const bool foreign = range == NULL || range->torch;
     if (foreign && !atomic_load(&gate.dead) && !is_ours()) {
-        note_visit();
+        note_visit(); /* before: from now on no call of ours begins */
+        (void)wake_await(&gate.driver_returned, (const uint32_t *)&gate.driver_calls, 0, WAIT_LIMIT_NS);
         if (range == NULL) {
             count_use(here->gated->effect);
         }
@@ -344,13 +347,38 @@ static bool visitor_was_held_up(void) {
            cpu_ns < atomic_load(&gate.last_cpu_ns) + CALL_CPU_NS;
 }
 
+/* Whether the caller that came at `last` may still be inside CUPTI. */
+static bool may_be_inside(int64_t last) {
+    const int64_t ago = clock_ns(CLOCK_MONOTONIC) - last;
+    return last != 0 && ago < SETTLE_LIMIT_NS &&
+           (ago < SETTLE_NS || (atomic_load(&gate.last_ns) == last && visitor_was_held_up()));
+}
+
 void gate_settle(void) {
     const int64_t last = atomic_load(&gate.last_ns); /* later callers find the gates armed */
     const struct timespec pause = {.tv_nsec = SETTLE_LOOK_NS};
-    int64_t ago;
-    while (last != 0 && (ago = clock_ns(CLOCK_MONOTONIC) - last) < SETTLE_LIMIT_NS &&
-           (ago < SETTLE_NS || (atomic_load(&gate.last_ns) == last && visitor_was_held_up()))) {
+    while (may_be_inside(last)) {
         (void)nanosleep(&pause, NULL);
+    }
+}
+
+void gate_driver_begin(void (*waits)(void *), void *argument) {
+    const struct timespec pause = {.tv_nsec = SETTLE_LOOK_NS};
+    const int64_t deadline = clock_ns(CLOCK_MONOTONIC) + SETTLE_LIMIT_NS;
+    atomic_fetch_add(&gate.driver_calls, 1); /* first: either we see the caller, or the caller sees us */
+    while (may_be_inside(atomic_load(&gate.last_ns)) && clock_ns(CLOCK_MONOTONIC) < deadline) {
+        gate_driver_end();
+        if (waits != NULL) {
+            waits(argument);
+        }
+        (void)nanosleep(&pause, NULL);
+        atomic_fetch_add(&gate.driver_calls, 1);
+    }
+}
+
+void gate_driver_end(void) {
+    if (atomic_fetch_sub(&gate.driver_calls, 1) == 1) {
+        wake_post(&gate.driver_returned);
     }
 }
 

@@ -112,7 +112,9 @@ static void let_go(struct question *question) {
 static bool still_captured(struct question *question) {
     while (self.captured_count > 0) {
         int capturing = 0;
+        contexts_call_begin(&question->contexts);
         const int code = question->contexts.driver.is_capturing(self.captured[self.captured_count - 1], &capturing);
+        contexts_call_end(&question->contexts);
         if (code != SUCCESS || capturing != 0) {
             return true;
         }
@@ -123,7 +125,8 @@ static bool still_captured(struct question *question) {
 
 /* CAPTURE_IMPLICIT: a capture may be in progress, nothing was recorded. */
 static int record_if_free(struct question *question, context_call record) {
-    contexts_answered(&question->contexts);
+    contexts_call_begin(&question->contexts); /* waits here, before the program's captures would have to */
+    contexts_call_end(&question->contexts);
     if (now_ns() - self.gated_ns < self.settle_ns || still_captured(question)) {
         return CAPTURE_IMPLICIT;
     }
@@ -227,9 +230,11 @@ static void find_captured(struct question *question) {
     for (uint32_t i = 0; i < question->wish.stream_count; i++) {
         void *stream = (void *)(uintptr_t)question->streams[i]; // NOLINT: a handle, as torch gave it
         int capturing = 0;
+        contexts_call_begin(&question->contexts);
         if (question->contexts.driver.is_capturing(stream, &capturing) == SUCCESS && capturing != 0) {
             self.captured[self.captured_count++] = stream;
         }
+        contexts_call_end(&question->contexts);
     }
 }
 
@@ -262,7 +267,9 @@ static void answer(struct question *question) {
         question->result.outcome = KC_DRAIN_UNKNOWN;
         return;
     }
+    contexts_call_begin(&question->contexts);
     (void)question->contexts.driver.exchange_mode(&mode);
+    contexts_call_end(&question->contexts);
     if (gates) {
         const bool others_only = question->contexts.count == 0 && question->wish.settle_ns > OTHERS_NS;
         self.settle_ns = others_only ? OTHERS_NS : question->wish.settle_ns;

@@ -1,7 +1,7 @@
 /* See drain_contexts.h.
  *
  * Threads: the dedicated one of device_drain.c; driver_find and contexts_steps also on the agent's.
- * Blocks: inside the driver.
+ * Blocks: inside the driver, and 0.4 s at most before a call of it.
  */
 #define _GNU_SOURCE
 #include "cupti/drain_contexts.h"
@@ -10,6 +10,7 @@
 #include <stddef.h>
 
 #include "cupti/capture_gate.h"
+#include "cupti/cupti_gate.h"
 #include "cupti/device_drain.h"
 
 #define PRIMARY_MOST 16
@@ -44,16 +45,30 @@ uint32_t contexts_steps(const struct drain_contexts *contexts) {
     return __atomic_load_n(&contexts->steps, __ATOMIC_SEQ_CST);
 }
 
+static void another_tool_enters(void *contexts) {
+    launches_release(launches_held_until_ns());
+    contexts_answered(contexts); /* the driver keeps nobody waiting */
+}
+
+void contexts_call_begin(struct drain_contexts *contexts) { gate_driver_begin(another_tool_enters, contexts); }
+
+void contexts_call_end(struct drain_contexts *contexts) {
+    gate_driver_end();
+    contexts_answered(contexts);
+}
+
 static int in_context(struct drain_contexts *contexts, struct drain_context *context, context_call call) {
-    if (context->noted && !context_enter(context->entry, context->generation)) {
-        return SUCCESS; /* destroyed, and its events with it */
+    contexts_call_begin(contexts);
+    const bool stands = !context->noted || context_enter(context->entry, context->generation);
+    int code = SUCCESS; /* destroyed, and its events with it */
+    if (stands) {
+        const int result = contexts->driver.set_current(context->handle);
+        code = result == SUCCESS ? call(&contexts->driver, context) : context->noted ? SUCCESS : result;
     }
-    const int result = contexts->driver.set_current(context->handle);
-    const int code = result == SUCCESS ? call(&contexts->driver, context) : context->noted ? SUCCESS : result;
-    if (context->noted) {
+    if (stands && context->noted) {
         context_leave();
     }
-    contexts_answered(contexts);
+    contexts_call_end(contexts);
     return code;
 }
 
@@ -136,29 +151,37 @@ int contexts_add_noted(struct drain_contexts *contexts) {
     return SUCCESS;
 }
 
-bool contexts_find(struct drain_contexts *contexts) {
+static int count_devices(struct drain_contexts *contexts) {
     int devices = 0;
-    if (contexts->driver.device_count(&devices) != SUCCESS) {
-        return false;
-    }
+    contexts_call_begin(contexts);
+    const int result = contexts->driver.device_count(&devices);
+    contexts_call_end(contexts);
+    return result == SUCCESS ? devices : -1;
+}
+
+bool contexts_find(struct drain_contexts *contexts) {
+    const int devices = count_devices(contexts);
     for (int device = 0; device < devices && contexts->count < PRIMARY_MOST; device++) {
         unsigned flags = 0;
         int active = 0;
         struct drain_context context = {.device = device};
+        contexts_call_begin(contexts);
         if (contexts->driver.primary_state(device, &flags, &active) == SUCCESS && active &&
             contexts->driver.retain(&context.handle, device) == SUCCESS) {
             contexts->all[contexts->count++] = context;
         }
-        contexts_answered(contexts);
+        contexts_call_end(contexts);
     }
-    return true;
+    return devices >= 0;
 }
 
 void contexts_close(struct drain_contexts *contexts) {
     (void)contexts_each(contexts, destroy_events);
     for (int i = 0; i < contexts->count; i++) {
         if (!contexts->all[i].noted) {
+            contexts_call_begin(contexts);
             (void)contexts->driver.release(contexts->all[i].device);
+            contexts_call_end(contexts);
         }
     }
 }

@@ -49,6 +49,11 @@ struct drain_contexts {
     uint32_t steps; /* calls of the driver that were waited for */
 };
 
+/* Around calls of the driver, a few at a time. Waits while another tool enters CUPTI (cupti_gate.h), 0.4 s at most, and
+ * lets launches go on then. */
+void contexts_call_begin(struct drain_contexts *contexts);
+void contexts_call_end(struct drain_contexts *contexts);
+
 /* False: some functions are missing, as before CUDA 12.5; or CUDA is not loaded, then library is NULL. */
 bool driver_find(struct drain_driver *driver);
 /* Adds the primary ones and retains them. False: CUDA is not in use yet. */

@@ -31,6 +31,7 @@ extern struct kit_collector cupti_collector;
 
 #define CAPTURES 60
 #define SETTLE_NS 50000000LL /* cupti_gate.c */
+#define WAIT_LIMIT_NS 200000000LL
 #define MULTIPLE_SUBSCRIBERS 39
 #define HELD_UP_MS 30    /* less than a recording waits for whoever came before it */
 #define CLOSE_TRIES 2000 /* of 10 ms */
@@ -288,6 +289,34 @@ static void he_passes_while_our_memory_is_given_back(void) {
     CHECK(pthread_join(closer, NULL) == 0 && code == 0);
 }
 
+static atomic_bool driver_called;
+
+static void *enable_and_disable(void *unused) {
+    const int64_t begin = clock_ns(CLOCK_MONOTONIC);
+    (void)unused;
+    CHECK(cupti.enable(KERNEL_KIND) == 0);
+    CHECK(!atomic_load(&driver_called) || clock_ns(CLOCK_MONOTONIC) - begin >= WAIT_LIMIT_NS);
+    CHECK(cupti.disable(KERNEL_KIND) == 0);
+    return NULL;
+}
+
+/* Neither while it is in progress nor just before. */
+static void nobody_enters_during_our_call_of_the_driver(void) {
+    pthread_t visitor;
+    gate_driver_begin(NULL, NULL);
+    atomic_store(&driver_called, true);
+    CHECK(pthread_create(&visitor, NULL, enable_and_disable, NULL) == 0);
+    usleep(5000);
+    atomic_store(&driver_called, false);
+    gate_driver_end();
+    CHECK(pthread_join(visitor, NULL) == 0);
+    const int64_t before = clock_ns(CLOCK_MONOTONIC);
+    (void)enable_and_disable(NULL);
+    gate_driver_begin(NULL, NULL);
+    CHECK(clock_ns(CLOCK_MONOTONIC) - before >= SETTLE_NS);
+    gate_driver_end();
+}
+
 static void a_forked_child_passes(void) {
     prepare();
     CHECK(start());
@@ -350,6 +379,7 @@ int main(int count, char **arguments) {
     if (count > 2) {
         return 0;
     }
+    nobody_enters_during_our_call_of_the_driver();
     he_is_waited_for_who_came_just_before();
     he_passes_while_our_memory_is_given_back();
     atomic_store(&goes_on, true);
