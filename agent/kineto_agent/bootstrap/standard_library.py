@@ -301,9 +301,8 @@ def _native(spec: Any) -> Any:
 
 def _modules_of_c(ctypes: Any) -> Any:
     """sys.modules, or what was that before the program put another in its place."""
-    Function = _c_function(ctypes, _PYTHON_CALL)
-    function = Function(dlsym)(None, b"PyImport_GetModuleDict")
-    return ctypes.PyObj_FromPtr(Function(function)()) if function else modules
+    function = _c_function(ctypes, _C_CALL)(dlsym)(None, b"PyImport_GetModuleDict")
+    return ctypes.PyObj_FromPtr(_c_function(ctypes, _PYTHON_CALL)(function)()) if function else modules
 
 
 def _c_function(ctypes: Any, flags: int) -> Any:

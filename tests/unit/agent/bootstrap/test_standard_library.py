@@ -10,6 +10,7 @@ import re
 import select
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +19,7 @@ from typing import Any, Callable, Dict, Iterator, List
 import kineto_agent
 import pytest
 from support.agent.python_child import run_python
+from support.machine.native import FAKES, build
 
 SOURCE = Path(kineto_agent.__file__).parent / "bootstrap" / "standard_library.py"
 _FUTURE_ANNOTATIONS = 0x1000000
@@ -39,12 +41,12 @@ def own(spec: Any) -> Any:
     return module
 
 
-def make_standard() -> Any:
+def make_standard(**given: int) -> Any:
     text = SOURCE.read_text().replace("from __future__ import annotations", "")
     namespace: Dict[str, Any] = {"__name__": "kineto_loader", "modules": sys.modules, "native": native, "own": own}
     program = ctypes.CDLL(None)
     addresses = {name: ctypes.cast(getattr(program, name), ctypes.c_void_p).value for name in ("dlopen", "dlsym")}
-    namespace.update(high=0, **addresses)
+    namespace.update(high=0, **{**addresses, **given})
     exec(compile(text, "<kineto-loader>", "exec", _FUTURE_ANNOTATIONS), namespace)
     return namespace["Standard"](lambda: None)
 
@@ -74,6 +76,24 @@ def test_a_module_that_the_program_shadows_is_loaded_from_the_interpreters_folde
     found = standard.get(name)
     assert found.__spec__.origin == "built-in" or not str(found.__file__).startswith(str(sys.path[0]))
     assert name not in sys.modules
+
+
+def test_what_c_code_imports_is_found_without_the_gil_in_hand_in_the_loader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As _ctypes does it for each structure from 3.14 on; another thread may have the loader's lock, and need the GIL."""
+    witness = ctypes.CDLL(str(build("gil_witness.so", [FAKES / "loader" / "gil_witness.c"], ["-fPIC", "-shared"])))
+    standard = make_standard(dlsym=ctypes.cast(witness.dlsym, ctypes.c_void_p).value or 0)
+    monkeypatch.setenv("GIL_WITNESS", str(tmp_path / "seen"))
+
+    def imports() -> None:
+        ctypes.CDLL(None).prctl(15, b"kineto-x")  # it looks at threads of this name only
+        standard.import_("json", None, None, ["__doc__"], 0)
+
+    thread = threading.Thread(target=imports)
+    thread.start()
+    thread.join()
+    assert not (tmp_path / "seen").exists(), (tmp_path / "seen").read_text()
 
 
 def test_a_module_of_the_programs_in_sys_modules_is_left_there(standard: Any, monkeypatch: pytest.MonkeyPatch) -> None:
