@@ -110,8 +110,7 @@ _WHY_STAYS = {  # bits of kc_stay (agent/native/cupti/collector.h)
 _NOT_INITIALIZED = 15
 # The daemon adds how much memory each GPU has: it can query that without a call in this process.
 _NO_MEMORY = (
-    "CUPTI could not initialise in this process (%s): it needs some 16 MiB of memory on each GPU that the process "
-    "uses, and most often that is not free"
+    "CUPTI could not initialise in this process (%s): it needs some 16 MiB of memory on each GPU that the process uses"
 )
 _TORCH_PROFILER = "the program's own torch.profiler"
 _IN_USE = (

@@ -19,6 +19,8 @@ from kinetod.profilers import ProfilingTool, Scan, named
 CUPTI_BUSY = "CUPTI_BUSY"
 CUPTI_NOT_INITIALIZED = "CUPTI_NOT_INITIALIZED"
 DEADLINE_S = 15.0  # the verdict waits for it; 0.4 s are usual, and 5 were not enough beside a load of 14
+ENOUGH_BYTES = 64 << 20  # four times what CUPTI was seen to need
+NOT_THE_CAUSE = ", so memory is not the cause; if the program has another profiler, trace once that has ended"
 PROC = Path("/proc")
 
 
@@ -58,15 +60,20 @@ class Conflicts:
 
 
 def free_memory(found: Snapshot, pid: int) -> str:
-    """Text to append to a reason: the free memory of the process's GPUs; "" if it is unknown."""
-    parts = [
-        f"GPU {gpu.index} has {format_size(max(gpu.memory_total_bytes - gpu.memory_used_bytes, 0))} free"
+    """Text to append to a reason: the free memory of the process's GPUs, and whether it is the cause; "" if it is
+    unknown.
+    """
+    free = {
+        gpu.index: max(gpu.memory_total_bytes - gpu.memory_used_bytes, 0)
         for gpu in found.gpus
         if gpu.memory_total_bytes is not None
         and gpu.memory_used_bytes is not None
         and pid in (process.pid for process in gpu.processes)
-    ]
-    return f"; {', '.join(parts)}" if parts else ""
+    }
+    if not free:
+        return ""
+    text = "; " + ", ".join(f"GPU {index} has {format_size(left)} free" for index, left in free.items())
+    return text if min(free.values()) < ENOUGH_BYTES else text + NOT_THE_CAUSE
 
 
 def listed(found: Scan, visible: Callable[[ProfilingTool], bool]) -> str:

@@ -81,7 +81,7 @@ def test_a_module_that_the_program_shadows_is_loaded_from_the_interpreters_folde
 def test_what_c_code_imports_is_found_without_the_gil_in_hand_in_the_loader(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As _ctypes does it for each structure from 3.14 on; another thread may have the loader's lock, and need the GIL."""
+    """As _ctypes does it for each structure from 3.14 on. Who has the loader's lock may need the GIL."""
     witness = ctypes.CDLL(str(build("gil_witness.so", [FAKES / "loader" / "gil_witness.c"], ["-fPIC", "-shared"])))
     standard = make_standard(dlsym=ctypes.cast(witness.dlsym, ctypes.c_void_p).value or 0)
     monkeypatch.setenv("GIL_WITNESS", str(tmp_path / "seen"))

@@ -56,6 +56,8 @@ def test_a_cupti_that_could_not_initialise_is_told_with_the_free_memory_of_its_g
     found = asyncio.run(conflicts.explained(ending, 0, 7))
     assert found.reason == "it needs some 16 MiB; GPU 0 has 4 MiB free"
     assert asyncio.run(conflicts.explained(ending, 0, 99)) == ending
+    found = asyncio.run(conflicts.explained(ending, 0, 8))
+    assert "GPU 1 has 80 GiB free, so memory is not the cause" in found.reason
 
 
 def test_other_ends_are_not_looked_at() -> None:
