@@ -16,10 +16,11 @@
  *     IDLE -> ARMED -> YIELDING -> YIELDED -> IDLE
  *
  * Threads: the gates are entered on any thread of the program that calls a gated function of CUPTI; the rest runs on
- *   the agent's.
- * Blocks: a thread that enters an armed gate waits until our recording has ended, 0.2 s at most; at any gate it waits for
- *   our call of the driver, 0.2 s at most. If it went on sooner, two users would be inside CUPTI. gate_settle,
- *   gate_driver_begin and gate_disarm wait on our threads, 0.4 s at most.
+ *   the agent's and on the dedicated one of device_drain.c.
+ * Blocks: at any gate, a thread waits for our call of the driver (cupti_gate.h says why), 0.2 s at most, and once if it
+ *   does not return. At an armed gate it waits until our recording has ended, too, another 0.2 s at most: if it went on
+ *   sooner, two users would be inside CUPTI. gate_settle, gate_driver_begin and gate_disarm wait on our threads, 0.4 s at
+ *   most.
  */
 #define _GNU_SOURCE
 #include "cupti/cupti_gate.h"
@@ -119,6 +120,7 @@ static struct {
     cupti_result (*finalize)(void);
     _Atomic uint32_t driver_calls; /* of ours, in progress */
     struct wake driver_returned;
+    _Atomic bool driver_stands; /* somebody has waited in vain for it to return */
     _Atomic bool dead;
 } gate;
 
@@ -160,10 +162,12 @@ static const struct range *range_of(uintptr_t address) {
 
 /* Libraries may have been loaded since the last time. */
 static void look_at_libraries(void) {
-    const uint32_t next = !atomic_load(&gate.ranges_used);
-    gate.ranges[next].count = 0;
+    const uint32_t used = atomic_load(&gate.ranges_used), next = !used;
+    memset(&gate.ranges[next], 0, sizeof gate.ranges[next]);
     (void)dl_iterate_phdr(note_range, &gate.ranges[next]);
-    atomic_store(&gate.ranges_used, next);
+    if (memcmp(&gate.ranges[next], &gate.ranges[used], sizeof gate.ranges[next]) != 0) { /* a caller may read it now */
+        atomic_store(&gate.ranges_used, next);
+    }
 }
 
 /* ---- the gates, on the callers' threads ---- */
@@ -207,6 +211,13 @@ static void note_visit(void) {
     atomic_store(&gate.last_ns, clock_ns(CLOCK_MONOTONIC));
 }
 
+static void await_driver(void) {
+    if (!atomic_load(&gate.driver_stands) &&
+        !wake_await(&gate.driver_returned, (const uint32_t *)&gate.driver_calls, 0, WAIT_LIMIT_NS)) {
+        atomic_store(&gate.driver_stands, true);
+    }
+}
+
 static void reached(void *user, const uint8_t *stack) {
     const int saved = errno;
     const struct gate *here = user;
@@ -215,14 +226,15 @@ static void reached(void *user, const uint8_t *stack) {
     const struct range *range = range_of(caller);
     const bool foreign = range == NULL || range->torch;
     if (foreign && !atomic_load(&gate.dead) && !is_ours()) {
-        note_visit(); /* before: from now on no call of ours begins */
-        (void)wake_await(&gate.driver_returned, (const uint32_t *)&gate.driver_calls, 0, WAIT_LIMIT_NS);
+        note_visit(); /* first: once this is seen, no call of ours begins */
+        await_driver();
         if (range == NULL) {
             count_use(here->gated->effect);
         }
         if (here->gated->effect != DISABLES) {
             make_way(here->gated, caller);
         }
+        note_visit(); /* CUPTI is entered only now */
     }
     errno = saved;
 }
@@ -362,22 +374,24 @@ void gate_settle(void) {
     }
 }
 
-void gate_driver_begin(void (*waits)(void *), void *argument) {
+void gate_driver_begin(int64_t *may_wait_ns, void (*waits)(void *), void *argument) {
     const struct timespec pause = {.tv_nsec = SETTLE_LOOK_NS};
-    const int64_t deadline = clock_ns(CLOCK_MONOTONIC) + SETTLE_LIMIT_NS;
+    const int64_t begin = clock_ns(CLOCK_MONOTONIC), may_wait = *may_wait_ns;
     atomic_fetch_add(&gate.driver_calls, 1); /* first: either we see the caller, or the caller sees us */
-    while (may_be_inside(atomic_load(&gate.last_ns)) && clock_ns(CLOCK_MONOTONIC) < deadline) {
+    while (*may_wait_ns > 0 && may_be_inside(atomic_load(&gate.last_ns))) {
         gate_driver_end();
         if (waits != NULL) {
             waits(argument);
         }
         (void)nanosleep(&pause, NULL);
         atomic_fetch_add(&gate.driver_calls, 1);
+        *may_wait_ns = may_wait - (clock_ns(CLOCK_MONOTONIC) - begin);
     }
 }
 
 void gate_driver_end(void) {
     if (atomic_fetch_sub(&gate.driver_calls, 1) == 1) {
+        atomic_store(&gate.driver_stands, false);
         wake_post(&gate.driver_returned);
     }
 }

@@ -27,7 +27,8 @@
  *   does not return.
  *
  * Threads: drain_await and drain_end on the agent's; the rest on the dedicated thread, with signals blocked.
- * Blocks: drain_await up to its patience and ANSWER_NS. The dedicated thread blocks inside the driver.
+ * Blocks: drain_await up to its patience and ANSWER_NS, one pause of launches more, and its patience again if an
+ *   earlier question is unanswered. The dedicated thread blocks inside the driver.
  */
 #define _GNU_SOURCE
 #include "cupti/device_drain.h"
@@ -47,17 +48,18 @@
 #include "cupti/launches.h"
 
 #define SHORT_NS 3000000LL
-#define LOOK_NS 250000L        /* between two looks at an event */
-#define STEADY_NS 200000000LL  /* how long to look for a shorter queue, at least, */
-#define STEADY_TIMES 4         /* and how many times the length of the queue */
-#define ANSWER_NS 200000000LL  /* for calls of the driver that wait for locks of its own */
-#define STARVED_NS 20000000LL  /* without a call of the driver returning; then launches pause */
-#define OTHERS_NS 100000000LL  /* to see launches into a context, if there is no primary one */
-#define STACK_BYTES (1u << 20) /* CUPTI is initialised on it */
+#define LOOK_NS 250000L         /* between two looks at an event */
+#define STEADY_NS 200000000LL   /* how long to look for a shorter queue, at least, */
+#define STEADY_TIMES 4          /* and how many times the length of the queue */
+#define ANSWER_NS 200000000LL   /* for calls of the driver that wait for locks of its own */
+#define STARVED_NS 20000000LL   /* without a call of the driver returning; then launches pause */
+#define MAY_WAIT_NS 400000000LL /* for another tool that enters CUPTI */
+#define OTHERS_NS 100000000LL   /* to see launches into a context, if there is no primary one */
+#define STACK_BYTES (1u << 20)  /* CUPTI is initialised on it */
 #define STREAMS_MOST 1024u
 #define HOLD_NS 100000000LL      /* of launches, from that moment */
 #define HELD_MOST_NS 100000000LL /* if the queue is not short after all */
-#define CALL_HOLD_NS 30000000LL  /* while `call` runs, if that many threads launch within CROWD_NS */
+#define CALL_HOLD_NS 30000000LL  /* while `call` runs, if a crowd (launches.h) is seen within CROWD_NS */
 #define CROWD_NS 1000000LL
 enum state { ASKED, ANSWERED, GIVEN_UP /* by who asked, so the thread ends as soon as it can */ };
 
@@ -67,6 +69,8 @@ struct question {
     uint64_t streams[STREAMS_MOST]; /* copied from the wish, whose owner does not keep them */
     struct drain_contexts contexts;
     int64_t begun_ns;
+    int64_t held; /* by is_short, until when */
+    struct launch_pauses pauses;
     uint32_t state;
     uint32_t calling; /* the call of the wish has begun */
     uint32_t users;
@@ -125,18 +129,22 @@ static bool still_captured(struct question *question) {
 
 /* CAPTURE_IMPLICIT: a capture may be in progress, nothing was recorded. */
 static int record_if_free(struct question *question, context_call record) {
-    contexts_call_begin(&question->contexts); /* waits here, before the program's captures would have to */
-    contexts_call_end(&question->contexts);
+    contexts_answered(&question->contexts);
     if (now_ns() - self.gated_ns < self.settle_ns || still_captured(question)) {
         return CAPTURE_IMPLICIT;
     }
     const int added = contexts_add_noted(&question->contexts);
-    if (added != SUCCESS || !capture_gate_enter()) {
-        return added != SUCCESS ? added : CAPTURE_IMPLICIT;
+    if (added != SUCCESS) {
+        return added;
     }
-    const int free_of_captures = contexts_each(&question->contexts, context_ask_legacy_stream);
-    const int code = free_of_captures != SUCCESS ? free_of_captures : contexts_each(&question->contexts, record);
-    capture_gate_leave();
+    contexts_call_begin(&question->contexts); /* around all: in between, captures of the program would have to wait */
+    int code = CAPTURE_IMPLICIT;
+    if (capture_gate_enter()) {
+        const int free_of_captures = contexts_each(&question->contexts, context_ask_legacy_stream);
+        code = free_of_captures != SUCCESS ? free_of_captures : contexts_each(&question->contexts, record);
+        capture_gate_leave();
+    }
+    contexts_call_end(&question->contexts);
     return code;
 }
 
@@ -180,6 +188,7 @@ static bool is_short(struct question *question, struct progress *progress) {
     const int64_t begin = now_ns();
     const int64_t held = launches_hold(HOLD_NS);
     const bool still = look_at_queue(question, progress) == SUCCESS;
+    question->held = held;
     if (!still) {
         launches_release(held);
         progress->held_ns += now_ns() - begin;
@@ -227,7 +236,7 @@ static bool look(struct question *question, struct progress *progress) {
 /* Finds torch's streams that are being captured now. torch never destroys them. */
 static void find_captured(struct question *question) {
     self.captured_count = 0;
-    for (uint32_t i = 0; i < question->wish.stream_count; i++) {
+    for (uint32_t i = 0; i < question->wish.stream_count && !is_now(question, GIVEN_UP); i++) {
         void *stream = (void *)(uintptr_t)question->streams[i]; // NOLINT: a handle, as torch gave it
         int capturing = 0;
         contexts_call_begin(&question->contexts);
@@ -302,7 +311,7 @@ static bool call(struct question *question) {
     const bool may = outcome != KC_DRAIN_NOT && outcome != KC_DRAIN_CAPTURING && !is_now(question, GIVEN_UP);
     if (may && question->wish.call != NULL) {
         __atomic_store_n(&question->calling, 1, __ATOMIC_SEQ_CST);
-        if (!launches_are_held()) {
+        if (launches_held_until_ns() != question->held || !launches_are_held()) { /* a pause ends before the call */
             hold_crowd();
         }
         question->wish.call();
@@ -356,13 +365,13 @@ struct step {
 
 static bool step_is_over(void *argument) {
     const struct step *step = argument;
-    return contexts_steps(&step->question->contexts) != step->number || is_now(step->question, ANSWERED);
+    return contexts_steps(&step->question->contexts) != step->number || is_now(step->question, ANSWERED) ||
+           __atomic_load_n(&self.hurried, __ATOMIC_SEQ_CST) != 0;
 }
 
 /* Many launching threads keep every other driver call waiting, for good at worst; it gets through once they pause. */
 static bool answered_within(struct question *question, int64_t limit_ns) {
     const int64_t deadline = now_ns() + limit_ns;
-    struct launch_pauses pauses = {0, 0};
     for (;;) {
         struct step step = {question, contexts_steps(&question->contexts)};
         const uint32_t seen = wake_seen(&self.wake);
@@ -375,9 +384,9 @@ static bool answered_within(struct question *question, int64_t limit_ns) {
         }
         wake_wait(&self.wake, seen, left < STARVED_NS ? left : STARVED_NS);
         if (step_is_over(&step)) {
-            pauses = (struct launch_pauses){0, 0};
+            question->pauses = (struct launch_pauses){0, 0};
         } else {
-            launches_pause(&pauses, step_is_over, &step);
+            launches_pause(&question->pauses, step_is_over, &step);
         }
     }
 }
@@ -397,8 +406,8 @@ static void forget_answered(void) {
 static void unanswered(const struct question *question, struct kc_drain_result *result) {
     const bool called = __atomic_load_n(&question->calling, __ATOMIC_SEQ_CST) != 0;
     if (called) {
-        launches_release(
-            launches_held_until_ns()); /* its thread is stuck in the call, and stops watching them after it */
+        /* Its thread is stuck in the call, and stops watching launches once it returns. */
+        launches_release(launches_held_until_ns());
     }
     result->outcome = called ? KC_DRAIN_CALLED : KC_DRAIN_UNANSWERED;
     result->queued_ns = result->waited_ns = (uint64_t)(now_ns() - question->begun_ns);
@@ -430,7 +439,8 @@ void drain_await(const struct drain_wish *wish, struct kc_drain_result *result) 
         call_here(wish);
         return;
     }
-    *question = (struct question){.wish = *wish, .contexts.driver = driver, .begun_ns = now_ns(), .users = 2};
+    *question = (struct question){
+        .wish = *wish, .contexts = {.driver = driver, .may_wait_ns = MAY_WAIT_NS}, .begun_ns = now_ns(), .users = 2};
     question->wish.blind = wish->blind || !can_ask;
     question->wish.stream_count = wish->stream_count < STREAMS_MOST ? wish->stream_count : STREAMS_MOST;
     for (uint32_t i = 0; i < question->wish.stream_count; i++) {

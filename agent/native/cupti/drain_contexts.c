@@ -1,7 +1,7 @@
 /* See drain_contexts.h.
  *
  * Threads: the dedicated one of device_drain.c; driver_find and contexts_steps also on the agent's.
- * Blocks: inside the driver, and 0.4 s at most before a call of it.
+ * Blocks: inside the driver, and 0.4 s at most, in all, before calls of it.
  */
 #define _GNU_SOURCE
 #include "cupti/drain_contexts.h"
@@ -47,13 +47,19 @@ uint32_t contexts_steps(const struct drain_contexts *contexts) {
 
 static void another_tool_enters(void *contexts) {
     launches_release(launches_held_until_ns());
-    contexts_answered(contexts); /* the driver keeps nobody waiting */
+    contexts_answered(contexts); /* we wait for that tool and not for the driver, so launches need not pause */
 }
 
-void contexts_call_begin(struct drain_contexts *contexts) { gate_driver_begin(another_tool_enters, contexts); }
+void contexts_call_begin(struct drain_contexts *contexts) {
+    if (contexts->begun++ == 0) {
+        gate_driver_begin(&contexts->may_wait_ns, another_tool_enters, contexts);
+    }
+}
 
 void contexts_call_end(struct drain_contexts *contexts) {
-    gate_driver_end();
+    if (--contexts->begun == 0) {
+        gate_driver_end();
+    }
     contexts_answered(contexts);
 }
 

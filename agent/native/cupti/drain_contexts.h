@@ -46,11 +46,13 @@ struct drain_contexts {
     struct drain_driver driver;
     struct drain_context all[CONTEXTS_MOST];
     int count;
-    uint32_t steps; /* calls of the driver that were waited for */
+    uint32_t steps; /* calls of the driver that returned, and waits for another tool */
+    uint32_t begun; /* contexts_call_begin without its end */
+    int64_t may_wait_ns;
 };
 
-/* Around calls of the driver, a few at a time. Waits while another tool enters CUPTI (cupti_gate.h), 0.4 s at most, and
- * lets launches go on then. */
+/* Around a few calls of the driver; may be nested. Waits while another tool enters CUPTI (cupti_gate.h), and lets
+ * launches go on then: 0.4 s for all such waits of one question. */
 void contexts_call_begin(struct drain_contexts *contexts);
 void contexts_call_end(struct drain_contexts *contexts);
 

@@ -9,7 +9,7 @@
  *   leave it no gap, and most of them get stuck behind it (64 threads on an H200: 57 stood still for good; with
  *   launches held, the call took 12 to 17 ms). So launches are held where several threads launch at once, and while
  *   cuptiFinalize runs. A thread that holds the lock may have lost its CPU: where ten times as many threads ran as there
- *   are processors, 30 ms were too short and the program stood still for good. So pauses follow that grow.
+ *   are processors, 30 ms were too short and the program stood still for good. So longer and longer pauses follow.
  *
  *   It waits for the work of every context. Primary ones can be asked for; nothing lists those of cuCtxCreate, so they
  *   are noted when something is launched into them: by the interposed functions until CUPTI is called, by CUPTI's
@@ -18,9 +18,8 @@
  *   A launch has more arguments than fit in registers, so the interposed code preserves all registers and jumps.
  *
  * Threads: the interposed functions and context_note run on the thread that launches or destroys; the rest on ours.
- * Blocks: a launching thread waits while launches are held, until the limit of that hold, however many launches it
- *   makes; a thread that destroys a context while we use it waits microseconds, DESTROY_NS at most. context_note never
- *   does.
+ * Blocks: a launch waits for the hold that it meets, until its limit; a later launch may meet the next one. A thread that
+ *   destroys a context while we use it waits microseconds, DESTROY_NS at most. context_note never does.
  */
 #define _GNU_SOURCE
 #include "cupti/launches.h"
@@ -169,10 +168,15 @@ void kineto_launch_begins(void) {
     if (current(&context) == 0) {
         context_note(context);
     }
-    if (launches_held_until_ns() != 0) {
+    const int64_t held = launches_held_until_ns();
+    if (held != 0) {
         atomic_fetch_add(&hold.waiting, 1);
-        for (uint32_t seen = wake_seen(&hold.released); launches_are_held(); seen = wake_seen(&hold.released)) {
-            wake_wait(&hold.released, seen, launches_held_until_ns() - clock_ns(CLOCK_MONOTONIC));
+        for (int64_t left = 1; left > 0 && launches_held_until_ns() == held;) { /* not for the hold after that */
+            const uint32_t seen = wake_seen(&hold.released);
+            left = held - clock_ns(CLOCK_MONOTONIC);
+            if (launches_held_until_ns() == held) {
+                wake_wait(&hold.released, seen, left);
+            }
         }
         atomic_fetch_sub(&hold.waiting, 1);
     }
@@ -235,25 +239,37 @@ void launches_release(int64_t held) {
     }
 }
 
+/* Returns 0 if somebody else has come first. */
+static int64_t hold_unless_held(int64_t limit_ns) {
+    const int64_t now = clock_ns(CLOCK_MONOTONIC), until_ns = now + limit_ns;
+    int64_t found = launches_held_until_ns();
+    const bool ours = found <= now && __atomic_compare_exchange_n(&hold.until_ns, &found, until_ns, false,
+                                                                  __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+    return ours ? until_ns : 0;
+}
+
 void launches_pause(struct launch_pauses *pauses, bool (*is_over)(void *), void *argument) {
-    if (pauses->in_vain >= PAUSES_IN_VAIN || launches_are_held()) {
+    const struct timespec look = {0, LOOK_NS};
+    const int64_t length_ns = pauses->length_ns == 0 ? PAUSE_NS : pauses->length_ns;
+    const int64_t held = pauses->in_vain < PAUSES_IN_VAIN ? hold_unless_held(length_ns) : 0;
+    bool crowd = false; /* seen during the hold: they leave when it ends, before we look */
+    if (held == 0) {
         return;
     }
-    pauses->length_ns = pauses->length_ns == 0 ? PAUSE_NS : pauses->length_ns;
-    const int64_t held = launches_hold(pauses->length_ns);
     while (!is_over(argument) && clock_ns(CLOCK_MONOTONIC) < held) {
-        const struct timespec look = {0, LOOK_NS};
         (void)nanosleep(&look, NULL);
+        crowd = crowd || launches_crowd();
     }
+    launches_release(held);
     if (is_over(argument)) {
         *pauses = (struct launch_pauses){0, 0};
-    } else if (launches_crowd()) {
-        pauses->length_ns = 2 * pauses->length_ns < PAUSE_MOST_NS ? 2 * pauses->length_ns : PAUSE_MOST_NS;
-        pauses->in_vain = 0;
+    } else if (length_ns >= PAUSE_MOST_NS) {
+        pauses->in_vain = PAUSES_IN_VAIN; /* the call waits for something else */
+    } else if (crowd) {
+        *pauses = (struct launch_pauses){2 * length_ns, 0};
     } else {
         pauses->in_vain++;
     }
-    launches_release(held);
 }
 
 void launches_leave(void) {

@@ -32,13 +32,14 @@ uint32_t launches_waiting(void);
  */
 bool launches_crowd(void);
 
-/* Pauses for a call of the driver that does not return. They start with all zero. */
+/* Pauses for a call of the driver that does not return. Initialise with zeros. */
 struct launch_pauses {
     int64_t length_ns;
     uint32_t in_vain;
 };
-/* Makes watched launches wait until `is_over(argument)`, for the length of this pause at most. As long as a crowd is
- * found waiting at the end, the next pause is twice as long. After three without one, none is made any more. */
+/* Makes watched launches wait until `is_over(argument)`, for the length of this pause at most: 10 ms. As long as a crowd
+ * is found waiting, the next pause is twice as long. After three in a row without a crowd, or one of 320 ms, no more are
+ * made until a call has returned: it waits for something else. 0.63 s in all. */
 void launches_pause(struct launch_pauses *pauses, bool (*is_over)(void *), void *argument);
 /* Lets them go on, unless another hold holds them by now. */
 void launches_release(int64_t held);

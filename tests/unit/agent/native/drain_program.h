@@ -19,6 +19,7 @@
 #include "common/wake.h"
 #include "cupti/capture_gate.h"
 #include "cupti/collector.h"
+#include "cupti/device_drain.h"
 #include "cupti/driver_slots.h"
 #include "cupti/launches.h"
 #include "fake_driver.h"
@@ -337,6 +338,73 @@ static void crowd(void) {
         CHECK(pthread_join(all[i], NULL) == 0);
     }
     ends();
+}
+
+/* Eight threads whose launches are watched, until stop_crowd. */
+static pthread_t crowd_of_eight[8];
+
+static void start_crowd(void) {
+    atomic_store(&goes_on, true);
+    for (int i = 0; i < 8; i++) {
+        CHECK(pthread_create(&crowd_of_eight[i], NULL, launch_without_a_pause, NULL) == 0);
+    }
+    UNTIL(outcome() == KC_DRAIN_SHORT);
+}
+
+static void stop_crowd(void) {
+    atomic_store(&goes_on, false);
+    for (int i = 0; i < 8; i++) {
+        CHECK(pthread_join(crowd_of_eight[i], NULL) == 0);
+    }
+    ends();
+}
+
+static bool never_over(void *unused_argument) {
+    (void)unused_argument;
+    return false;
+}
+
+static void pauses(void) {
+    struct launch_pauses all;
+    start_crowd();
+    WITHIN(100, (all = (struct launch_pauses){0, 0}, launches_pause(&all, never_over, NULL),
+                 all.length_ns == 20 * NS_PER_MS && all.in_vain == 0));
+    all = (struct launch_pauses){320 * NS_PER_MS, 0};
+    launches_pause(&all, never_over, NULL);
+    const int64_t begin = clock_ns(CLOCK_MONOTONIC);
+    for (int i = 0; i < 10; i++) {
+        launches_pause(&all, never_over, NULL);
+    }
+    CHECK(clock_ns(CLOCK_MONOTONIC) - begin < 3200 * NS_PER_MS);
+    CHECK(!launches_are_held());
+    stop_crowd();
+}
+
+static atomic_uint let_go; /* before the hold's time was over */
+
+static void watch_hold(void) {
+    const int64_t until_ns = launches_held_until_ns();
+    while (launches_held_until_ns() == until_ns && clock_ns(CLOCK_MONOTONIC) < until_ns) {
+        pause_us(500);
+    }
+    atomic_fetch_add(&let_go, clock_ns(CLOCK_MONOTONIC) < until_ns);
+}
+
+static void nothing(void) {}
+
+static void call_in_a_crowd(void) {
+    struct kc_drain_result result;
+    const struct drain_wish wish = {
+        .limit_ns = 300 * NS_PER_MS, .patience_ns = PATIENCE_NS, .call = watch_hold, .undo = nothing};
+    driver.is_held(are_held);
+    start_crowd();
+    driver.set(FAKE_STARVED, 1);
+    for (int i = 0; i < 10; i++) {
+        drain_await(&wish, &result);
+    }
+    driver.set(FAKE_STARVED, 0);
+    CHECK(atomic_load(&let_go) == 0);
+    stop_crowd();
 }
 
 static void *run_subscribe(void *code) {

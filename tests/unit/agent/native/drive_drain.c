@@ -435,7 +435,7 @@ static void detach_beside_another(void) {
 
 // clang-format off: one line is enough
 #define SCENARIOS(X) X(unused) X(idle) X(steady) X(never) X(noted) X(blocking) X(given) X(wrong_thread) X(hammer) \
-    X(another_in_between) X(blocked) X(starved) X(starved_later) X(hurry) X(forks) X(no_thread) X(held) X(held_and_refused) X(held_and_given_up) X(crowd) X(detach) X(beside_primary) \
+    X(another_in_between) X(blocked) X(starved) X(starved_later) X(hurry) X(forks) X(no_thread) X(held) X(held_and_refused) X(held_and_given_up) X(crowd) X(pauses) X(call_in_a_crowd) X(detach) X(beside_primary) \
     X(without_primary) X(destroyed) X(call_stands) X(call_fails) X(detach_beside_another) X(among_launches) X(old)
 // clang-format on
 #define SCENARIO(name) {#name, name},

@@ -30,6 +30,8 @@ _FACTS = {
     "held_and_refused": "launches go on when CUPTI has refused",
     "held_and_given_up": "launches go on when nobody wants the moment any more",
     "crowd": "64 threads that launch without a pause do not keep CUPTI out, and share one note of their context",
+    "pauses": "pauses of launches grow while a crowd waits, and end with one of 320 ms in vain",
+    "call_in_a_crowd": "CUPTI's first call has a hold of its own after a pause of launches for another call",
     "detach": "a detach waits for the moment, or for a later capture",
     "beside_primary": "work in a context of cuCtxCreate that does not end keeps CUPTI out",
     "without_primary": "so it does where there is no other context",
