@@ -6,15 +6,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kineto_trace.analysis.findings.finding_views import findings_view
+from kineto_trace.analysis.finding import Finding
+from kineto_trace.analysis.findings import finding_views
+from kineto_trace.analysis.findings.finding_views import findings, findings_view
 from kineto_trace.decode.python_stacks import Samples, Trie, slices
 from kineto_trace.model.context import Context
 from kineto_trace.model.line_counts import STATES
 from kineto_trace.model.trace import NO_STRING, StringTable, Trace
+from support.trace_files.sampled_stacks import MAIN, THREAD, stack_rows
+from support.trace_files.simulated.host_and_gpu import US, Program
 from support.trace_files.simulated.training_job import ddp, fsdp, host_bound, simulate
 from support.trace_files.traces import START_NS, table, target, trace
 
-US, MS = 1000, 1_000_000
+MS = 1_000_000
 Row = dict[str, Any]
 GUESSES = ("unknown_idle", "queued", "kernel_gaps")
 HOPPER = {"id": 0, "name": "H", "computeMajor": 9, "computeMinor": 0}
@@ -498,3 +502,30 @@ def test_samples_that_are_rarer_than_the_gaps_tell_how_long_each_function_held_t
     assert augmenting["title"].startswith("The GPU waits for the host in augment (train.py:")
     assert blocked["saving_us"] / steps == pytest.approx(4100, rel=0.15)
     assert augmenting["saving_us"] / steps == pytest.approx(1900, rel=0.3)
+
+
+COMPILES = Finding(
+    name="recompilation", title="compiles", saving_ns=900 * US, advice="", evidence="", where="main (/job/train.py:10)"
+)
+
+
+@pytest.mark.parametrize(
+    ("idle_ns", "told"),
+    [
+        (1_200 * US, [("recompilation", 1_200 * US)]),
+        (700 * US, [("recompilation", 900 * US)]),
+        (1_400 * US, [("host_python", 1_400 * US), ("recompilation", 900 * US)]),
+    ],
+)
+def test_idle_time_in_a_function_that_compiles_is_told_once_unless_it_is_much_longer(
+    idle_ns: int, told: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Program()
+    made.host(4_000 * US)
+    made.launch(100 * US)
+    made.wait()
+    made.rows["python_function"] = stack_rows([MAIN], thread=THREAD)
+    idle = Finding(name="host_python", title="runs Python", saving_ns=idle_ns, advice="", evidence="", frame=1)
+    monkeypatch.setattr(finding_views, "FINDERS", (lambda _context: iter([COMPILES, idle]),))
+    found = findings(made.context()).findings
+    assert [(finding.name, finding.saving_ns) for finding in found] == told
