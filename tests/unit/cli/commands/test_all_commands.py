@@ -4,7 +4,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -14,27 +13,15 @@ import yaml
 from kineto_protos.v1 import profiler_pb2 as pb
 from support.service import captures
 from support.service.captures import CONTENT
-from support.service.cli import Result, environment, kinetoctl, run_here, run_process
-from support.service.fake_profiler import Abort, FakeProfiler, FakeServer, serve
+from support.service.cli import Run, environment, kinetoctl, run_here, run_process
+from support.service.fake_profiler import Abort, FakeServer
 from support.waiting import scaled
 
-Run = Callable[..., Result]
 # kinetoctl, whose Tab takes its time here.
 PATIENT = (
     "import sys; from kinetoctl.__main__ import main; from kinetoctl.options import completers;"
     "completers.COMPLETION_TIMEOUT_S = float(sys.argv.pop()); sys.exit(main())"
 )
-
-
-@pytest.fixture
-def server() -> Iterator[FakeServer]:
-    with serve(FakeProfiler(content=CONTENT)) as running:
-        yield running
-
-
-@pytest.fixture
-def run(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> Run:
-    return lambda *arguments: run_here(capsys, server.address, *arguments)
 
 
 def finished() -> pb.Capture:

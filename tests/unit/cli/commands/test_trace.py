@@ -14,17 +14,11 @@ from kinetoctl.errors import CliError
 from support.service import captures
 from support.service.captures import CONTENT
 from support.service.cli import Result, environment, kinetoctl, run_here, run_process
-from support.service.fake_profiler import WAIT_FOR_CANCEL, Abort, FakeProfiler, FakeServer, StreamItem, serve
+from support.service.fake_profiler import WAIT_FOR_CANCEL, Abort, FakeServer, StreamItem
 from support.small_disk import small_disk
 from support.waiting import scaled, scaled_option
 
 NAME = "kineto-gpu-7-4242-c0ffee.json.gz"
-
-
-@pytest.fixture
-def server() -> Iterator[FakeServer]:
-    with serve(FakeProfiler(content=CONTENT, created=captures.capture())) as running:
-        yield running
 
 
 @pytest.fixture
