@@ -223,49 +223,32 @@ def test_no_records_whatever_break_the_decoder(
     assert (result.tables["python_function"]["duration"] >= 0).all()
 
 
-TICK = 10_000_000  # ns, at 100 Hz
+# ------------------------------------------------------------ slices, of samples of format 1
+
+# main, main > run, main > load, main > run > load
 OLD_CODES = {1: b"a.py\x001\x00main", 2: b"a.py\x005\x00Step.run", 3: b"b.py\x009\x00load"}
-OLD_NODES = {1: (0, 1), 2: (1, 2), 3: (1, 3), 4: (2, 3)}  # main, main>run, main>load, main>run>load
+OLD_NODES = {1: (0, 1), 2: (1, 2), 3: (1, 3), 4: (2, 3)}
 
 
 def source(
     samples: list[tuple[int, int, int]], nodes: dict[int, tuple[int, int]] = OLD_NODES, **changes: Any
 ) -> RawSource:
     """samples: (tick, thread, node)."""
-    data = b"".join(STACK_SAMPLE.pack(tick * TICK, thread, node, 0, 0) for tick, thread, node in samples)
-    values: dict[str, Any] = {
-        "source": "python_stacks",
-        "format": "python_stacks/1",
-        "metadata": {"hz": 100},
-        "record_bytes": {},
-        "records": len(samples),
-        "dropped": 0,
-        "data": memoryview(data),
-        "chunks": (Chunk(sequence=0, records=len(samples), offset=0, size=len(data)),),
-        "strings": {
-            SPACE_PYTHON_CODE: OLD_CODES,
-            SPACE_STACK_NODE: {key: struct.pack("<II", *value) for key, value in nodes.items()},
-            SPACE_THREAD_NAME: {7: b"MainThread"},
-        },
-        "torn": 0,
-    }
-    return RawSource(**{**values, **changes})
+    return recording(
+        [Sample(tick * PERIOD_NS, thread, number, state=UNKNOWN) for tick, thread, number in samples],
+        codes=OLD_CODES,
+        nodes={number: struct.pack("<II", *parent_and_code) for number, parent_and_code in nodes.items()},
+        **{"format": "python_stacks/1", **changes},
+    )
 
 
 def slices(samples: list[tuple[int, int, int]]) -> list[tuple[str, int, int, int, int]]:
     """(function, thread, start tick, duration in ticks, parent row)."""
     strings = StringTable()
     table = python_stacks.decode(source(samples), strings).tables["python_function"]
-    return [
-        (
-            strings.strings[table["name"][row]],
-            int(table["thread"][row]),
-            int(table["start"][row]) // TICK,
-            int(table["duration"][row]) // TICK,
-            int(table["parent"][row]),
-        )
-        for row in range(len(table))
-    ]
+    times = ((table[name] // PERIOD_NS).tolist() for name in ("start", "duration"))
+    names = [strings.strings[number] for number in table["name"].tolist()]
+    return list(zip(names, table["thread"].tolist(), *times, table["parent"].tolist(), strict=True))
 
 
 def test_samples_that_share_a_prefix_become_one_slice() -> None:
@@ -285,32 +268,22 @@ def test_the_same_function_under_another_caller_is_another_slice() -> None:
     ]
 
 
-def test_threads_are_apart() -> None:
-    assert slices([(1, 8, 1), (1, 7, 1), (2, 7, 1), (2, 8, 1)]) == [
-        ("a.py(1): main", 7, 1, 2, NO_ROW),
-        ("a.py(1): main", 8, 1, 2, NO_ROW),
-    ]
-
-
-def test_a_thread_that_misses_two_ticks_has_ended_its_slices() -> None:
-    samples = [(tick, 7, 1) for tick in range(1, 5)] + [(1, 8, 1), (4, 8, 1)]
-    assert slices(samples) == [
-        ("a.py(1): main", 7, 1, 4, NO_ROW),
-        ("a.py(1): main", 8, 1, 1, NO_ROW),
-        ("a.py(1): main", 8, 4, 1, NO_ROW),
-    ]
-
-
-def test_one_sample_that_could_not_be_taken_does_not_end_a_slice() -> None:
-    assert slices([(1, 7, 1), (1, 8, 1), (2, 7, 1), (3, 7, 1), (3, 8, 1)])[1] == ("a.py(1): main", 8, 1, 3, NO_ROW)
-
-
-def test_a_tick_that_nobody_saw_does_not_end_a_slice() -> None:
-    assert slices([(1, 7, 1), (50, 7, 1)]) == [("a.py(1): main", 7, 1, 50, NO_ROW)]
-
-
-def test_a_vanished_thread_ran_for_two_periods_at_most() -> None:
-    assert slices([(1, 8, 1), (1, 7, 1), (9, 7, 1)])[1] == ("a.py(1): main", 8, 1, 2, NO_ROW)
+@pytest.mark.parametrize(
+    ("ticks", "others", "spans"),
+    [
+        ([1, 2], [1, 2], [(1, 2)]),
+        ([1, 4], [1, 2, 3, 4], [(1, 1), (4, 1)]),
+        ([1, 3], [1, 2, 3], [(1, 3)]),
+        ([1, 50], [], [(1, 50)]),
+        ([1], [1, 9], [(1, 2)]),
+    ],
+    ids=["apart", "missed two ticks", "missed one", "a gap that nobody saw", "vanished: two periods at most"],
+)
+def test_a_slice_lasts_until_its_thread_misses_two_ticks_that_others_were_seen_at(
+    ticks: list[int], others: list[int], spans: list[tuple[int, int]]
+) -> None:
+    found = slices([(tick, 8, 1) for tick in ticks] + [(tick, 7, 1) for tick in others])
+    assert [row for row in found if row[1] == 8] == [("a.py(1): main", 8, *span, NO_ROW) for span in spans]
 
 
 def test_counts_samples_in_all_and_innermost() -> None:
@@ -322,9 +295,9 @@ def test_counts_samples_in_all_and_innermost() -> None:
 
 def test_samples_outside_the_window_are_counted() -> None:
     samples = source([(1, 7, 1), (2, 7, 1), (3, 7, 1), (4, 7, 1)])
-    result = python_stacks.decode(samples, StringTable(), DecodeWindow(2 * TICK, 4 * TICK))
+    result = python_stacks.decode(samples, StringTable(), DecodeWindow(2 * PERIOD_NS, 4 * PERIOD_NS))
     assert (result.records, result.out_of_window, result.tables["python_function"]["samples"].tolist()) == (4, 2, [2])
-    assert (result.sample_period_ns, result.threads) == (TICK, {7: "MainThread"})
+    assert (result.sample_period_ns, result.threads) == (PERIOD_NS, {7: "MainThread"})
 
 
 def test_samples_of_unknown_stacks_and_cut_ones_are_counted() -> None:

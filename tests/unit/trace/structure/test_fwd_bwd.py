@@ -27,32 +27,28 @@ def pairs(ops: Table) -> list[tuple[int, int]]:
     return list(zip(forward.tolist(), backward.tolist(), strict=True))
 
 
-def test_a_backward_op_belongs_to_the_last_forward_op_to_start_with_its_number() -> None:
-    ops = table(
-        "cpu_op", op(FORWARD, 0, 100, 5), op(FORWARD, 10, 20, 5), op(FORWARD, 12, 15, 6), op(BACKWARD, 200, 210, 5)
-    )
-    assert pairs(ops) == [(1, 3)]
-
-
-def test_a_number_gives_one_link() -> None:
-    ops = table("cpu_op", op(FORWARD, 0, 10, 5), op(BACKWARD, 200, 260, 5), op(BACKWARD, 210, 220, 5))
-    assert pairs(ops) == [(0, 2)]
-
-
-def test_a_number_that_is_used_again_gives_another_link() -> None:
-    ops = table(
-        "cpu_op", op(FORWARD, 0, 10, 5), op(BACKWARD, 20, 30, 5), op(FORWARD, 40, 50, 5), op(BACKWARD, 60, 70, 5)
-    )
-    assert pairs(ops) == [(0, 1), (2, 3)]
-
-
-def test_a_backward_op_before_its_forward_op_has_no_link() -> None:
-    assert pairs(table("cpu_op", op(BACKWARD, 0, 10, 5), op(FORWARD, 20, 30, 5))) == []
-
-
-def test_numbers_belong_to_threads() -> None:
-    ops = table("cpu_op", op(FORWARD, 0, 10, 5), op(FORWARD, 5, 15, 5, torch_thread=3), op(BACKWARD, 20, 30, 5))
-    assert pairs(ops) == [(0, 2)]
+@pytest.mark.parametrize(
+    ("ops", "links"),
+    [
+        ([op(FORWARD, 0, 100, 5), op(FORWARD, 10, 20, 5), op(FORWARD, 12, 15, 6), op(BACKWARD, 200, 210, 5)], [(1, 3)]),
+        ([op(FORWARD, 0, 10, 5), op(BACKWARD, 200, 260, 5), op(BACKWARD, 210, 220, 5)], [(0, 2)]),
+        (
+            [op(FORWARD, 0, 10, 5), op(BACKWARD, 20, 30, 5), op(FORWARD, 40, 50, 5), op(BACKWARD, 60, 70, 5)],
+            [(0, 1), (2, 3)],
+        ),
+        ([op(BACKWARD, 0, 10, 5), op(FORWARD, 20, 30, 5)], []),
+        ([op(FORWARD, 0, 10, 5), op(FORWARD, 5, 15, 5, torch_thread=3), op(BACKWARD, 20, 30, 5)], [(0, 2)]),
+        (
+            [op(FORWARD, 0, 10, 1), op(FORWARD, 10, 20, 2), op(BACKWARD, 50, 60, 1), op(BACKWARD, 30, 40, 2)],
+            [(1, 3), (0, 2)],  # in the order in which backward ops end
+        ),
+    ],
+    ids=["last to start", "one link for a number", "number used again", "backward first", "other thread", "order"],
+)
+def test_a_backward_op_belongs_to_the_last_forward_op_of_its_thread_to_start_with_its_number(
+    ops: list[dict[str, int]], links: list[tuple[int, int]]
+) -> None:
+    assert pairs(table("cpu_op", *ops)) == links
 
 
 def test_ops_without_number_or_thread_have_no_links() -> None:
@@ -66,13 +62,6 @@ def test_ops_without_number_or_thread_have_no_links() -> None:
     assert pairs(ops) == []
     assert [len(column) for column in forward_backward({})] == [0, 0]
     assert [len(column) for column in forward_backward({"cpu_op": table("cpu_op")})] == [0, 0]
-
-
-def test_links_are_in_the_order_in_which_backward_ops_end() -> None:
-    ops = table(
-        "cpu_op", op(FORWARD, 0, 10, 1), op(FORWARD, 10, 20, 2), op(BACKWARD, 50, 60, 1), op(BACKWARD, 30, 40, 2)
-    )
-    assert pairs(ops) == [(1, 3), (0, 2)]
 
 
 def plain(ops: Table) -> list[tuple[int, int]]:
