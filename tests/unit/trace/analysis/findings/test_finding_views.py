@@ -529,3 +529,54 @@ def test_idle_time_in_a_function_that_compiles_is_told_once_unless_it_is_much_lo
     monkeypatch.setattr(finding_views, "FINDERS", (lambda _context: iter([COMPILES, idle]),))
     found = findings(made.context()).findings
     assert [(finding.name, finding.saving_ns) for finding in found] == told
+
+
+SLICE_US = 2400
+
+
+def ran(
+    extra_us: Sequence[float],
+    *,
+    names: int = 4,
+    gap_us: Sequence[float] = (),
+    prefix: str = "kernel",
+    larger: bool = False,
+) -> list[Finding]:
+    """Kernels of 100 us, launched long ahead, every fifth one with the next of extra_us; some after the next gap_us.
+
+    larger: those with extra time have a larger grid.
+    """
+    kernels: list[Row] = []
+    at, gaps, extra = 0.0, list(gap_us), list(extra_us)
+    for number in range(max(5 * len(extra_us), 100)):
+        if gaps and number % 5 == 2:
+            at += gaps.pop()
+        length = 100 + (extra.pop() if extra and number % 5 == 0 else 0)
+        grid = 2 if larger and length > 100 else 1
+        kernels.append(row(f"{prefix}_{number % names}", at, at + length, correlation=number + 1, grid_x=grid))
+        at += length
+    made = Context(trace({"kernel": kernels, "cuda_runtime": launched(*kernels)}, length_ns=int(at * US)))
+    return [finding for finding in findings(made).findings if finding.name == "gpu_shared"]
+
+
+def test_slices_that_are_missing_in_kernels_and_between_them_are_another_program() -> None:
+    (finding,) = ran([SLICE_US + number for number in range(20)], gap_us=[SLICE_US] * 6)
+    assert finding.title == "Another program takes turns with this one on the GPU"
+    assert finding.saving_ns == pytest.approx(26 * SLICE_US * US, rel=0.01)
+    assert finding.evidence.startswith("26 slices of 2.41 ms")
+
+
+@pytest.mark.parametrize(
+    ("extra_us", "others"),
+    [
+        ([600 + 300 * number for number in range(20)], {}),
+        ([SLICE_US] * 5, {}),
+        ([SLICE_US] * 20, {"names": 2}),
+        ([SLICE_US] * 20, {"larger": True}),
+        ([SLICE_US] * 20, {"prefix": "nvjet_gemm"}),
+        ([], {}),
+    ],
+    ids=["different times", "few", "two kinds in two sizes", "larger grids", "products of any size", "one length"],
+)
+def test_kernels_that_may_have_more_to_do_prove_no_other_program(extra_us: list[float], others: dict[str, Any]) -> None:
+    assert ran(extra_us, **others) == []

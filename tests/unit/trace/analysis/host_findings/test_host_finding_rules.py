@@ -33,26 +33,16 @@ CAST = (*MAIN, MODULE, "/job/net.py(5): Block.cast")
 ENGINE = (*MAIN, BACKWARD, TORCH + "autograd/graph.py(9): _engine_run_backward")
 
 
+def op(name: str, start: int, duration: int, **more: int) -> dict[str, Any]:
+    return {"name": name, "start": start, "duration": duration, "thread": 1, **more}
+
+
 def copying(name: str, samples: int, after: int = 10 * PERIOD_NS) -> Context:
     """A function that runs this operator for so many of 100 samples, and its backward for the time `after`."""
-    common: dict[str, Any] = {"thread": 1, "sequence": 1}
     made = [
-        {**common, "name": name, "start": 0, "duration": samples * PERIOD_NS, "torch_thread": 1},
-        {
-            **common,
-            "name": "autograd::engine::evaluate_function: ToCopyBackward0",
-            "start": 50 * PERIOD_NS,
-            "duration": after,
-            "sequence": -1,
-        },
-        {
-            **common,
-            "name": "ToCopyBackward0",
-            "start": 50 * PERIOD_NS,
-            "duration": PERIOD_NS,
-            "scope": 1,
-            "forward_thread": 1,
-        },
+        op(name, 0, samples * PERIOD_NS, sequence=1, torch_thread=1),
+        op("autograd::engine::evaluate_function: ToCopyBackward0", 50 * PERIOD_NS, after),
+        op("ToCopyBackward0", 50 * PERIOD_NS, PERIOD_NS, sequence=1, scope=1, forward_thread=1),
     ]
     engine = after // PERIOD_NS
     stacks = [*[CAST] * samples, *[FORWARD] * (50 - samples), *[ENGINE] * engine, *[FORWARD] * (50 - engine)]
@@ -103,22 +93,24 @@ def test_operators_in_float64_are_found() -> None:
     assert (finding.title, finding.saving_ns) == ("Operators compute in float64 (double)", 25 * PERIOD_NS)
 
 
-def test_operators_in_float32_are_no_finding() -> None:
-    assert list(number_types(with_inputs("aten::addmm", '"Input type": ["float", "float"]'))) == []
-
-
 def test_convolutions_on_contiguous_channels_are_found() -> None:
     context = with_inputs("aten::mkldnn_convolution", '"Input Strides": [[3072, 1024, 32, 1], []]')
     (finding,) = layouts(context)
     assert (finding.name, finding.saving_ns) == ("not_channels_last", 15 * PERIOD_NS)
 
 
-def test_convolutions_on_channels_last_are_no_finding() -> None:
-    assert list(layouts(with_inputs("aten::mkldnn_convolution", '"Input Strides": [[3072, 1, 96, 3], []]'))) == []
-
-
-def test_operators_without_convolutions_are_no_finding() -> None:
-    assert list(layouts(with_inputs("aten::add", '"Input Strides": [[3072, 1024, 32, 1], []]'))) == []
+@pytest.mark.parametrize(
+    ("name", "inputs"),
+    [
+        ("aten::addmm", '"Input type": ["float", "float"]'),
+        ("aten::mkldnn_convolution", '"Input Strides": [[3072, 1, 96, 3], []]'),
+        ("aten::add", '"Input Strides": [[3072, 1024, 32, 1], []]'),
+    ],
+    ids=["float32", "channels last", "no convolution"],
+)
+def test_operators_with_the_right_types_and_layouts_are_no_finding(name: str, inputs: str) -> None:
+    context = with_inputs(name, inputs)
+    assert [*number_types(context), *layouts(context)] == []
 
 
 def test_without_inputs_nothing_is_said() -> None:
@@ -177,15 +169,7 @@ def forward_ops(name: str, first: int, last: int, count: int, since: int = 0) ->
     """So many operators, one after the other, from one sample to another, numbered as nodes of the graph."""
     every = (last - first) * PERIOD_NS // count
     return [
-        {
-            "name": name,
-            "start": first * PERIOD_NS + n * every,
-            "duration": every - 1_000,
-            "thread": 1,
-            "torch_thread": 1,
-            "sequence": since + n,
-        }
-        for n in range(count)
+        op(name, first * PERIOD_NS + n * every, every - 1_000, torch_thread=1, sequence=since + n) for n in range(count)
     ]
 
 
@@ -194,12 +178,9 @@ def backward_ops(first: int, last: int, count: int, since: int = 0) -> list[dict
     every = (last - first) * PERIOD_NS // count
     rows = []
     for n in range(count):
-        common = {"start": first * PERIOD_NS + n * every, "thread": 1, "sequence": since + n, "forward_thread": 1}
-        engine = "autograd::engine::evaluate_function: MulBackward0"
-        rows += [
-            {**common, "name": engine, "duration": every, "sequence": -1, "forward_thread": 0},
-            {**common, "name": "MulBackward0", "duration": every // 2, "scope": 1},
-        ]
+        start, engine = first * PERIOD_NS + n * every, "autograd::engine::evaluate_function: MulBackward0"
+        rows.append(op(engine, start, every))
+        rows.append(op("MulBackward0", start, every // 2, sequence=since + n, scope=1, forward_thread=1))
     return rows
 
 
@@ -248,17 +229,8 @@ def test_what_modules_run_inside_a_forward_of_the_program_is_not_its_own() -> No
 def own_backward(of_each: int) -> Context:
     """A backward in which an autograd.Function runs operators for 4 of 10 samples."""
     engine = [
-        {
-            "name": name,
-            "start": 5 * PERIOD_NS,
-            "duration": 4 * PERIOD_NS,
-            "thread": 1,
-            **values,
-        }
-        for name, values in (
-            ("autograd::engine::evaluate_function: NormBackward", {}),
-            ("NormBackward", {"scope": 1, "sequence": 0, "forward_thread": 1}),
-        )
+        op("autograd::engine::evaluate_function: NormBackward", 5 * PERIOD_NS, 4 * PERIOD_NS),
+        op("NormBackward", 5 * PERIOD_NS, 4 * PERIOD_NS, scope=1, sequence=0, forward_thread=1),
     ]
     inside = [{**row, "sequence": -1} for row in forward_ops("aten::mul", 5, 9, of_each)]
     return sampled([*[FORWARD] * 5, *[OWN] * 4, ENGINE], ops=[*engine, *inside])
