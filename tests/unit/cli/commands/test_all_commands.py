@@ -336,26 +336,20 @@ def completed(words: str, **environ: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_activity_types_complete_one_after_another() -> None:
-    assert completed("kinetoctl trace --activities kernel,gpu_mem") == [
-        "plain,kernel,gpu_memcpy",
-        "plain,kernel,gpu_memset",
-    ]
-
-
-def test_a_configuration_completes_to_keys_or_files() -> None:
-    assert completed("kinetoctl trace --kineto-config PROFILE_START_T") == ["plain,PROFILE_START_TIME="]
-    assert completed("kinetoctl trace --kineto-config /etc/lib") == ["file,/etc/lib"]
-
-
-def test_the_kinds_of_stacks_complete() -> None:
-    assert completed("kinetoctl trace --with-stack s") == ["plain,sample"]
-
-
-def test_options_of_views_and_their_words_complete() -> None:
-    assert completed("kinetoctl report --view operators --set ") == ["plain,group_by=", "plain,stacks="]
-    assert completed("kinetoctl report --view operators --set group_by=name+") == ["plain,group_by=name+shape"]
-    assert completed("kinetoctl report --view operators --set group_by=name+ --set stacks=") == [""]
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("trace --activities kernel,gpu_mem", ["plain,kernel,gpu_memcpy", "plain,kernel,gpu_memset"]),
+        ("trace --kineto-config PROFILE_START_T", ["plain,PROFILE_START_TIME="]),
+        ("trace --kineto-config /etc/lib", ["file,/etc/lib"]),
+        ("trace --with-stack s", ["plain,sample"]),
+        ("report --view operators --set ", ["plain,group_by=", "plain,stacks="]),
+        ("report --view operators --set group_by=name+", ["plain,group_by=name+shape"]),
+        ("report --view operators --set group_by=name+ --set stacks=", [""]),
+    ],
+)
+def test_values_complete(words: str, offered: list[str]) -> None:
+    assert completed(f"kinetoctl {words}") == offered
 
 
 def test_a_mistyped_command_is_answered_with_those_that_are_like_it(run: Run) -> None:
