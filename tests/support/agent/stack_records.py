@@ -86,4 +86,4 @@ def write_recording(target_dir: Path, source: RawSource) -> None:
         for space, entries in source.strings.items():
             for key, value in entries.items():
                 writer.append_strings(string_entry(key, space, value))
-        writer.finish(metadata={}, record_bytes={}, records=source.records, dropped=0)
+        writer.finish(metadata={}, record_bytes={}, records=source.records, dropped=source.dropped)

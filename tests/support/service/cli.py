@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,9 @@ class Result:
     def json(self) -> Any:
         """Standard output, which must be one JSON value and nothing else."""
         return json.loads(self.stdout)
+
+
+Run = Callable[..., Result]
 
 
 def run_here(capsys: pytest.CaptureFixture[str], address: str, *arguments: str) -> Result:

@@ -306,6 +306,14 @@ def test_only_a_regular_file_is_replaced(tmp_path: Path) -> None:
     assert (target.read_text(), link.is_symlink(), pipe.is_fifo()) == ("mine", True, True)
 
 
+def taken_meanwhile(path: Path) -> tuple[str, list[Path]]:
+    """What is in the file and in its folder after its name was taken during the check."""
+    takes_it = (sys.executable, "-c", f"open({str(path)!r}, 'w').write('mine')")
+    with pytest.raises(NotWritten, match="exists already"):
+        write_text("yours", path, replace=False, command=takes_it)
+    return path.read_text(), list(path.parent.iterdir())
+
+
 def test_a_disk_without_second_names_is_written_to_and_nothing_there_is_overwritten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -317,11 +325,7 @@ def test_a_disk_without_second_names_is_written_to_and_nothing_there_is_overwrit
     write_text("yours", path, replace=False, command=TAKES)
     assert path.read_text() == "yours"
     path.unlink()
-    takes_it = (sys.executable, "-c", f"open({str(path)!r}, 'w').write('mine')")
-    with pytest.raises(NotWritten, match="exists already"):
-        write_text("yours", path, replace=False, command=takes_it)
-    assert path.read_text() == "mine"
-    assert list(tmp_path.iterdir()) == [path]
+    assert taken_meanwhile(path) == ("mine", [path])
 
 
 def test_the_file_is_utf8_whatever_the_locale_is(tmp_path: Path) -> None:
@@ -337,11 +341,7 @@ def test_the_file_is_utf8_whatever_the_locale_is(tmp_path: Path) -> None:
 
 def test_a_name_that_is_taken_during_the_check_is_not_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
-    takes_it = (sys.executable, "-c", f"open({str(path)!r}, 'w').write('mine')")
-    with pytest.raises(NotWritten, match="exists already"):
-        write_text("yours", path, replace=False, command=takes_it)
-    assert path.read_text() == "mine"
-    assert list(tmp_path.iterdir()) == [path]
+    assert taken_meanwhile(path) == ("mine", [path])
 
 
 def test_a_folder_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Values on the command line."""
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,56 +12,42 @@ from support.waiting import scaled, until
 NOW_NS = 1_700_000_000_000_000_000
 
 
-@pytest.mark.parametrize("text", ["0s", "-5s", "0.1ns"])
-def test_a_duration_is_above_zero(text: str) -> None:
-    with pytest.raises(ValueError, match="expected a duration above zero"):
-        value_types.parse_positive_duration_ns(text)
+RANKS, GPUS = r"expected (ranks like|at most 1,000,000 ranks)", r"expected (GPUs like 0,2-3, got|at most 1,024 GPUs)"
+WEEK = r"expected at most 24h, got .*: a longer trace would not fit on a disk"
 
 
-@pytest.mark.parametrize("text", ["7d", "168h", "24.1h"])
-def test_a_duration_of_a_week_is_refused_with_the_reason(text: str) -> None:
-    with pytest.raises(ValueError, match=r"expected at most 24h, got .*: a longer trace would not fit on a disk"):
-        value_types.parse_positive_duration_ns(text)
+@pytest.mark.parametrize(
+    ("parse", "texts", "why"),
+    [
+        (value_types.parse_positive_duration_ns, ["0s", "-5s", "0.1ns"], "expected a duration above zero"),
+        (value_types.parse_positive_duration_ns, ["7d", "168h", "24.1h"], WEEK),
+        (value_types.parse_delay_ns, ["-1s"], "expected a duration of zero or more, got '-1s'"),
+        (value_types.parse_positive_size_bytes, ["big", "0MiB", "-1GiB"], "expected a size"),
+        (
+            value_types.parse_ranks,
+            ["", "a", "1-", "3-1", "-2", "0-9999999", "1,,2", "all"],
+            RANKS,
+        ),  # all: files of a merge
+        (value_types.parse_gpus, ["", "GPU-0", "all", "2-1", "0-1024", "\N{ARABIC-INDIC DIGIT ONE}"], GPUS),
+    ],
+    ids=["durations", "weeks", "delays", "sizes", "ranks", "gpus"],
+)
+def test_other_texts_are_refused_with_the_reason(parse: Callable[[str], object], texts: list[str], why: str) -> None:
+    for text in texts:
+        with pytest.raises(ValueError, match=why):
+            parse(text)
 
 
-def test_a_delay_may_be_zero_but_not_negative() -> None:
+def test_durations_sizes_ranks_and_gpus_are_read() -> None:
     assert value_types.parse_delay_ns("0s") == 0
-    with pytest.raises(ValueError, match="expected a duration of zero or more, got '-1s'"):
-        value_types.parse_delay_ns("-1s")
-
-
-@pytest.mark.parametrize("text", ["big", "0MiB", "-1GiB"])
-def test_a_buffer_limit_is_a_size_above_zero(text: str) -> None:
     assert value_types.parse_positive_size_bytes("256MiB") == 268_435_456
-    with pytest.raises(ValueError, match="expected a size"):
-        value_types.parse_positive_size_bytes(text)
-
-
-def test_ranks_are_numbers_and_ranges() -> None:
     assert value_types.parse_ranks("0, 8-11,9") == (0, 8, 9, 10, 11)
-
-
-@pytest.mark.parametrize("text", ["", "a", "1-", "3-1", "-2", "0-9999999", "1,,2"])
-def test_other_texts_are_no_ranks(text: str) -> None:
-    with pytest.raises(ValueError, match=r"expected (ranks like|at most 1,000,000 ranks)"):
-        value_types.parse_ranks(text)
+    assert value_types.parse_gpus("3,0-1") == (0, 1, 3)
 
 
 def test_the_word_all_means_whatever_rank() -> None:
     assert value_types.parse_ranks_or_all("all") == (-1,)
     assert value_types.parse_ranks_or_all("0,8-9") == (0, 8, 9)
-    with pytest.raises(ValueError, match="expected ranks like 0,8-15, got 'all'"):
-        value_types.parse_ranks("all")  # files of a merge have ranks
-
-
-def test_gpus_are_numbers_and_ranges() -> None:
-    assert value_types.parse_gpus("3,0-1") == (0, 1, 3)
-
-
-@pytest.mark.parametrize("text", ["", "GPU-0", "all", "2-1", "0-1024", "\N{ARABIC-INDIC DIGIT ONE}"])
-def test_other_texts_are_no_gpus(text: str) -> None:
-    with pytest.raises(ValueError, match=r"expected (GPUs like 0,2-3, got|at most 1,024 GPUs)"):
-        value_types.parse_gpus(text)
 
 
 def test_a_container_is_its_id_as_docker_or_kubernetes_shows_it() -> None:

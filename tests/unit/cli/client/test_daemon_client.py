@@ -12,16 +12,10 @@ from kinetoctl import errors
 from kinetoctl.client import daemon_client as client_module
 from kinetoctl.client.daemon_client import Client
 from kinetoctl.exit_codes import ExitCode
-from support.service.fake_profiler import Abort, FakeProfiler, FakeServer, serve
+from support.service.fake_profiler import Abort, FakeServer
 from support.waiting import scaled
 
 SPAN = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-
-
-@pytest.fixture
-def server() -> Iterator[FakeServer]:
-    with serve(FakeProfiler()) as running:
-        yield running
 
 
 @pytest.fixture

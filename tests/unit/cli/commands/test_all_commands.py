@@ -4,7 +4,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -14,27 +13,15 @@ import yaml
 from kineto_protos.v1 import profiler_pb2 as pb
 from support.service import captures
 from support.service.captures import CONTENT
-from support.service.cli import Result, environment, kinetoctl, run_here, run_process
-from support.service.fake_profiler import Abort, FakeProfiler, FakeServer, serve
+from support.service.cli import Run, environment, kinetoctl, run_here, run_process
+from support.service.fake_profiler import Abort, FakeServer
 from support.waiting import scaled
 
-Run = Callable[..., Result]
 # kinetoctl, whose Tab takes its time here.
 PATIENT = (
     "import sys; from kinetoctl.__main__ import main; from kinetoctl.options import completers;"
     "completers.COMPLETION_TIMEOUT_S = float(sys.argv.pop()); sys.exit(main())"
 )
-
-
-@pytest.fixture
-def server() -> Iterator[FakeServer]:
-    with serve(FakeProfiler(content=CONTENT)) as running:
-        yield running
-
-
-@pytest.fixture
-def run(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> Run:
-    return lambda *arguments: run_here(capsys, server.address, *arguments)
 
 
 def finished() -> pb.Capture:
@@ -349,26 +336,20 @@ def completed(words: str, **environ: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_activity_types_complete_one_after_another() -> None:
-    assert completed("kinetoctl trace --activities kernel,gpu_mem") == [
-        "plain,kernel,gpu_memcpy",
-        "plain,kernel,gpu_memset",
-    ]
-
-
-def test_a_configuration_completes_to_keys_or_files() -> None:
-    assert completed("kinetoctl trace --kineto-config PROFILE_START_T") == ["plain,PROFILE_START_TIME="]
-    assert completed("kinetoctl trace --kineto-config /etc/lib") == ["file,/etc/lib"]
-
-
-def test_the_kinds_of_stacks_complete() -> None:
-    assert completed("kinetoctl trace --with-stack s") == ["plain,sample"]
-
-
-def test_options_of_views_and_their_words_complete() -> None:
-    assert completed("kinetoctl report --view operators --set ") == ["plain,group_by=", "plain,stacks="]
-    assert completed("kinetoctl report --view operators --set group_by=name+") == ["plain,group_by=name+shape"]
-    assert completed("kinetoctl report --view operators --set group_by=name+ --set stacks=") == [""]
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("trace --activities kernel,gpu_mem", ["plain,kernel,gpu_memcpy", "plain,kernel,gpu_memset"]),
+        ("trace --kineto-config PROFILE_START_T", ["plain,PROFILE_START_TIME="]),
+        ("trace --kineto-config /etc/lib", ["file,/etc/lib"]),
+        ("trace --with-stack s", ["plain,sample"]),
+        ("report --view operators --set ", ["plain,group_by=", "plain,stacks="]),
+        ("report --view operators --set group_by=name+", ["plain,group_by=name+shape"]),
+        ("report --view operators --set group_by=name+ --set stacks=", [""]),
+    ],
+)
+def test_values_complete(words: str, offered: list[str]) -> None:
+    assert completed(f"kinetoctl {words}") == offered
 
 
 def test_a_mistyped_command_is_answered_with_those_that_are_like_it(run: Run) -> None:

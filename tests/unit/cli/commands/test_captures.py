@@ -1,28 +1,14 @@
 """Pinned, verified, uploaded captures on the command line."""
 
 import json
-from collections.abc import Callable, Iterator
 
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kinetoctl.output.capture_summary import kept_lines
 from kinetoctl.output.listing import where
 from support.service import captures
-from support.service.cli import Result, run_here
-from support.service.fake_profiler import FakeProfiler, FakeServer, serve
-
-Run = Callable[..., Result]
-
-
-@pytest.fixture
-def server() -> Iterator[FakeServer]:
-    with serve(FakeProfiler()) as running:
-        yield running
-
-
-@pytest.fixture
-def run(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> Run:
-    return lambda *arguments: run_here(capsys, server.address, *arguments)
+from support.service.cli import Run
+from support.service.fake_profiler import FakeServer
 
 
 def finished() -> pb.Capture:

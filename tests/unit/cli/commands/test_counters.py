@@ -2,16 +2,15 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
-from support.service.cli import Result, run_here
+from support.service.cli import Result, Run, run_here
 from support.service.fake_profiler import Abort, FakeProfiler, FakeServer, serve
 
-Run = Callable[..., Result]
 DRAM = pb.CounterMetric(name="dram__throughput.avg.pct", label="DRAM", unit="%")
 PCIE = pb.CounterMetric(name="pcie__read_bytes.sum.per_second", label="PCIe read", unit="B/s")
 FMA = pb.LeftOutMetric(name="sm__pipe_fma", why="it needs 2 passes beside the others")

@@ -1,7 +1,6 @@
 """`kinetoctl diff` over small stored traces."""
 
 import xml.etree.ElementTree as Xml
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,11 +9,9 @@ from kineto_trace.analysis.diff.view_differences import Check, CheckOutcome
 from kineto_trace.store.parquet_folder import save_columns
 from kinetoctl.commands.diff import markdown, write_junit
 from kinetoctl.exit_codes import ExitCode
-from support.service.cli import Result, run_here
+from support.service.cli import Run, run_here
 from support.service.stored import store
 from support.trace_files.step_traces import context, noisy, stepped
-
-Run = Callable[..., Result]
 
 
 @pytest.fixture

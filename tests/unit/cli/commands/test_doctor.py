@@ -1,7 +1,6 @@
 """`kinetoctl doctor` against a scripted daemon."""
 
 import re
-from collections.abc import Callable, Iterator
 from io import StringIO
 
 import grpc
@@ -10,21 +9,8 @@ import yaml
 from kineto_protos.v1 import profiler_pb2 as pb
 from kinetoctl.output.diagnosis import print_diagnosis, verdict
 from support.service import captures
-from support.service.cli import Result, run_here
-from support.service.fake_profiler import Abort, FakeProfiler, FakeServer, serve
-
-Run = Callable[..., Result]
-
-
-@pytest.fixture
-def server() -> Iterator[FakeServer]:
-    with serve(FakeProfiler()) as running:
-        yield running
-
-
-@pytest.fixture
-def run(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> Run:
-    return lambda *arguments: run_here(capsys, server.address, *arguments)
+from support.service.cli import Run
+from support.service.fake_profiler import Abort, FakeServer
 
 
 def good() -> pb.Diagnosis:

@@ -1,14 +1,12 @@
 """`kinetoctl export --merge` over ranks with known clocks."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.service.cli import Result, run_here
+from support.service.cli import Run, run_here
 from support.trace_files.merging import document, write_job
 
-Run = Callable[..., Result]
 SKEW_US = (0.0, 1_500.0, -2_750.0)
 
 

@@ -1,6 +1,5 @@
 """`kinetoctl memory` against a scripted daemon: a capture like any other, with a pickle for a file."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -8,15 +7,9 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from support.service import captures
 from support.service.captures import CONTENT
 from support.service.cli import Result, run_here
-from support.service.fake_profiler import FakeProfiler, FakeServer, serve
+from support.service.fake_profiler import FakeServer
 
 NAME = "kineto-gpu-7-4242-c0ffee.memory_snapshot.pickle"
-
-
-@pytest.fixture
-def server() -> Iterator[FakeServer]:
-    with serve(FakeProfiler(content=CONTENT, created=captures.capture())) as running:
-        yield running
 
 
 def snapshot_target() -> pb.Target:

@@ -1,15 +1,13 @@
 """`kinetoctl migrate dynolog`: what is read, what is written, what is said."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import tomllib
 from kinetoctl.commands import migrate
-from support.service.cli import Result, run_here
+from support.service.cli import Run, run_here
 from support.service.daemon import IMPORT_PATH
 
-Run = Callable[..., Result]
 UNIT = """\
 [Unit]
 Description=a monitoring daemon

@@ -3,25 +3,17 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kinetoctl.commands import plugin as plugin_commands
 from kinetoctl.commands.plugin import check_plugin
-from support.service.cli import Result, run_here
+from support.service.cli import Run, run_here
 from support.service.daemon import IMPORT_PATH
-from support.service.fake_profiler import FakeProfiler, FakeServer, serve
+from support.service.fake_profiler import FakeServer
 
-Run = Callable[..., Result]
 FILES = ["README.md", "kinetod_npu/__init__.py", "kinetod_npu/source.py", "pyproject.toml", "tests/test_plugin.py"]
-
-
-@pytest.fixture
-def server() -> Iterator[FakeServer]:
-    with serve(FakeProfiler()) as running:
-        yield running
 
 
 @pytest.fixture

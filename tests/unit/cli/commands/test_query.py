@@ -4,7 +4,6 @@ import csv
 import gzip
 import io
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -12,11 +11,10 @@ import pytest
 from kineto_trace.open.raw_target import load_target
 from kineto_trace.sql import sql_tables
 from kineto_trace.store.parquet_folder import save_columns
-from support.service.cli import Result, run_here
+from support.service.cli import Run, run_here
 from support.service.stored import store
 from support.trace_files.declared import write_target
 
-Run = Callable[..., Result]
 BY_NAME = "SELECT name, count(*) AS calls, sum(duration_ns) AS ns FROM kernel GROUP BY name"
 
 

@@ -14,7 +14,7 @@ from kineto_trace.catalog.view_catalog import VIEWS
 from kineto_trace.store.parquet_folder import save_columns
 from kinetoctl.commands.report import JOB_OVERVIEW, OVERVIEW, PLUGIN_OVERVIEW, TOP_FINDINGS
 from support.service import captures
-from support.service.cli import Result, environment, run_here, run_process
+from support.service.cli import Run, environment, run_here, run_process
 from support.service.fake_profiler import FakeProfiler, FakeServer, serve
 from support.service.stored import store
 from support.targets.memory_snapshots import MIB, snapshot, write_snapshot
@@ -24,17 +24,9 @@ from support.trace_files.uploaded import upload
 from support.waiting import scaled
 
 
-class Run:
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
-        self._capsys = capsys
-
-    def __call__(self, *arguments: str) -> Result:
-        return run_here(self._capsys, "unix:/nowhere.sock", *arguments)
-
-
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    return Run(capsys)
+    return lambda *arguments: run_here(capsys, "unix:/nowhere.sock", *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -383,52 +375,44 @@ def server() -> Iterator[FakeServer]:
         yield running
 
 
-def report(capsys: pytest.CaptureFixture[str], *arguments: str, address: str = "unix:/nowhere.sock") -> Result:
-    return run_here(capsys, address, "report", *arguments)
-
-
-def test_a_snapshot_gives_its_devices_stacks_and_failures(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    result = report(capsys, str(file))
+def test_a_snapshot_gives_its_devices_stacks_and_failures(file: Path, run: Run) -> None:
+    result = run("report", str(file))
     assert (result.code, result.stderr) == (0, "")
     for title in ("snapshot devices\n", "snapshot stacks\n", "snapshot ooms\n", "step (train.py:12)", "45.5%"):
         assert title in result.stdout
     assert "--describe" not in result.stdout
 
 
-def test_without_failures_there_is_no_table_of_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_failures_there_is_no_table_of_them(tmp_path: Path, run: Run) -> None:
     file = write_snapshot(tmp_path / "x.pickle", {"segments": []})
-    assert "ooms" not in report(capsys, str(file)).stdout
+    assert "ooms" not in run("report", str(file)).stdout
 
 
-def test_json_is_exact(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = json.loads(report(capsys, str(file), "-o", "json").stdout)
+def test_json_is_exact(file: Path, run: Run) -> None:
+    found = run("report", str(file), "-o", "json").json()
     assert list(found) == ["snapshot_devices", "snapshot_stacks", "snapshot_ooms"]
     assert found["snapshot_devices"]["rows"][0]["reserved_bytes"] == 22 * MIB
 
 
-def test_views_columns_and_limits_can_be_chosen(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_views_columns_and_limits_can_be_chosen(file: Path, run: Run) -> None:
     chosen = ("--view", "snapshot_blocks", "--columns", "state,block_bytes", "--limit", "2", "-o", "csv")
-    assert (
-        report(capsys, str(file), *chosen).stdout == f"state,block_bytes\nactive,{4 * MIB}\nawaiting free,{2 * MIB}\n"
-    )
+    assert run("report", str(file), *chosen).stdout == f"state,block_bytes\nactive,{4 * MIB}\nawaiting free,{2 * MIB}\n"
 
 
-def test_several_snapshots_are_told_apart(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_snapshots_are_told_apart(file: Path, run: Run) -> None:
     write_snapshot(file.with_name("other.pickle"))
-    result = report(capsys, str(file.parent / "*.pickle"), "-o", "json")
-    rows = json.loads(result.stdout)["snapshot_devices"]["rows"]
+    result = run("report", str(file.parent / "*.pickle"), "-o", "json")
+    rows = result.json()["snapshot_devices"]["rows"]
     assert [row["process"] for row in rows] == ["kineto-gpu7-42-x", "other"]
 
 
-def test_the_snapshot_of_a_capture_is_fetched(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
-    result = report(capsys, "--view", "snapshot_devices", "-o", "json", CAPTURE, address=server.address)
-    assert json.loads(result.stdout)["snapshot_devices"]["rows"][0]["segments"] == 2
+def test_the_snapshot_of_a_capture_is_fetched(server: FakeServer, run: Run) -> None:
+    result = run("report", "--address", server.address, "--view", "snapshot_devices", "-o", "json", CAPTURE)
+    assert result.json()["snapshot_devices"]["rows"][0]["segments"] == 2
 
 
-def test_a_capture_without_a_trace_says_how_to_see_its_snapshot(
-    server: FakeServer, capsys: pytest.CaptureFixture[str]
-) -> None:
-    result = report(capsys, CAPTURE, address=server.address)
+def test_a_capture_without_a_trace_says_how_to_see_its_snapshot(server: FakeServer, run: Run) -> None:
+    result = run("report", "--address", server.address, CAPTURE)
     assert result.code == 3
     assert "has no trace but a memory snapshot: `kinetoctl report --view snapshot_devices" in result.stderr
 
@@ -444,20 +428,20 @@ def test_a_capture_without_a_trace_says_how_to_see_its_snapshot(
     ],
 )
 def test_what_a_snapshot_has_not_is_said(
-    file: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], code: int, said: str
+    file: Path, run: Run, arguments: tuple[str, ...], code: int, said: str
 ) -> None:
-    result = report(capsys, *arguments, str(file))
+    result = run("report", *arguments, str(file))
     assert (result.code, said in result.stderr + result.stdout) == (code, True), result.stderr
 
 
-def test_a_hostile_pickle_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_hostile_pickle_is_refused(tmp_path: Path, run: Run) -> None:
     file = tmp_path / "x.pickle"
     file.write_bytes(pickle.dumps(print, protocol=4))
-    result = report(capsys, str(file))
+    result = run("report", str(file))
     assert result.code == 5
     assert "x.pickle is not plain data: it imports something at byte" in result.stderr
 
 
-def test_a_trace_without_one_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    result = report(capsys, "--view", "snapshot_devices", str(tmp_path))
+def test_a_trace_without_one_is_said(tmp_path: Path, run: Run) -> None:
+    result = run("report", "--view", "snapshot_devices", str(tmp_path))
     assert (result.code, "there is no memory snapshot at" in result.stderr) == (3, True)

@@ -1,7 +1,7 @@
 """`kinetoctl top` against a scripted daemon."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import yaml
@@ -9,10 +9,9 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from kinetoctl.output.top_view import ORDERS, ordered, render
 from rich.console import Console
 from support.service import captures
-from support.service.cli import Result, run_here
+from support.service.cli import Run
 from support.service.fake_profiler import FakeProfiler, FakeServer, serve
 
-Run = Callable[..., Result]
 GIB = 1 << 30
 
 
@@ -20,11 +19,6 @@ GIB = 1 << 30
 def server() -> Iterator[FakeServer]:
     with serve(FakeProfiler(host_samples=[sample(), sample()])) as running:
         yield running
-
-
-@pytest.fixture
-def run(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> Run:
-    return lambda *arguments: run_here(capsys, server.address, *arguments)
 
 
 def gpu(index: int) -> pb.GpuSample:

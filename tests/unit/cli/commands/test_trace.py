@@ -14,17 +14,11 @@ from kinetoctl.errors import CliError
 from support.service import captures
 from support.service.captures import CONTENT
 from support.service.cli import Result, environment, kinetoctl, run_here, run_process
-from support.service.fake_profiler import WAIT_FOR_CANCEL, Abort, FakeProfiler, FakeServer, StreamItem, serve
+from support.service.fake_profiler import WAIT_FOR_CANCEL, Abort, FakeServer, StreamItem
 from support.small_disk import small_disk
 from support.waiting import scaled, scaled_option
 
 NAME = "kineto-gpu-7-4242-c0ffee.json.gz"
-
-
-@pytest.fixture
-def server() -> Iterator[FakeServer]:
-    with serve(FakeProfiler(content=CONTENT, created=captures.capture())) as running:
-        yield running
 
 
 @pytest.fixture
@@ -309,25 +303,28 @@ def test_five_seconds_are_the_default(trace: Trace) -> None:
     assert len(trace.profiler.requests[0].idempotency_key) == 32
 
 
-def test_iterations_take_the_place_of_the_duration(trace: Trace) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--iterations", "20"], pb.CaptureSpec(iterations=pb.IterationWindow(count=20))),
+        (
+            ["--iterations", "20", "--or-duration", "5s"],
+            pb.CaptureSpec(iterations=pb.IterationWindow(count=20), or_duration_ns=5_000_000_000),
+        ),
+        (
+            ["--iterations=20", "--start-iteration=100", "--roundup=50", "--warmup-iterations=2"],
+            pb.CaptureSpec(iterations=pb.IterationWindow(count=20, start=100, roundup=50, warmup=2)),
+        ),
+    ],
+)
+def test_iterations_take_the_place_of_the_duration(
+    trace: Trace, arguments: list[str], expected: pb.CaptureSpec
+) -> None:
     trace.profiler.watches = [[*happy_script()]]
-    trace("--iterations", "20", "--start-iteration", "100", "--roundup", "50", "--warmup-iterations", "2")
-    assert trace.spec().WhichOneof("extent") == "iterations"
-    assert trace.spec().iterations == pb.IterationWindow(count=20, start=100, roundup=50, warmup=2)
-
-
-def test_iterations_or_a_duration(trace: Trace) -> None:
-    trace.profiler.watches = [[*happy_script()]]
-    trace("--iterations", "20", "--or-duration", "5s")
-    assert trace.spec().or_duration_ns == 5_000_000_000
-    assert trace.spec().iterations.count == 20
-
-
-def test_an_absent_start_iteration_stays_absent(trace: Trace) -> None:
-    trace.profiler.watches = [[*happy_script()]]
-    trace("--iterations", "20")
-    assert not trace.spec().iterations.HasField("start")
-    assert not trace.spec().HasField("or_duration_ns")
+    trace(*arguments)
+    expected.selector.pids.append(4242)
+    expected.options.SetInParent()
+    assert trace.spec() == expected
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """The id of a capture where a trace is asked for: its columns in the store, else its fetched files."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -8,11 +8,10 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.formats.trace_export import export_trace
 from kineto_trace.open.trace_opener import open_trace
 from support.service import captures
-from support.service.cli import Result, run_here
+from support.service.cli import Result, Run, run_here
 from support.service.fake_profiler import FakeProfiler, FakeServer, serve
 from support.service.stored import store
 
-Run = Callable[..., Result]
 CAPTURE = "20261120-180200-197-c64e6c"
 ROWS = [{"name": "gemm", "calls": 2}]
 
@@ -32,11 +31,6 @@ def server(content: bytes) -> Iterator[FakeServer]:
         capture.id = CAPTURE
         running.profiler.stored = capture
         yield running
-
-
-@pytest.fixture
-def run(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> Run:
-    return lambda *arguments: run_here(capsys, server.address, *arguments)
 
 
 def kernels(run: Run, *arguments: str) -> Result:

@@ -6,7 +6,6 @@ import pty
 import struct
 import subprocess
 import termios
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,17 +13,11 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from kinetoctl.output.console import _cells, table_lines
 from support.service import captures
 from support.service.cli import environment, kinetoctl
-from support.service.fake_profiler import FakeProfiler, FakeServer, serve
+from support.service.fake_profiler import FakeServer
 from support.service.stored import store
 
 WIDTHS = (60, 80, 120, 200)
 COMMANDS = {"plain": ["python", "train.py", "--config", "x" * 4000], "wide": ["python", "訓練.py", "é" * 4000]}
-
-
-@pytest.fixture
-def server() -> Iterator[FakeServer]:
-    with serve(FakeProfiler()) as running:
-        yield running
 
 
 def in_terminal(width: int, *arguments: str, code: int = 0) -> list[str]:

@@ -57,6 +57,7 @@ def acting(text: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """Of a hostile trace, a plain one and a job."""
     folder = tmp_path_factory.mktemp("web")
     first = write_hostile(folder / "<img src=x onerror=alert(1)>.json")
     second = folder / "plain.json"
@@ -69,12 +70,6 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
         os.utime(path, (CHANGED_S, CHANGED_S))
     with browsing([first, second, job]) as found:
         yield found
-
-
-@pytest.fixture(scope="module")
-def ids(browser: Browser) -> list[str]:
-    """The ids of the hostile trace, the plain one and the job."""
-    return re.findall(r'href="/c/(\w+)"', browser.ask("/").text)
 
 
 @pytest.fixture(scope="module")

@@ -2,12 +2,25 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kineto_trace.analysis.memory_views import memory_curve, memory_events, memory_peak, memory_statistics
+from kineto_trace.analysis.memory_views import (
+    NO_ADDRESSES,
+    NO_RESERVED,
+    memory_curve,
+    memory_events,
+    memory_fragmentation,
+    memory_holders,
+    memory_peak,
+    memory_peak_blocks,
+    memory_snapshot,
+    memory_statistics,
+)
 from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import Trace
 from kineto_trace.structure.allocations import largest_triangles
-from kineto_trace.view_api.view import Compat
+from kineto_trace.view_api.result import Result
+from kineto_trace.view_api.view import Compat, View
+from support.trace_files.chrome_files import event, load_events
 from support.trace_files.traces import START_NS, trace
 
 Row = dict[str, Any]
@@ -205,3 +218,126 @@ def test_what_an_operator_inside_one_of_its_name_allocated_counts_once() -> None
     nested = [op(0, 100, "aten::sum", 1), op(10, 50, "aten::sum", 2)]
     (row,) = memory_statistics(Context(made([record(15, 100, A, 160)], nested))).rows()
     assert (row["size_increase_bytes"], row["allocation_count"], row["self_allocation_bytes"]) == (100, 1, 100)
+
+
+# ------------------------------------------------------------ who holds the memory, and when
+
+
+FRAMES = [
+    {"start": 0, "duration": 500_000, "name": "train.py(8): main", "thread": 1},
+    {"start": 150_000, "duration": 200_000, "name": "train.py(30): step", "thread": 1},
+]
+HELD = [  # 50 bytes are from before the recording
+    record(10_000, 100, A, 150, total_reserved=200),
+    record(210_000, 30, B, 180, total_reserved=300),
+    record(410_000, -100, A, 80, total_reserved=300),
+]
+
+
+def held(records: list[Row] = HELD) -> Context:
+    ops = [op(0, 100_000, "aten::linear", 1), op(200_000, 100_000, "aten::relu", 2)]
+    return Context(trace({"cpu_op": ops, "cpu_instant_event": records, "python_function": FRAMES}))
+
+
+@pytest.mark.parametrize("view", [memory_holders, memory_peak_blocks, memory_snapshot, memory_fragmentation])
+def test_without_allocations_nobody_holds_anything(view: View) -> None:
+    found = view(held([]))
+    assert (len(found), found.notes) == (0, ("the trace has no allocations: record with profile_memory=True",))
+
+
+def test_each_operator_holds_its_blocks_from_their_allocation_to_their_release() -> None:
+    rows = memory_holders(held(), points=3).rows()
+    assert [(row["operator"], row["time_ns"] - START_NS, row["held_bytes"]) for row in rows] == [
+        ("aten::linear", 10_000, 100),
+        ("aten::linear", 210_000, 100),
+        ("aten::linear", 410_000, 0),
+        ("aten::relu", 10_000, 0),
+        ("aten::relu", 210_000, 30),
+        ("aten::relu", 410_000, 30),
+    ]
+
+
+def test_operators_beyond_the_limit_share_a_row() -> None:
+    rows = memory_holders(held(), points=2, operators=1).rows()
+    assert [(row["operator"], row["held_bytes"]) for row in rows] == [
+        ("aten::linear", 100), ("aten::linear", 0), ("other operators", 0), ("other operators", 30),
+    ]  # fmt: skip
+
+
+def test_blocks_at_the_peak_have_the_stack_of_their_operator() -> None:
+    rows = memory_peak_blocks(held()).rows()
+    assert [(row["operator"], row["held_bytes"], row["blocks"], row["call_stack"]) for row in rows] == [
+        ("aten::linear", 100, 1, "train.py(8): main"),
+        ("aten::relu", 30, 1, "train.py(30): step;train.py(8): main"),
+    ]
+    assert rows[0]["time_ns"] == START_NS + 210_000
+
+
+def test_a_curve_needs_two_moments() -> None:
+    with pytest.raises(ViewError, match="points=1"):
+        memory_holders(held(), points=1)
+
+
+@pytest.mark.parametrize("view", [memory_holders, memory_peak, memory_peak_blocks])
+def test_allocations_without_addresses_are_told(view: View) -> None:
+    old = {"ph": "i", "name": "[memory]", "cat": "cpu_instant_event", "pid": 1, "tid": 1, "ts": 10, "s": "t"}
+    events = [
+        event("cpu_op", "aten::empty", 5, 20),
+        *(
+            {**old, "ts": ts, "args": {"Device Type": 0, "Device Id": -1, "Bytes": size}}
+            for ts, size in ((10, 512), (30, -512))
+        ),
+    ]
+    assert NO_ADDRESSES in view(Context(load_events(*events))).notes
+
+
+def shown(found: Result, *names: str) -> list[tuple[Any, ...]]:
+    return [tuple(row[name] for name in names) for row in found.rows()]
+
+
+def test_without_a_moment_the_blocks_of_the_peak_are_shown_with_age_and_stack() -> None:
+    found = memory_snapshot(held())
+    assert shown(found, "operator", "size_bytes", "blocks", "address", "age_us", "call_stack") == [
+        ("aten::linear", 100, 1, A, 200, "train.py(8): main"),
+        ("aten::relu", 30, 1, B, 0, "train.py(30): step;train.py(8): main"),
+        (None, 50, None, None, None, None),
+    ]
+    assert {(row["time_ns"] - START_NS, row["allocated_bytes"]) for row in found.rows()} == {(210_000, 180)}
+
+
+@pytest.mark.parametrize(
+    ("at", "expected"),
+    [
+        (5_000, [(None, 50)]),
+        (10_000, [("aten::linear", 100), (None, 50)]),
+        (410_000, [("aten::relu", 30), (None, 50)]),
+        (900_000, [("aten::relu", 30), (None, 50)]),
+    ],
+)
+def test_a_moment_has_the_blocks_that_were_held_then(at: int, expected: list[tuple[Any, ...]]) -> None:
+    found = memory_snapshot(held(), at_ns=START_NS + at)
+    assert shown(found, "operator", "size_bytes") == expected
+    assert {row["time_ns"] for row in found.rows()} == {START_NS + at}
+    assert sum(row["size_bytes"] for row in found.rows()) == found.rows()[0]["allocated_bytes"]
+
+
+def test_smaller_blocks_share_a_row() -> None:
+    found = memory_snapshot(held(), top=1)
+    assert shown(found, "size_bytes", "blocks") == [(100, 1), (30, 1), (50, None)]
+    with pytest.raises(ViewError, match="top=0 shows no block"):
+        memory_snapshot(held(), top=0)
+
+
+def test_fragmentation_is_what_is_reserved_and_not_allocated() -> None:
+    (row,) = memory_fragmentation(held()).rows()
+    assert (row["peak_bytes"], row["peak_ns"] - START_NS) == (180, 210_000)
+    assert (row["reserved_bytes"], row["unused_bytes"], row["unused_pct"]) == (300, 120, 40)
+    assert row["mean_unused_pct"] == pytest.approx((25 + 40) / 2)
+    assert (row["most_unused_bytes"], row["most_unused_ns"] - START_NS) == (220, 410_000)
+
+
+def test_a_device_whose_reserved_bytes_are_unknown_has_its_peak_alone() -> None:
+    unknown = record(10_000, 100, A, 150, total_reserved=-1, device=1)
+    found = memory_fragmentation(held([*HELD, unknown]))
+    assert shown(found, "device", "peak_bytes", "unused_bytes") == [("GPU0", 180, 120), ("GPU1", 150, None)]
+    assert found.notes == (f"GPU1: {NO_RESERVED}",)

@@ -264,18 +264,11 @@ def test_several_gpus_are_not_run_again() -> None:
     assert program.context().get(step_replay) is None
 
 
-def test_a_trace_without_calls_is_not_run_again() -> None:
+def test_traces_without_calls_or_work_or_anything_are_not_run_again() -> None:
     program = waiting()
     del program.rows["cuda_runtime"]
-    assert program.context().get(step_replay) is None
-
-
-def test_a_trace_without_work_is_not_run_again() -> None:
-    assert Program(now=1000).context().get(step_replay) is None
-
-
-def test_a_trace_that_is_empty_is_not_run_again() -> None:
-    assert Context(trace({}, length_ns=0)).get(step_replay) is None
+    for context in (program.context(), Program(now=1000).context(), Context(trace({}, length_ns=0))):
+        assert context.get(step_replay) is None
 
 
 def test_work_without_a_launch_takes_its_time_again() -> None:
@@ -589,10 +582,21 @@ def chosen(found: FunctionSlots, node: int) -> list[tuple[int, int]]:
     return list(zip(part.start.tolist(), part.end.tolist(), strict=True))
 
 
-def test_a_slot_without_a_sample_is_like_the_nearest_one_that_has_some() -> None:
-    found = slots([1, 5], [0, 1])
-    assert chosen(found, 0) == [(0, 3)]
-    assert chosen(found, 1) == [(3, 8)]  # of two that are as near the later one
+@pytest.mark.parametrize(
+    ("places", "nodes", "of_nodes"),
+    [
+        ([1, 5], [0, 1], [[(0, 3)], [(3, 8)]]),  # of two that are as near the later one
+        ([3, 3, 3, 6], [0, 0, 1, 2], [[(0, 5)], [], [(5, 8)]]),
+        ([3, 3], [0, 1], [[], []]),
+        ([], [], [[]]),
+    ],
+    ids=["the nearest that has samples", "the majority", "half is no majority", "without samples nobody"],
+)
+def test_a_slot_belongs_to_most_of_its_samples_or_of_those_of_the_nearest_one(
+    places: list[int], nodes: list[int], of_nodes: list[list[tuple[int, int]]]
+) -> None:
+    found = slots(places, nodes)
+    assert [chosen(found, node) for node in range(len(of_nodes))] == of_nodes
 
 
 def test_operators_of_one_name_in_a_row_go_together() -> None:
@@ -607,20 +611,6 @@ def test_a_function_does_not_reach_into_an_optimizers_step() -> None:
     ops = [operator("a", 0, 0.2), operator("b", 0.6, 0.7), operator("c", 0.9, 1.1)]
     context = sampled([CROP, MAIN, MAIN], ops=ops, annotations=[step])
     assert of_function(context, CROP[-1]) == [pytest.approx((0, 0.7))]
-
-
-def test_the_majority_of_the_samples_of_a_slot_decides() -> None:
-    found = slots([3, 3, 3, 6], [0, 0, 1, 2])
-    assert (chosen(found, 0), chosen(found, 1), chosen(found, 2)) == ([(0, 5)], [], [(5, 8)])
-
-
-def test_half_of_the_samples_of_a_slot_are_no_majority() -> None:
-    found = slots([3, 3], [0, 1])
-    assert (chosen(found, 0), chosen(found, 1)) == ([], [])
-
-
-def test_slots_without_any_sample_belong_to_nobody() -> None:
-    assert chosen(slots([], []), 0) == []
 
 
 def test_there_may_be_no_slots() -> None:

@@ -1,4 +1,5 @@
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -175,3 +176,21 @@ def test_overlapping_events_of_a_track_get_lanes_of_their_own() -> None:
 def test_a_missing_library_says_how_to_build_it(tmp_path: Path) -> None:
     with pytest.raises(CodecError, match=r"build_hook\.py"):
         codec.load(tmp_path / "none.so")
+
+
+SERVICE = Path(__file__).parents[4] / "daemon"
+LIBRARY = SERVICE / "kineto_trace" / "_native" / "libkineto_codec.so"
+
+
+@pytest.mark.parametrize("path", sorted((SERVICE / "native").rglob("*.c")), ids=lambda path: path.name)
+def test_a_c_file_says_which_threads_run_it_and_where_it_blocks(path: Path) -> None:
+    comment = path.read_text().split("*/")[0]
+    assert comment.startswith("/*") and "\n * Threads: " in comment and "\n * Blocks: " in comment
+
+
+def test_what_is_exported_has_one_prefix() -> None:
+    listing = subprocess.run(
+        ["nm", "-D", "--defined-only", str(LIBRARY)], capture_output=True, text=True, check=True
+    ).stdout
+    names = [line.split()[-1] for line in listing.splitlines()]
+    assert names and all(name.startswith("kc_") for name in names)

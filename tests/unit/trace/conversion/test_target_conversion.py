@@ -8,32 +8,33 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kineto_agent.protocol.records import SPACE_PYTHON_CODE, SPACE_STACK_NODE, SPACE_THREAD_NAME, STACK_SAMPLE
 from kineto_trace.arrays.intervals import covered
 from kineto_trace.conversion.target_conversion import convert_target, launch_warnings, summarize
 from kineto_trace.conversion.worker_job import answer
 from kineto_trace.errors import FormatError, SpoolError, UnknownVersionError
 from kineto_trace.model.target_info import TargetInfo
 from kineto_trace.spool.kineto_file import OnDemandRequest, kineto_file
-from kineto_trace.spool.raw_records import RawWriter
 from kineto_trace.store.output_formats import SUFFIXES
 from kineto_trace.store.parquet_folder import load_columns
+from support.agent.stack_records import UNKNOWN, Sample, write_recording
+from support.agent.stack_records import recording as recording_of
 from support.counters.trace_samples import sample
 from support.peers.on_demand_kineto import trace_text
 from support.small_disk import fill, small_disk
-from support.trace_files.h200 import make_spool, recording, string_entry
+from support.trace_files.h200 import make_spool, recording
 from support.trace_files.traces import START_NS, trace
 
 
 def add_stacks(target_dir: Path, samples: list[tuple[int, int, int]], format: str = "python_stacks/1") -> None:
-    directory = target_dir / "raw" / "python_stacks"
-    with RawWriter(directory, source="python_stacks", format=format, metadata={"hz": 100}) as writer:
-        data = b"".join(STACK_SAMPLE.pack(time, thread, node, 0, 0) for time, thread, node in samples)
-        writer.append_buffer(data, sequence=0, records=len(samples))
-        writer.append_strings(string_entry(1, SPACE_PYTHON_CODE, b"train.py\x0012\x00main"))
-        writer.append_strings(string_entry(1, SPACE_STACK_NODE, struct.pack("<II", 0, 1)))
-        writer.append_strings(string_entry(9, SPACE_THREAD_NAME, b"loader"))
-        writer.finish(metadata={}, record_bytes={}, records=len(samples), dropped=4)
+    source = recording_of(
+        [Sample(*sample, state=UNKNOWN) for sample in samples],
+        codes={1: b"train.py\x0012\x00main"},
+        nodes={1: struct.pack("<II", 0, 1)},
+        threads={9: b"loader"},
+        format=format,
+        dropped=4,
+    )
+    write_recording(target_dir, source)
 
 
 def test_writes_the_wanted_files_and_the_columns(tmp_path: Path) -> None:

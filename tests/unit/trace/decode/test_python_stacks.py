@@ -1,7 +1,10 @@
 """What samples of format 2 say beside the slices: lines, states, threads; and what broken ones may not do."""
 
 import struct
+import time
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,10 +24,10 @@ from kineto_agent.protocol.records import (
     WAIT_SLEEP,
 )
 from kineto_trace.decode import python_stacks
-from kineto_trace.decode.decoded import Decoded
+from kineto_trace.decode.decoded import Decoded, DecodeWindow
 from kineto_trace.model.line_counts import WAITS, LineCount, format_lines, parse_lines
-from kineto_trace.model.trace import StringTable
-from kineto_trace.spool.raw_records import Chunk
+from kineto_trace.model.trace import NO_ROW, StringTable
+from kineto_trace.spool.raw_records import Chunk, RawSource
 from support.agent.stack_records import (
     HAS_GIL,
     IDLE,
@@ -218,3 +221,125 @@ def test_no_records_whatever_break_the_decoder(
         more_bytes % 24 > 0
     )
     assert (result.tables["python_function"]["duration"] >= 0).all()
+
+
+# ------------------------------------------------------------ slices, of samples of format 1
+
+# main, main > run, main > load, main > run > load
+OLD_CODES = {1: b"a.py\x001\x00main", 2: b"a.py\x005\x00Step.run", 3: b"b.py\x009\x00load"}
+OLD_NODES = {1: (0, 1), 2: (1, 2), 3: (1, 3), 4: (2, 3)}
+
+
+def source(
+    samples: list[tuple[int, int, int]], nodes: dict[int, tuple[int, int]] = OLD_NODES, **changes: Any
+) -> RawSource:
+    """samples: (tick, thread, node)."""
+    return recording(
+        [Sample(tick * PERIOD_NS, thread, number, state=UNKNOWN) for tick, thread, number in samples],
+        codes=OLD_CODES,
+        nodes={number: struct.pack("<II", *parent_and_code) for number, parent_and_code in nodes.items()},
+        **{"format": "python_stacks/1", **changes},
+    )
+
+
+def slices(samples: list[tuple[int, int, int]]) -> list[tuple[str, int, int, int, int]]:
+    """(function, thread, start tick, duration in ticks, parent row)."""
+    strings = StringTable()
+    table = python_stacks.decode(source(samples), strings).tables["python_function"]
+    times = ((table[name] // PERIOD_NS).tolist() for name in ("start", "duration"))
+    names = [strings.strings[number] for number in table["name"].tolist()]
+    return list(zip(names, table["thread"].tolist(), *times, table["parent"].tolist(), strict=True))
+
+
+def test_samples_that_share_a_prefix_become_one_slice() -> None:
+    assert slices([(1, 7, 1), (2, 7, 2), (3, 7, 2), (4, 7, 3), (5, 7, 1)]) == [
+        ("a.py(1): main", 7, 1, 5, NO_ROW),
+        ("a.py(5): Step.run", 7, 2, 2, 0),
+        ("b.py(9): load", 7, 4, 1, 0),
+    ]
+
+
+def test_the_same_function_under_another_caller_is_another_slice() -> None:
+    assert slices([(1, 7, 3), (2, 7, 4)]) == [
+        ("a.py(1): main", 7, 1, 2, NO_ROW),
+        ("b.py(9): load", 7, 1, 1, 0),
+        ("a.py(5): Step.run", 7, 2, 1, 0),
+        ("b.py(9): load", 7, 2, 1, 2),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ticks", "others", "spans"),
+    [
+        ([1, 2], [1, 2], [(1, 2)]),
+        ([1, 4], [1, 2, 3, 4], [(1, 1), (4, 1)]),
+        ([1, 3], [1, 2, 3], [(1, 3)]),
+        ([1, 50], [], [(1, 50)]),
+        ([1], [1, 9], [(1, 2)]),
+    ],
+    ids=["apart", "missed two ticks", "missed one", "a gap that nobody saw", "vanished: two periods at most"],
+)
+def test_a_slice_lasts_until_its_thread_misses_two_ticks_that_others_were_seen_at(
+    ticks: list[int], others: list[int], spans: list[tuple[int, int]]
+) -> None:
+    found = slices([(tick, 8, 1) for tick in ticks] + [(tick, 7, 1) for tick in others])
+    assert [row for row in found if row[1] == 8] == [("a.py(1): main", 8, *span, NO_ROW) for span in spans]
+
+
+def test_counts_samples_in_all_and_innermost() -> None:
+    table = python_stacks.decode(source([(1, 7, 1), (2, 7, 2), (3, 7, 2)]), StringTable()).tables["python_function"]
+    assert table["samples"].tolist() == [3, 2]
+    assert table["self_samples"].tolist() == [1, 2]
+    assert table["depth"].tolist() == [0, 1]
+
+
+def test_samples_outside_the_window_are_counted() -> None:
+    samples = source([(1, 7, 1), (2, 7, 1), (3, 7, 1), (4, 7, 1)])
+    result = python_stacks.decode(samples, StringTable(), DecodeWindow(2 * PERIOD_NS, 4 * PERIOD_NS))
+    assert (result.records, result.out_of_window, result.tables["python_function"]["samples"].tolist()) == (4, 2, [2])
+    assert (result.sample_period_ns, result.threads) == (PERIOD_NS, {7: "MainThread"})
+
+
+def test_samples_of_unknown_stacks_and_cut_ones_are_counted() -> None:
+    samples = source([(1, 7, 1), (2, 7, 99)])
+    chunk = samples.chunks[0]
+    torn = source(
+        [(1, 7, 1), (2, 7, 99), (3, 7, 1)], chunks=(Chunk(sequence=0, records=3, offset=0, size=chunk.size + 5),)
+    )
+    assert python_stacks.decode(samples, StringTable()).undecoded == 1
+    assert python_stacks.decode(torn, StringTable()).undecoded == 2
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        {1: (1, 1)},
+        {1: (2, 1), 2: (1, 1)},
+        {1: (0, 77)},
+        {number: (number - 1, 1) for number in range(1, 3000)},
+    ],
+)
+def test_impossible_tries_are_not_believed(nodes: dict[int, tuple[int, int]]) -> None:
+    result: Decoded = python_stacks.decode(source([(1, 7, max(nodes))], nodes), StringTable())
+    assert (len(result.tables["python_function"]), result.undecoded) == (0, 1)
+
+
+def test_no_samples_give_no_slices() -> None:
+    assert len(python_stacks.decode(source([]), StringTable()).tables["python_function"]) == 0
+
+
+def test_children_lie_in_their_parents_for_many_samples_quickly() -> None:
+    random = np.random.default_rng(3)
+    nodes = {number: (int(random.integers(max(0, number - 9), number)), number % 3 + 1) for number in range(1, 300)}
+    walk = np.clip(np.cumsum(random.integers(-1, 2, 100_000)) % 299 + 1, 1, 299)
+    samples = source([(row // 4, row % 4, int(node)) for row, node in enumerate(walk)], nodes)
+    begin = time.process_time()
+    table = python_stacks.decode(samples, StringTable()).tables["python_function"]
+    assert time.process_time() - begin < 3  # 0.5 s on an idle machine
+    nested = table["parent"] != NO_ROW
+    parents = table.take(table["parent"][nested])
+    assert (parents["start"] <= table["start"][nested]).all()
+    assert (parents.end() >= table.end()[nested]).all()
+    assert (parents["depth"] == table["depth"][nested] - 1).all()
+    assert (parents["thread"] == table["thread"][nested]).all()
+    assert table["self_samples"].sum() == 100_000

@@ -1,6 +1,8 @@
 """Activity types of a vendor's own, from raw records through every format: columns, SQL, Chrome, Perfetto, merges."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,6 +52,16 @@ def stored(trace: Trace, folder: Path) -> Trace:
     return load_columns(folder)
 
 
+@contextmanager
+def edited(trace: Trace, folder: Path) -> Iterator[dict[str, Any]]:
+    """The description of the stored trace, which is written back as it is left."""
+    save_columns(trace, folder)
+    path = folder / "trace.json"
+    values = json.loads(path.read_text())
+    yield values
+    path.write_text(json.dumps(values))
+
+
 # ------------------------------------------------------------ columns
 
 
@@ -85,33 +97,24 @@ def test_the_file_of_an_own_table_speaks_for_itself(trace: Trace, tmp_path: Path
     ],
 )
 def test_a_damaged_declaration_is_refused(trace: Trace, tmp_path: Path, change: dict[str, Any] | None) -> None:
-    save_columns(trace, tmp_path / "columns")
-    path = tmp_path / "columns" / "trace.json"
-    values = json.loads(path.read_text())
-    entry = values["tables"]["npu_wait"]
-    entry["declared"] = None if change is None else {**entry["declared"], **change}
-    path.write_text(json.dumps(values))
+    with edited(trace, tmp_path / "columns") as values:
+        entry = values["tables"]["npu_wait"]
+        entry["declared"] = None if change is None else {**entry["declared"], **change}
     with pytest.raises(SpoolError, match=r"cannot read the stored trace"):
         load_columns(tmp_path / "columns")
 
 
 @pytest.mark.parametrize("name", ["strings", "../x_y", "kernel", "Npu_x"])
 def test_a_table_cannot_take_another_files_place(trace: Trace, tmp_path: Path, name: str) -> None:
-    save_columns(trace, tmp_path / "columns")
-    path = tmp_path / "columns" / "trace.json"
-    values = json.loads(path.read_text())
-    values["tables"][name] = values["tables"].pop("npu_wait")
-    path.write_text(json.dumps(values))
+    with edited(trace, tmp_path / "columns") as values:
+        values["tables"][name] = values["tables"].pop("npu_wait")
     with pytest.raises(SpoolError, match=r"cannot read the stored trace"):
         load_columns(tmp_path / "columns")
 
 
 def test_categories_of_a_stored_trace_are_checked(trace: Trace, tmp_path: Path) -> None:
-    save_columns(trace, tmp_path / "columns")
-    path = tmp_path / "columns" / "trace.json"
-    values = json.loads(path.read_text())
-    values["categories"] = {"cuda_runtime": 'x","name":"y'}
-    path.write_text(json.dumps(values))
+    with edited(trace, tmp_path / "columns") as values:
+        values["categories"] = {"cuda_runtime": 'x","name":"y'}
     with pytest.raises(SpoolError, match=r"categories has an invalid value"):
         load_columns(tmp_path / "columns")
 
@@ -174,22 +177,8 @@ def test_sql_over_traces_that_declare_a_table_differently_has_the_columns_of_the
 
 
 def test_columns_of_vendors_mean_what_is_declared_whatever_they_are_called(tmp_path: Path) -> None:
-    names = (
-        "id",
-        "op",
-        "parent",
-        "line",
-        "phase",
-        "category",
-        "queued",
-        "queued_ns",
-        "priority",
-        "bytes",
-        "place",
-    )
-    wait, fields = NPU.records[2], {}
-    for number, name in enumerate(names):
-        fields[name] = ("I", 56 + 4 * number)
+    names = ["id", "op", "parent", "line", "phase", "category", "queued", "queued_ns", "priority", "bytes", "place"]
+    wait, fields = NPU.records[2], {name: ("I", 56 + 4 * number) for number, name in enumerate(names)}
     schema = NPU._replace(
         types={"npu_wait": Activity(tuple(Col(name, "f64", "a number") for name in names), "device", "Waits.")},
         records={2: wait._replace(size=104, fields={"start": ("Q", 8), "end": ("Q", 16), **fields}, constants={})},

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from kineto_trace.model.activity_tables import NO_PRIORITY
@@ -48,46 +49,32 @@ def test_times_are_unix_ns_and_names_are_texts(one: Database) -> None:
     assert row == {"name": "gemm", "start_ns": START_NS + 100, "duration_ns": 50, "end_ns": START_NS + 150}
 
 
-def test_special_numbers_are_null(one: Database) -> None:
-    assert one.query("SELECT priority, queued_ns, graph_id FROM kernel ORDER BY start_ns").rows() == [
-        {"priority": -5, "queued_ns": None, "graph_id": None},
-        {"priority": None, "queued_ns": None, "graph_id": None},
-    ]
-
-
-def test_gpu_rows_know_their_operator_and_launch(one: Database) -> None:
-    assert one.query(
-        f"SELECT name, op, op_id, launch_ns - {START_NS} AS launch FROM kernel ORDER BY start_ns"
-    ).rows() == [
-        {"name": "gemm", "op": "aten::addmm", "op_id": 2, "launch": 20},
-        {"name": "relu", "op": None, "op_id": None, "launch": 70},
-    ]
-
-
-def test_operators_know_their_place_in_the_tree(one: Database) -> None:
-    assert one.query("SELECT id, parent_id, depth, self_ns FROM cpu_op ORDER BY id").rows() == [
-        {"id": 1, "parent_id": None, "depth": 0, "self_ns": 25},
-        {"id": 2, "parent_id": 1, "depth": 1, "self_ns": 15},
-    ]
-
-
-def test_events_are_the_rows_of_all_kinds(one: Database) -> None:
-    assert one.query(
-        "SELECT kind, count(*) AS n, sum(duration_ns) AS ns FROM events GROUP BY kind ORDER BY kind"
-    ).rows() == [
-        {"kind": "cpu_op", "n": 2, "ns": 55},
-        {"kind": "cuda_runtime", "n": 2, "ns": 10},
-        {"kind": "kernel", "n": 2, "ns": 55},
-        {"kind": "overhead", "n": 1, "ns": 2},
-    ]
-
-
-def test_events_have_null_where_a_column_does_not_apply(one: Database) -> None:
-    rows = one.query(
-        "SELECT kind, thread, stream FROM events WHERE kind IN ('cpu_op', 'kernel') ORDER BY start_ns"
-    ).rows()
-    assert rows[0] == {"kind": "cpu_op", "thread": 1, "stream": None}
-    assert rows[-1] == {"kind": "kernel", "thread": None, "stream": 13}
+@pytest.mark.parametrize(
+    ("sql", "rows"),
+    [
+        (
+            "SELECT priority, queued_ns, graph_id FROM kernel ORDER BY start_ns",
+            [(-5, None, None), (None, None, None)],
+        ),
+        (
+            f"SELECT name, op, op_id, launch_ns - {START_NS} FROM kernel ORDER BY start_ns",
+            [("gemm", "aten::addmm", 2, 20), ("relu", None, None, 70)],
+        ),
+        ("SELECT id, parent_id, depth, self_ns FROM cpu_op ORDER BY id", [(1, None, 0, 25), (2, 1, 1, 15)]),
+        (
+            "SELECT kind, count(*), sum(duration_ns) FROM events GROUP BY kind ORDER BY kind",
+            [("cpu_op", 2, 55), ("cuda_runtime", 2, 10), ("kernel", 2, 55), ("overhead", 1, 2)],
+        ),
+        (
+            "SELECT DISTINCT kind, thread, stream FROM events WHERE kind IN ('cpu_op', 'kernel') ORDER BY kind",
+            [("cpu_op", 1, None), ("kernel", None, 13)],
+        ),
+    ],
+    ids=["special numbers are null", "operator and launch of GPU rows", "place of operators in the tree",
+         "events are the rows of all kinds", "null where a column does not apply"],
+)  # fmt: skip
+def test_rows_have_what_belongs_to_them(one: Database, sql: str, rows: list[tuple[Any, ...]]) -> None:
+    assert [tuple(row.values()) for row in one.query(sql).rows()] == rows
 
 
 def test_several_traces_are_under_each_other_with_rank_and_name(two: Database) -> None:
@@ -183,25 +170,10 @@ def test_names_that_are_no_valid_text_can_be_read(from_file: Database) -> None:
 def test_counters_have_texts_and_units_and_are_no_events(ways: tuple[str, ...]) -> None:
     measured = trace({**ROWS, "counter": [sample(0, 100, 12.5), sample(100, 300, NAN, device=1, unit="")]})
     with Database([SqlSource("a.json", Context(through(measured, ways)))]) as database:
-        assert database.query(
-            "SELECT name, device, metric, unit, value, duration_ns FROM counter ORDER BY start_ns"
-        ).rows() == [
-            {
-                "name": "DRAM",
-                "device": 0,
-                "metric": "dram__throughput.avg",
-                "unit": "%",
-                "value": 12.5,
-                "duration_ns": 100,
-            },
-            {
-                "name": "DRAM",
-                "device": 1,
-                "metric": "dram__throughput.avg",
-                "unit": None,
-                "value": None,
-                "duration_ns": 200,
-            },
+        found = database.query("SELECT name, device, metric, unit, value, duration_ns FROM counter ORDER BY start_ns")
+        assert [tuple(row.values()) for row in found.rows()] == [
+            ("DRAM", 0, "dram__throughput.avg", "%", 12.5, 100),
+            ("DRAM", 1, "dram__throughput.avg", None, None, 200),
         ]
         assert database.query("SELECT count(*) AS n FROM events WHERE kind = 'counter'").rows() == [{"n": 0}]
         (row,) = database.query("SELECT activities FROM traces").rows()

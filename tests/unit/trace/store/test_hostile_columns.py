@@ -77,28 +77,27 @@ def test_a_column_has_a_type_of_numbers(folder: Path, text: str) -> None:
         read_all(folder)
 
 
+def replace_column(folder: Path, name: str, values: pa.Array) -> None:
+    path = folder / "kernel.parquet"
+    table = pq.read_table(path).slice(0, len(values))
+    pq.write_table(table.set_column(table.schema.get_field_index(name), name, values), path)
+    describe(folder, lambda document: document["tables"]["kernel"].update(bytes=path.stat().st_size))
+
+
 @pytest.mark.parametrize(
     "values",
     [pa.array([None, 3]), pa.array([[1], [2]]), pa.array([1.5, float("nan")]), pa.array(["x", "y"]),
      pa.array([b"x", b"y"]), pa.array([{"a": 1}, {"a": 2}]), pa.array([1, 2], pa.timestamp("ns")), pa.array([1])],
 )  # fmt: skip
 def test_a_column_of_something_else_is_a_spool_error(folder: Path, values: pa.Array) -> None:
-    path = folder / "kernel.parquet"
-    table = pq.read_table(path)
-    place = table.schema.get_field_index("start")
-    pq.write_table(table.slice(0, len(values)).set_column(place, "start", values), path)
-    describe(folder, lambda document: document["tables"]["kernel"].update(bytes=path.stat().st_size))
+    replace_column(folder, "start", values)
     with pytest.raises(SpoolError):
         read_all(folder)
 
 
 @pytest.mark.parametrize("number", [99, -2, 1 << 30])
 def test_a_number_of_a_string_that_is_not_there_is_a_spool_error(folder: Path, number: int) -> None:
-    path = folder / "kernel.parquet"
-    table = pq.read_table(path)
-    place = table.schema.get_field_index("name")
-    pq.write_table(table.set_column(place, "name", pa.array(np.array([0, number], np.int32))), path)
-    describe(folder, lambda document: document["tables"]["kernel"].update(bytes=path.stat().st_size))
+    replace_column(folder, "name", pa.array(np.array([0, number], np.int32)))
     with pytest.raises(SpoolError, match="refers to strings that do not exist"):
         read_all(folder)
 

@@ -2,9 +2,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kineto_trace.model.context import Context
 from kineto_trace.model.trace import StringTable, Table, make_table
-from kineto_trace.structure.fwd_bwd import ForwardBackward, forward_backward, with_evaluated_sequences
+from kineto_trace.structure.fwd_bwd import (
+    NO_THREAD,
+    ForwardBackward,
+    forward_backward,
+    training_thread,
+    with_evaluated_sequences,
+)
 from support.trace_files.op_tables import table
+from support.trace_files.traces import trace
 
 FORWARD: dict[str, int] = {"torch_thread": 1}
 BACKWARD: dict[str, int] = {"torch_thread": 2, "thread": 2, "scope": 1, "forward_thread": 1}
@@ -19,32 +27,28 @@ def pairs(ops: Table) -> list[tuple[int, int]]:
     return list(zip(forward.tolist(), backward.tolist(), strict=True))
 
 
-def test_a_backward_op_belongs_to_the_last_forward_op_to_start_with_its_number() -> None:
-    ops = table(
-        "cpu_op", op(FORWARD, 0, 100, 5), op(FORWARD, 10, 20, 5), op(FORWARD, 12, 15, 6), op(BACKWARD, 200, 210, 5)
-    )
-    assert pairs(ops) == [(1, 3)]
-
-
-def test_a_number_gives_one_link() -> None:
-    ops = table("cpu_op", op(FORWARD, 0, 10, 5), op(BACKWARD, 200, 260, 5), op(BACKWARD, 210, 220, 5))
-    assert pairs(ops) == [(0, 2)]
-
-
-def test_a_number_that_is_used_again_gives_another_link() -> None:
-    ops = table(
-        "cpu_op", op(FORWARD, 0, 10, 5), op(BACKWARD, 20, 30, 5), op(FORWARD, 40, 50, 5), op(BACKWARD, 60, 70, 5)
-    )
-    assert pairs(ops) == [(0, 1), (2, 3)]
-
-
-def test_a_backward_op_before_its_forward_op_has_no_link() -> None:
-    assert pairs(table("cpu_op", op(BACKWARD, 0, 10, 5), op(FORWARD, 20, 30, 5))) == []
-
-
-def test_numbers_belong_to_threads() -> None:
-    ops = table("cpu_op", op(FORWARD, 0, 10, 5), op(FORWARD, 5, 15, 5, torch_thread=3), op(BACKWARD, 20, 30, 5))
-    assert pairs(ops) == [(0, 2)]
+@pytest.mark.parametrize(
+    ("ops", "links"),
+    [
+        ([op(FORWARD, 0, 100, 5), op(FORWARD, 10, 20, 5), op(FORWARD, 12, 15, 6), op(BACKWARD, 200, 210, 5)], [(1, 3)]),
+        ([op(FORWARD, 0, 10, 5), op(BACKWARD, 200, 260, 5), op(BACKWARD, 210, 220, 5)], [(0, 2)]),
+        (
+            [op(FORWARD, 0, 10, 5), op(BACKWARD, 20, 30, 5), op(FORWARD, 40, 50, 5), op(BACKWARD, 60, 70, 5)],
+            [(0, 1), (2, 3)],
+        ),
+        ([op(BACKWARD, 0, 10, 5), op(FORWARD, 20, 30, 5)], []),
+        ([op(FORWARD, 0, 10, 5), op(FORWARD, 5, 15, 5, torch_thread=3), op(BACKWARD, 20, 30, 5)], [(0, 2)]),
+        (
+            [op(FORWARD, 0, 10, 1), op(FORWARD, 10, 20, 2), op(BACKWARD, 50, 60, 1), op(BACKWARD, 30, 40, 2)],
+            [(1, 3), (0, 2)],  # in the order in which backward ops end
+        ),
+    ],
+    ids=["last to start", "one link for a number", "number used again", "backward first", "other thread", "order"],
+)
+def test_a_backward_op_belongs_to_the_last_forward_op_of_its_thread_to_start_with_its_number(
+    ops: list[dict[str, int]], links: list[tuple[int, int]]
+) -> None:
+    assert pairs(table("cpu_op", *ops)) == links
 
 
 def test_ops_without_number_or_thread_have_no_links() -> None:
@@ -58,13 +62,6 @@ def test_ops_without_number_or_thread_have_no_links() -> None:
     assert pairs(ops) == []
     assert [len(column) for column in forward_backward({})] == [0, 0]
     assert [len(column) for column in forward_backward({"cpu_op": table("cpu_op")})] == [0, 0]
-
-
-def test_links_are_in_the_order_in_which_backward_ops_end() -> None:
-    ops = table(
-        "cpu_op", op(FORWARD, 0, 10, 1), op(FORWARD, 10, 20, 2), op(BACKWARD, 50, 60, 1), op(BACKWARD, 30, 40, 2)
-    )
-    assert pairs(ops) == [(1, 3), (0, 2)]
 
 
 def plain(ops: Table) -> list[tuple[int, int]]:
@@ -126,3 +123,70 @@ def test_evaluate_function_ops_take_the_number_of_the_backward_op_inside() -> No
 def test_the_pair_is_a_plain_tuple() -> None:
     forward, backward = ForwardBackward(np.array([1]), np.array([2]))
     assert (forward[0], backward[0]) == (1, 2)
+
+
+US = 1000
+
+
+def row(name: str, start: int, end: int, thread: int, **more: Any) -> dict[str, Any]:
+    return {"name": name, "start": start * US, "duration": (end - start) * US, "thread": thread, "finished": 1, **more}
+
+
+def of(**tables: list[dict[str, Any]]) -> int:
+    return Context(trace(tables)).get(training_thread)
+
+
+def step(number: int, thread: int, **more: Any) -> dict[str, Any]:
+    return row(f"ProfilerStep#{number}", 100 * number, 100 * number + 90, thread, **more)
+
+
+STEPS = [step(1, 7), step(2, 7), step(3, 8)]
+OPERATORS = [row("aten::mm", 0, 40, 5), *[row("aten::add", at, at + 1, 6) for at in range(50, 60)]]
+AUTOGRAD = [
+    row("autograd::engine::evaluate_function: MmBackward0", 0, 80, 9),
+    row("MmBackward0", 1, 79, 9, forward_thread=1),
+]
+LAUNCHES = [row("cudaLaunchKernel", 10 * number, 10 * number + 1, 4, correlation=number) for number in (1, 2, 3)]
+KERNELS = [row("k", 10 * number + 2, 10 * number + 4, 0, correlation=number, device=0) for number in (1, 2, 3)]
+PYTHON = [row("a.py(1): f", 0, 100, 2, parent=-1), row("a.py(2): g", 0, 100, 3, parent=-1)]
+
+
+def test_the_thread_of_most_steps_trains_whatever_other_threads_compute() -> None:
+    assert of(user_annotation=STEPS, cpu_op=OPERATORS, python_function=PYTHON) == 7
+
+
+def test_steps_that_were_recorded_as_a_whole_come_first() -> None:
+    cut = [step(1, 8, finished=0), step(2, 8, finished=0), step(3, 7)]
+    assert of(user_annotation=cut) == 7
+    assert of(user_annotation=cut[:2]) == 8
+
+
+def test_without_steps_the_thread_with_most_time_in_operators_trains() -> None:
+    assert of(cpu_op=OPERATORS, cuda_runtime=LAUNCHES, kernel=KERNELS, python_function=PYTHON) == 5
+
+
+def test_a_thread_of_autograd_does_not_train() -> None:
+    assert of(cpu_op=OPERATORS + AUTOGRAD) == 5
+
+
+def test_without_operators_the_thread_that_launches_most_trains() -> None:
+    other = row("cudaLaunchKernel", 60, 61, 3, correlation=9)
+    kernel = row("k", 62, 70, 0, correlation=9, device=0)
+    assert of(cuda_runtime=[other, *LAUNCHES], kernel=[kernel, *KERNELS], python_function=PYTHON) == 4
+
+
+def test_with_python_alone_the_thread_that_was_busy_trains() -> None:
+    sampled = [
+        row("a.py(1): f", 0, 100, 2, samples=10, self_samples=10, idle=9),
+        row("a.py(2): g", 0, 100, 3, samples=4, self_samples=4),
+    ]
+    assert of(python_function=sampled) == 3
+
+
+def test_of_recorded_calls_only_the_outermost_count() -> None:
+    inner = [row("a.py(3): h", 0, 60, 3), row("a.py(4): i", 0, 60, 3)]
+    assert of(python_function=[row("a.py(1): f", 0, 100, 2), row("a.py(2): g", 0, 60, 3), *inner]) == 2
+
+
+def test_a_trace_without_threads_has_none() -> None:
+    assert of() == NO_THREAD

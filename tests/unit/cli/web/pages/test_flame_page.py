@@ -14,6 +14,7 @@ from support.web.hostile_trace import ATTACKS, write_hostile
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """Of a plain trace, a slower one, the hostile one and a job."""
     folder = tmp_path_factory.mktemp("flame")
     plain, slower, job = folder / "plain.json", folder / "slower.json", folder / "job"
     plain.write_text(synthetic.text(12_000))
@@ -27,12 +28,6 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
         (job / f"rank{rank}.json").write_text(synthetic.text(2_000, rank=rank))
     with browsing([plain, slower, write_hostile(folder / "hostile.json"), job]) as found:
         yield found
-
-
-@pytest.fixture(scope="module")
-def ids(browser: Browser) -> list[str]:
-    """Of the plain trace, the slower one, the hostile one and the job."""
-    return re.findall(r'href="/c/(\w+)"', browser.ask("/").text)
 
 
 def values(browser: Browser, address: str) -> Any:

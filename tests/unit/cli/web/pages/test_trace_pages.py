@@ -50,6 +50,7 @@ def of(rank: int) -> TargetInfo:
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """Of a job, a bare trace, the hostile one, the job's baseline, and one with samples of a GPU's counters."""
     folder = tmp_path_factory.mktemp("pages")
     for rank in range(2):
         save_columns(trace(of_rank(rank), target=of(rank)), folder / "job" / f"rank{rank}.kineto")
@@ -64,12 +65,6 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     paths = [folder / "job", folder / "bare.kineto", hostile, folder / "before", folder / "sampled.kineto"]
     with browsing(paths) as found:
         yield found
-
-
-@pytest.fixture(scope="module")
-def ids(browser: Browser) -> list[str]:
-    """Of the job, the bare trace, the hostile one, the job's baseline, and one with samples of a GPU's counters."""
-    return re.findall(r'href="/c/(\w+)"', browser.ask("/").text)
 
 
 def test_the_page_of_a_capture_leads_to_the_pages_of_its_parts(browser: Browser, ids: list[str]) -> None:

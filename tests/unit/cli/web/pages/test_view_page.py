@@ -14,6 +14,7 @@ from support.web.model_traces import LAYERS, model_trace, write_lightning
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """Of the model, the trace of Lightning, the model's baseline and a trace of one kernel."""
     folder = tmp_path_factory.mktemp("views")
     for name in ("model", "before"):
         save_columns(model_trace(), folder / f"{name}.kineto")
@@ -21,12 +22,6 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     lightning = write_lightning(folder / "lightning.json")
     with browsing([folder / "model.kineto", lightning, folder / "before.kineto", folder / "bare.kineto"]) as found:
         yield found
-
-
-@pytest.fixture(scope="module")
-def ids(browser: Browser) -> list[str]:
-    """Of the model, the trace of Lightning, the model's baseline and a trace of one kernel."""
-    return re.findall(r'href="/c/(\w+)"', browser.ask("/").text)
 
 
 def options(page: str, name: str) -> list[str]:

@@ -12,6 +12,7 @@ from support.web.browsing import Browser, browsing
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """Of a job and its baseline."""
     folder = tmp_path_factory.mktemp("tree")
     job = folder / "job"
     job.mkdir()
@@ -20,12 +21,6 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     (folder / "before.json").write_text(synthetic.text(8_000))
     with browsing([job, folder / "before.json"]) as found:
         yield found
-
-
-@pytest.fixture(scope="module")
-def ids(browser: Browser) -> list[str]:
-    """Of the job and its baseline."""
-    return re.findall(r'href="/c/(\w+)"', browser.ask("/").text)
 
 
 def test_a_row_leads_into_its_node_and_back(browser: Browser, ids: list[str]) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from kineto_trace.analysis.distributed.distributed_views import stragglers
-from kineto_trace.analysis.distributed.rank_views import rank_table, rank_waits, step_spread
+from kineto_trace.analysis.distributed.rank_views import rank_step_table, rank_table, rank_waits, step_spread
 from kineto_trace.catalog.view_runner import run_views
 from kineto_trace.collectives.rank_matching import NO_COLLECTIVES
 from kineto_trace.open.trace_discovery import find_traces
@@ -261,3 +261,25 @@ def test_a_rank_whose_complete_steps_have_no_collective_has_no_waits() -> None:
     found = over(rank_table, [*quiet, *late], [*quiet, event("user_annotation", "gloo:all_reduce", 5_200, 400, tid=2)])
     assert waiting(found) == [(0, 4, None, None), (1, 4, None, None)]
     assert "rank 0 is in no collective of several ranks in its complete steps, so its waiting is unknown" in found.notes
+
+
+@pytest.fixture(scope="module")
+def four_ranks() -> list[list[Event]]:
+    return events_of(Job(ranks=4, steps=3, late={1: 300.0}))
+
+
+def test_each_step_of_each_rank_has_its_time_and_its_waiting(four_ranks: list[list[Event]]) -> None:
+    rows = over(rank_step_table, *four_ranks).rows()
+    assert [(row["rank"], row["step"]) for row in rows] == [
+        (rank, str(step)) for rank in range(4) for step in sorted({int(row["step"]) for row in rows})
+    ]
+    assert len(rows) == 12
+    assert {row["rank"] for row in rows if row["waiting_us"] > 200} == {0, 2, 3}
+
+
+def test_the_steps_of_a_rank_add_up_to_what_the_view_of_ranks_says(four_ranks: list[list[Event]]) -> None:
+    rows = over(rank_step_table, *four_ranks).rows()
+    for rank in over(rank_table, *four_ranks).rows():
+        own = [row for row in rows if row["rank"] == rank["rank"]]
+        assert sum(row["step_us"] for row in own) / len(own) == pytest.approx(rank["step_us"])
+        assert sum(row["waiting_us"] for row in own) / len(own) == pytest.approx(rank["waiting_us"])

@@ -6,15 +6,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kineto_trace.analysis.findings.finding_views import findings_view
+from kineto_trace.analysis.finding import Finding
+from kineto_trace.analysis.findings import finding_views
+from kineto_trace.analysis.findings.finding_views import findings, findings_view
 from kineto_trace.decode.python_stacks import Samples, Trie, slices
 from kineto_trace.model.context import Context
 from kineto_trace.model.line_counts import STATES
 from kineto_trace.model.trace import NO_STRING, StringTable, Trace
+from support.trace_files.sampled_stacks import MAIN, THREAD, stack_rows
+from support.trace_files.simulated.host_and_gpu import US, Program
 from support.trace_files.simulated.training_job import ddp, fsdp, host_bound, simulate
 from support.trace_files.traces import START_NS, table, target, trace
 
-US, MS = 1000, 1_000_000
+MS = 1_000_000
 Row = dict[str, Any]
 GUESSES = ("unknown_idle", "queued", "kernel_gaps")
 HOPPER = {"id": 0, "name": "H", "computeMajor": 9, "computeMinor": 0}
@@ -498,3 +502,81 @@ def test_samples_that_are_rarer_than_the_gaps_tell_how_long_each_function_held_t
     assert augmenting["title"].startswith("The GPU waits for the host in augment (train.py:")
     assert blocked["saving_us"] / steps == pytest.approx(4100, rel=0.15)
     assert augmenting["saving_us"] / steps == pytest.approx(1900, rel=0.3)
+
+
+COMPILES = Finding(
+    name="recompilation", title="compiles", saving_ns=900 * US, advice="", evidence="", where="main (/job/train.py:10)"
+)
+
+
+@pytest.mark.parametrize(
+    ("idle_ns", "told"),
+    [
+        (1_200 * US, [("recompilation", 1_200 * US)]),
+        (700 * US, [("recompilation", 900 * US)]),
+        (1_400 * US, [("host_python", 1_400 * US), ("recompilation", 900 * US)]),
+    ],
+)
+def test_idle_time_in_a_function_that_compiles_is_told_once_unless_it_is_much_longer(
+    idle_ns: int, told: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Program()
+    made.host(4_000 * US)
+    made.launch(100 * US)
+    made.wait()
+    made.rows["python_function"] = stack_rows([MAIN], thread=THREAD)
+    idle = Finding(name="host_python", title="runs Python", saving_ns=idle_ns, advice="", evidence="", frame=1)
+    monkeypatch.setattr(finding_views, "FINDERS", (lambda _context: iter([COMPILES, idle]),))
+    found = findings(made.context()).findings
+    assert [(finding.name, finding.saving_ns) for finding in found] == told
+
+
+SLICE_US = 2400
+
+
+def ran(
+    extra_us: Sequence[float],
+    *,
+    names: int = 4,
+    gap_us: Sequence[float] = (),
+    prefix: str = "kernel",
+    larger: bool = False,
+) -> list[Finding]:
+    """Kernels of 100 us, launched long ahead, every fifth one with the next of extra_us; some after the next gap_us.
+
+    larger: those with extra time have a larger grid.
+    """
+    kernels: list[Row] = []
+    at, gaps, extra = 0.0, list(gap_us), list(extra_us)
+    for number in range(max(5 * len(extra_us), 100)):
+        if gaps and number % 5 == 2:
+            at += gaps.pop()
+        length = 100 + (extra.pop() if extra and number % 5 == 0 else 0)
+        grid = 2 if larger and length > 100 else 1
+        kernels.append(row(f"{prefix}_{number % names}", at, at + length, correlation=number + 1, grid_x=grid))
+        at += length
+    made = Context(trace({"kernel": kernels, "cuda_runtime": launched(*kernels)}, length_ns=int(at * US)))
+    return [finding for finding in findings(made).findings if finding.name == "gpu_shared"]
+
+
+def test_slices_that_are_missing_in_kernels_and_between_them_are_another_program() -> None:
+    (finding,) = ran([SLICE_US + number for number in range(20)], gap_us=[SLICE_US] * 6)
+    assert finding.title == "Another program takes turns with this one on the GPU"
+    assert finding.saving_ns == pytest.approx(26 * SLICE_US * US, rel=0.01)
+    assert finding.evidence.startswith("26 slices of 2.41 ms")
+
+
+@pytest.mark.parametrize(
+    ("extra_us", "others"),
+    [
+        ([600 + 300 * number for number in range(20)], {}),
+        ([SLICE_US] * 5, {}),
+        ([SLICE_US] * 20, {"names": 2}),
+        ([SLICE_US] * 20, {"larger": True}),
+        ([SLICE_US] * 20, {"prefix": "nvjet_gemm"}),
+        ([], {}),
+    ],
+    ids=["different times", "few", "two kinds in two sizes", "larger grids", "products of any size", "one length"],
+)
+def test_kernels_that_may_have_more_to_do_prove_no_other_program(extra_us: list[float], others: dict[str, Any]) -> None:
+    assert ran(extra_us, **others) == []

@@ -77,14 +77,18 @@ def trained(extra: str, kernel: str, stack: Sequence[str] = VALIDATE, loop: Sequ
             moment = at + number + 0.1
             launches.append(span("cudaLaunchKernel", moment, moment + 0.1, thread=thread, correlation=correlation))
             done.append(span(name, at + number + 1, at + number + 2, correlation=correlation))
+    return context_of(samples, ops, launches, done)
+
+
+def context_of(samples: Sequence[Sample], ops: Sequence[Row], launches: Sequence[Row], done: Sequence[Row]) -> Context:
+    """A trace that ends a period after its samples."""
     rows = {
         "python_function": stack_rows(samples),
         "cpu_op": [{"finished": 1, "inputs": -1, "id": 100 + n, **row} for n, row in enumerate(ops)],
         "cuda_runtime": launches,
         "kernel": done,
     }
-    length = (4 * 5 + 1) * PERIOD_NS
-    window = {"window_start_ns": START_NS - 1, "window_end_ns": START_NS + length}
+    window = {"window_start_ns": START_NS - 1, "window_end_ns": START_NS + (len(samples) + 1) * PERIOD_NS}
     return Context(trace(rows, sample_period_ns=PERIOD_NS, target=target(), **window))
 
 
@@ -114,16 +118,7 @@ def test_a_sample_in_the_backward_trains_also_where_an_operator_without_a_backwa
             moment = at + place - 0.9
             launches.append(span("cudaLaunchKernel", moment, moment + 0.1, thread=1, correlation=correlation))
             done.append(span(GEMM, at + place, at + place + 1, correlation=correlation))
-    rows = {
-        "python_function": stack_rows(samples),
-        "cpu_op": [{"finished": 1, "inputs": -1, "id": 100 + n, **row} for n, row in enumerate(ops)],
-        "cuda_runtime": launches,
-        "kernel": done,
-    }
-    length = (8 * 5 + 1) * PERIOD_NS
-    window = {"window_start_ns": START_NS - 1, "window_end_ns": START_NS + length}
-    context = Context(trace(rows, sample_period_ns=PERIOD_NS, target=target(), **window))
-    assert models_without_backward(context) == ()
+    assert models_without_backward(context_of(samples, ops, launches, done)) == ()
 
 
 def test_an_evaluation_inside_the_loop_of_a_framework_is_told_by_its_function() -> None:

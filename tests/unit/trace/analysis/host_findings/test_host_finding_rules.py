@@ -6,7 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 from kineto_trace.analysis.finding import Finding
-from kineto_trace.analysis.host_findings.host_finding_rules import forward_copies, layouts, loading, number_types
+from kineto_trace.analysis.host_findings.host_finding_rules import (
+    called_directly,
+    forward_copies,
+    layouts,
+    loading,
+    number_types,
+    small_operators,
+)
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import Table
 from support.trace_files.sampled_stacks import (
@@ -26,26 +33,16 @@ CAST = (*MAIN, MODULE, "/job/net.py(5): Block.cast")
 ENGINE = (*MAIN, BACKWARD, TORCH + "autograd/graph.py(9): _engine_run_backward")
 
 
+def op(name: str, start: int, duration: int, **more: int) -> dict[str, Any]:
+    return {"name": name, "start": start, "duration": duration, "thread": 1, **more}
+
+
 def copying(name: str, samples: int, after: int = 10 * PERIOD_NS) -> Context:
     """A function that runs this operator for so many of 100 samples, and its backward for the time `after`."""
-    common: dict[str, Any] = {"thread": 1, "sequence": 1}
     made = [
-        {**common, "name": name, "start": 0, "duration": samples * PERIOD_NS, "torch_thread": 1},
-        {
-            **common,
-            "name": "autograd::engine::evaluate_function: ToCopyBackward0",
-            "start": 50 * PERIOD_NS,
-            "duration": after,
-            "sequence": -1,
-        },
-        {
-            **common,
-            "name": "ToCopyBackward0",
-            "start": 50 * PERIOD_NS,
-            "duration": PERIOD_NS,
-            "scope": 1,
-            "forward_thread": 1,
-        },
+        op(name, 0, samples * PERIOD_NS, sequence=1, torch_thread=1),
+        op("autograd::engine::evaluate_function: ToCopyBackward0", 50 * PERIOD_NS, after),
+        op("ToCopyBackward0", 50 * PERIOD_NS, PERIOD_NS, sequence=1, scope=1, forward_thread=1),
     ]
     engine = after // PERIOD_NS
     stacks = [*[CAST] * samples, *[FORWARD] * (50 - samples), *[ENGINE] * engine, *[FORWARD] * (50 - engine)]
@@ -96,22 +93,24 @@ def test_operators_in_float64_are_found() -> None:
     assert (finding.title, finding.saving_ns) == ("Operators compute in float64 (double)", 25 * PERIOD_NS)
 
 
-def test_operators_in_float32_are_no_finding() -> None:
-    assert list(number_types(with_inputs("aten::addmm", '"Input type": ["float", "float"]'))) == []
-
-
 def test_convolutions_on_contiguous_channels_are_found() -> None:
     context = with_inputs("aten::mkldnn_convolution", '"Input Strides": [[3072, 1024, 32, 1], []]')
     (finding,) = layouts(context)
     assert (finding.name, finding.saving_ns) == ("not_channels_last", 15 * PERIOD_NS)
 
 
-def test_convolutions_on_channels_last_are_no_finding() -> None:
-    assert list(layouts(with_inputs("aten::mkldnn_convolution", '"Input Strides": [[3072, 1, 96, 3], []]'))) == []
-
-
-def test_operators_without_convolutions_are_no_finding() -> None:
-    assert list(layouts(with_inputs("aten::add", '"Input Strides": [[3072, 1024, 32, 1], []]'))) == []
+@pytest.mark.parametrize(
+    ("name", "inputs"),
+    [
+        ("aten::addmm", '"Input type": ["float", "float"]'),
+        ("aten::mkldnn_convolution", '"Input Strides": [[3072, 1, 96, 3], []]'),
+        ("aten::add", '"Input Strides": [[3072, 1024, 32, 1], []]'),
+    ],
+    ids=["float32", "channels last", "no convolution"],
+)
+def test_operators_with_the_right_types_and_layouts_are_no_finding(name: str, inputs: str) -> None:
+    context = with_inputs(name, inputs)
+    assert [*number_types(context), *layouts(context)] == []
 
 
 def test_without_inputs_nothing_is_said() -> None:
@@ -159,3 +158,98 @@ def test_workers_that_start_in_several_steps_are_found_with_the_wait_for_their_f
 def test_workers_that_start_once_are_the_programs_start() -> None:
     context = sampled([*[STARTING] * 10, *TRAINING * 10], steps=7)
     assert [finding.name for finding in loading(context)] == ["loading_in_the_step"]
+
+
+LOSS = (*MAIN, "/job/train.py(20): penalty")
+BLOCK = (*MAIN, MODULE, "/job/net.py(5): Block.forward")
+OWN = (*ENGINE, TORCH + "autograd/function.py(3): BackwardCFunction.apply", "/job/net.py(9): Norm.backward")
+
+
+def forward_ops(name: str, first: int, last: int, count: int, since: int = 0) -> list[dict[str, Any]]:
+    """So many operators, one after the other, from one sample to another, numbered as nodes of the graph."""
+    every = (last - first) * PERIOD_NS // count
+    return [
+        op(name, first * PERIOD_NS + n * every, every - 1_000, torch_thread=1, sequence=since + n) for n in range(count)
+    ]
+
+
+def backward_ops(first: int, last: int, count: int, since: int = 0) -> list[dict[str, Any]]:
+    """Their backward: the engine's operator for each node, twice as long as the node's own."""
+    every = (last - first) * PERIOD_NS // count
+    rows = []
+    for n in range(count):
+        start, engine = first * PERIOD_NS + n * every, "autograd::engine::evaluate_function: MulBackward0"
+        rows.append(op(engine, start, every))
+        rows.append(op("MulBackward0", start, every // 2, sequence=since + n, scope=1, forward_thread=1))
+    return rows
+
+
+def test_the_backward_has_the_time_of_the_engine_around_its_nodes_and_between_them() -> None:
+    made = [*forward_ops("aten::mul", 0, 3, 1_000), *backward_ops(3, 8, 1_000)]
+    (finding,) = small_operators(sampled([*[LOSS] * 3, *[ENGINE] * 10, *[FORWARD] * 87], ops=made))
+    assert finding.title == "penalty (train.py:20) computes in 1,000 small operators a step"
+    assert round(finding.saving_ns / PERIOD_NS, 1) == round(0.8 * (3 + 5 + 5), 1)
+
+
+def test_operators_belong_to_the_function_in_which_samples_saw_their_name() -> None:
+    late = [{**row, "start": row["start"] + PERIOD_NS // 2} for row in forward_ops("aten::rsub", 2, 5, 1_000, since=4)]
+    made = [*forward_ops("aten::gelu", 0, 2, 4), *late]  # the sample at 2 sees none of them, the slice has some
+    nodes = backward_ops(8, 9, 1_004)
+    context = sampled([*[BLOCK] * 3, *[LOSS] * 3, *[FORWARD] * 2, *[ENGINE] * 2], ops=[*made, *nodes])
+    caller = called_directly(context)[1]
+    names = [context.trace.strings[name] for name in caller.tolist()]
+    assert (names.count(LOSS[-1]), names.count(BLOCK[-1])) == (1_000, 4)
+
+
+def test_operators_too_short_for_samples_belong_to_the_function_that_has_those_around_them() -> None:
+    late = [{**row, "start": row["start"] + PERIOD_NS // 2} for row in forward_ops("aten::rsub", 2, 5, 1_000, since=4)]
+    short = [
+        {**row, "name": "aten::select", "start": row["start"] + row["duration"], "duration": 500, "sequence": 1_004 + n}
+        for n, row in enumerate(late)
+    ]
+    made = [*forward_ops("aten::gelu", 0, 2, 4), *late, *short]
+    nodes = backward_ops(8, 9, 2_004)
+    context = sampled([*[BLOCK] * 3, *[LOSS] * 3, *[FORWARD] * 2, *[ENGINE] * 2], ops=[*made, *nodes])
+    rows, caller = called_directly(context)
+    names = [context.trace.strings[name] for name in context.trace.table("cpu_op")["name"][rows].tolist()]
+    of_short = [
+        context.trace.strings[number] for name, number in zip(names, caller, strict=True) if name == short[0]["name"]
+    ]
+    assert (of_short.count(LOSS[-1]), len(of_short)) == (1_000, 1_000)
+
+
+def test_what_modules_run_inside_a_forward_of_the_program_is_not_its_own() -> None:
+    layer = (*BLOCK, MODULE, TORCH + "nn/modules/transformer.py(900): TransformerEncoderLayer.forward")
+    made = [*forward_ops("aten::mul", 0, 4, 1_000), *backward_ops(5, 9, 1_000)]
+    context = sampled([*[layer] * 4, BLOCK, *[ENGINE] * 5], ops=made)
+    assert len(called_directly(context)[0]) == 0
+    assert list(small_operators(context)) == []
+
+
+def own_backward(of_each: int) -> Context:
+    """A backward in which an autograd.Function runs operators for 4 of 10 samples."""
+    engine = [
+        op("autograd::engine::evaluate_function: NormBackward", 5 * PERIOD_NS, 4 * PERIOD_NS),
+        op("NormBackward", 5 * PERIOD_NS, 4 * PERIOD_NS, scope=1, sequence=0, forward_thread=1),
+    ]
+    inside = [{**row, "sequence": -1} for row in forward_ops("aten::mul", 5, 9, of_each)]
+    return sampled([*[FORWARD] * 5, *[OWN] * 4, ENGINE], ops=[*engine, *inside])
+
+
+def test_a_loop_in_the_backward_of_an_own_function_is_found() -> None:
+    (finding,) = small_operators(own_backward(2_000))
+    assert finding.title == "Norm.backward (net.py:9) computes in 2,000 small operators a step, inside the backward"
+    assert round(finding.saving_ns / PERIOD_NS, 1) == round(0.8 * 4, 1)
+
+
+def test_few_large_operators_in_the_backward_of_an_own_function_are_no_loop() -> None:
+    assert list(small_operators(own_backward(300))) == []
+
+
+def test_an_operator_is_small_by_the_time_that_it_has_a_processor() -> None:
+    use = {"thread": 1, "samples": 100, "python": 100, "running": 100, "waiting": 0, "idle": 0, "has_gil": 100}
+    made = [*forward_ops("aten::mul", 0, 30, 1_000), *backward_ops(30, 40, 1_000)]
+    samples = [*[LOSS] * 30, *[ENGINE] * 10, *[FORWARD] * 60]
+    assert list(small_operators(sampled(samples, ops=made))) == []
+    busy = sampled(samples, ops=made, thread_use=[{**use, "cpu_ns": 10 * PERIOD_NS}])
+    assert [finding.where for finding in small_operators(busy)] == ["penalty (/job/train.py:20)"]

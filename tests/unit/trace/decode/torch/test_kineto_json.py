@@ -4,6 +4,7 @@ from decimal import Decimal
 from typing import Any
 
 import numpy as np
+import pytest
 from kineto_trace.decode.decoded import Decoded
 from kineto_trace.decode.torch import kineto_json, kineto_text
 from kineto_trace.decode.torch.kineto_json import flops, nanoseconds
@@ -16,10 +17,14 @@ OP_ARGS = '"External id": 6,"Sequence number": 7, "Fwd thread id": 0, "Record fu
 
 
 def row(cat: str, name: str, ts: str, dur: str, args: str, tid: int = 42) -> str:
+    return with_args(cat, name, ts, dur, f"{{\n      {args}\n    }}", tid=tid)
+
+
+def with_args(cat: str, name: str, ts: str, dur: str, args: str, pid: int = 41, tid: int = 42) -> str:
     """As Kineto writes it, byte for byte."""
     return (
-        f'  {{\n    "ph": "X",\n    "cat": "{cat}",\n    "name": "{name}",\n    "pid": 41,\n    "tid": {tid},\n'
-        f'    "ts": {ts},\n    "dur": {dur}\n    ,\n    "args": {{\n      {args}\n    }}\n  }}'
+        f'  {{\n    "ph": "X",\n    "cat": "{cat}",\n    "name": "{name}",\n    "pid": {pid},\n    "tid": {tid},\n'
+        f'    "ts": {ts},\n    "dur": {dur}\n    ,\n    "args": {args}\n  }}'
     )
 
 
@@ -31,8 +36,11 @@ def arrow(ph: str, number: int, tid: int, ts: str) -> str:
     )
 
 
-def document(*rows: str) -> bytes:
-    head = f'\x1e\n{{\n    "schemaVersion": 1,\n    "baseTimeNanoseconds": {BASE},\n    "traceEvents": [\n    \n'
+def document(*rows: str, devices: str = "[]") -> bytes:
+    head = (
+        f'\x1e\n{{\n    "schemaVersion": 1,\n    "deviceProperties": {devices},\n    "baseTimeNanoseconds": {BASE},\n'
+    )
+    head += '    "traceEvents": [\n    \n'
     return (head + ",\n".join(rows) + '\n  ],"traceName": "/tmp/x/torch.json" }').encode()
 
 
@@ -251,3 +259,86 @@ def test_flops_of_a_convolution_and_of_what_is_not_known() -> None:
     assert flops("aten::conv2d", f"{dims}, {concrete}") == 2 * 2 * 8 * 8 * 9 * 3 * 4
     assert flops("aten::relu", f"{dims}, {concrete}") == 0
     assert flops("aten::mm", '"Input Dims": [[2]], "Concrete Inputs": []') == 0
+
+
+# ------------------------------------------------------------ rows of devices
+
+
+def device_row(cat: str, name: str, ts: float, args: Any, **place: int) -> str:
+    """Of 2.5 us, with any text as its arguments."""
+    return with_args(cat, name, str(ts), "2.500", args if isinstance(args, str) else json.dumps(args), **place)
+
+
+def columns(trace: Decoded, kind: str, *names: str) -> list[tuple[Any, ...]]:
+    table = trace.tables[kind]
+    return list(zip(*(table[name].tolist() for name in names), strict=True))
+
+
+def test_a_kernel_has_its_times_place_shape_and_operator() -> None:
+    shape = {"grid": [4, 2, 1], "block": [32, 1, 1], "device": 1, "stream": 7, "correlation": 9, "External id": 6}
+    data = document(
+        device_row("cpu_op", "npu::gemm", 1.0, {"External id": 6}),
+        device_row("kernel", "gemm", 3.25, shape, pid=1, tid=3),
+        device_row("privateuse1_runtime", "npuLaunch", 2.0, {"correlation": 9}),
+    )
+    trace, strings = decode(data)
+    assert columns(trace, "kernel", "start", "duration", "device", "stream", "correlation", "grid_x", "block_x") == [
+        (BASE + 3250, 2500, 1, 7, 9, 4, 32)
+    ]
+    assert columns(trace, "kernel", "external_id") == columns(trace, "cpu_op", "id") == [(1,)]
+    assert columns(trace, "cuda_runtime", "start", "thread", "correlation") == [(BASE + 2000, 42, 9)]
+    assert [strings[number] for (number,) in columns(trace, "kernel", "name")] == ["gemm"]
+    assert trace.categories == {"cuda_runtime": "privateuse1_runtime"}
+    assert (trace.records, trace.undecoded, trace.warnings) == (3, 0, ())
+
+
+def test_a_row_without_a_device_and_stream_has_those_of_its_track() -> None:
+    trace, _ = decode(document(device_row("gpu_memcpy", "copy", 1.0, {"bytes": 4096}, pid=2, tid=5)))
+    assert columns(trace, "gpu_memcpy", "device", "stream", "bytes") == [(2, 5, 4096)]
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        {"device": "x", "correlation": -1, "grid": [1, 2], "stream": 1 << 40, "External id": 2**80},
+        {"grid": "[4, 2, 1]", "block": [1.5, 2, 3], "correlation": None, "queued": -3},
+        '{"correlation": nan}',
+    ],
+)
+def test_arguments_of_another_kind_are_left_out(args: Any) -> None:
+    trace, _ = decode(document(device_row("kernel", "gemm", 1.0, args)))
+    assert columns(trace, "kernel", "duration", "correlation", "grid_x", "block_x", "queued") == [(2500, 0, 0, 0, 0)]
+
+
+def test_numbers_of_operators_are_those_of_their_own_document() -> None:
+    one = document(
+        device_row("cpu_op", "first", 1.0, {"External id": 3}), device_row("kernel", "a", 2.0, {"External id": 3})
+    )
+    two = document(
+        device_row("cpu_op", "second", 9.0, {"External id": 3}), device_row("kernel", "b", 10.0, {"External id": 3})
+    )
+    trace, _ = decode(one + two)
+    assert columns(trace, "kernel", "external_id") == [(1,), (2,)]
+
+
+def test_only_the_wanted_categories_are_kept() -> None:
+    data = document(device_row("kernel", "a", 1.0, {}), device_row("privateuse1_runtime", "b", 1.0, {}))
+    trace, _ = decode(data, activity_types=["kernel"])
+    assert (len(trace.tables["kernel"]), "cuda_runtime" in trace.tables) == (1, False)
+    assert trace.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("devices", "expected"),
+    [
+        ('[{"id": 0, "name": "Acme A1", "numSms": 8}]', [{"id": 0, "name": "Acme A1", "numSms": 8}]),
+        ('[{"id": 3, "name": "other"}]', [{"id": 0, "name": "acme"}, {"id": 3, "name": "other"}]),
+        ("[[]", [{"id": 0, "name": "acme"}]),
+        ('"[" * 9', [{"id": 0, "name": "acme"}]),
+    ],
+)
+def test_devices_are_as_their_profiler_tells_or_named_after_the_accelerator(
+    devices: str, expected: list[dict[str, Any]]
+) -> None:
+    trace, _ = decode(document(device_row("kernel", "a", 1.0, {}, pid=0), devices=devices), accelerator="acme")
+    assert trace.metadata == {"devices": expected}

@@ -10,6 +10,7 @@ import numpy as np
 from kineto_trace.formats.chrome.chrome_writer import write_chrome
 from kineto_trace.formats.text_sinks import TextSink
 from kineto_trace.model.trace import NO_MODULE, NO_ROW, NO_STRING, Table, Trace
+from support.trace_files.chrome_files import event
 from support.trace_files.traces import BASE_NS, START_NS, target, trace
 
 T0 = (START_NS - BASE_NS) / 1000  # µs
@@ -46,39 +47,11 @@ def rows_of(rows: Mapping[str, Sequence[Mapping[str, Any]]], category: str) -> l
 
 def test_an_operator_and_an_annotation() -> None:
     rows = {"cpu_op": [FORWARD, BACKWARD], "user_annotation": [RANGE]}
+    first = {"External id": 1, "Record function id": 0, "Sequence number": 9, "Fwd thread id": 0, "Ev Idx": 0}
+    second = {"External id": 3, "Record function id": 0, "Sequence number": 9, "Fwd thread id": 1, "Ev Idx": 2}
     assert rows_of(rows, "cpu_op") == [
-        {
-            "ph": "X",
-            "cat": "cpu_op",
-            "name": "aten::mm",
-            "pid": 4242,
-            "tid": 7,
-            "ts": T0 + 1,
-            "dur": 0.5,
-            "args": {
-                "External id": 1,
-                "Record function id": 0,
-                "Sequence number": 9,
-                "Fwd thread id": 0,
-                "Ev Idx": 0,
-            },
-        },
-        {
-            "ph": "X",
-            "cat": "cpu_op",
-            "name": "MmBackward0",
-            "pid": 4242,
-            "tid": 8,
-            "ts": T0 + 4,
-            "dur": 0.3,
-            "args": {
-                "External id": 3,
-                "Record function id": 0,
-                "Sequence number": 9,
-                "Fwd thread id": 1,
-                "Ev Idx": 2,
-            },
-        },
+        event("cpu_op", "aten::mm", T0 + 1, 0.5, pid=4242, tid=7, args=first),
+        event("cpu_op", "MmBackward0", T0 + 4, 0.3, pid=4242, tid=8, args=second),
     ]
     [annotation] = rows_of(rows, "user_annotation")
     assert annotation["args"] == {"External id": 2, "Record function id": 0, "Ev Idx": 1}
@@ -125,16 +98,7 @@ def test_gpu_work_and_its_call_name_the_operator() -> None:
 def test_annotations_stand_out_over_their_gpu_work() -> None:
     image = {"start": 5_000, "duration": 100, "name": "my step", "device": 2, "stream": 7, "external_id": 2}
     assert rows_of({"gpu_user_annotation": [image]}, "gpu_user_annotation") == [
-        {
-            "ph": "X",
-            "cat": "gpu_user_annotation",
-            "name": "my step",
-            "pid": 2,
-            "tid": 7,
-            "ts": T0 + 4.999,
-            "dur": 0.102,
-            "args": {"External id": 2},
-        }
+        event("gpu_user_annotation", "my step", T0 + 4.999, 0.102, pid=2, tid=7, args={"External id": 2})
     ]
 
 
@@ -148,37 +112,22 @@ def test_annotations_of_a_stream_that_overlap_without_nesting_go_to_rows_of_thei
 
 
 def test_an_allocation() -> None:
-    event = {
-        "start": 2_000,
-        "name": "[memory]",
-        "thread": 7,
-        "bytes": -512,
-        "address": 2**63 + 5,
-        "total_allocated": 1024,
-        "total_reserved": -1,
-        "device_type": 1,
-        "device": 0,
+    allocation = {
+        "start": 2_000, "name": "[memory]", "thread": 7, "bytes": -512, "address": 2**63 + 5, "total_allocated": 1024,
+        "total_reserved": -1, "device_type": 1, "device": 0,
+    }  # fmt: skip
+    (row,) = rows_of({"cpu_op": [FORWARD], "cpu_instant_event": [allocation]}, "cpu_instant_event")
+    assert row.pop("args") == {
+        "Bytes": -512,
+        "Total Allocated": 1024,
+        "Device Id": 0,
+        "Device Type": 1,
+        "Addr": 2**63 + 5,
+        "finished": False,
+        "Ev Idx": 1,
     }
-    assert rows_of({"cpu_op": [FORWARD], "cpu_instant_event": [event]}, "cpu_instant_event") == [
-        {
-            "ph": "i",
-            "cat": "cpu_instant_event",
-            "s": "t",
-            "name": "[memory]",
-            "pid": 4242,
-            "tid": 7,
-            "ts": T0 + 2,
-            "args": {
-                "Bytes": -512,
-                "Total Allocated": 1024,
-                "Device Id": 0,
-                "Device Type": 1,
-                "Addr": 2**63 + 5,
-                "finished": False,
-                "Ev Idx": 1,
-            },
-        }
-    ]
+    place = {"name": "[memory]", "pid": 4242, "tid": 7, "ts": T0 + 2}
+    assert row == {"ph": "i", "cat": "cpu_instant_event", "s": "t", **place}
 
 
 def test_exact_python_calls_keep_their_times() -> None:
@@ -245,6 +194,6 @@ def test_a_communication_kernel_has_what_its_operator_says_about_the_collective(
     kernels = [{**KERNEL, "name": name} for name in ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", "gemm")]
     value = trace({"cpu_op": [op], "cuda_runtime": [LAUNCH], "kernel": kernels})
     value = replace(value, strings=('"Collective name": "allreduce", "Seq": 4', *value.strings[1:]))
-    found = [event for event in document(value)["traceEvents"] if event.get("cat") in ("cpu_op", "kernel")]
-    assert [event["args"].get("Seq") for event in found] == [4, 4, None]
+    found = [row for row in document(value)["traceEvents"] if row.get("cat") in ("cpu_op", "kernel")]
+    assert [row["args"].get("Seq") for row in found] == [4, 4, None]
     assert found[1]["args"]["Collective name"] == "allreduce"

@@ -14,6 +14,7 @@ from kineto_trace.formats.text_sinks import GzipSink, TextSink
 from kineto_trace.model.trace import NO_ROW, UNKNOWN_STREAM, Losses, StringTable, Trace, make_table
 from kineto_trace.open.raw_target import load_target
 from support.trace_files import python_writer
+from support.trace_files.chrome_files import event
 from support.trace_files.h200 import make_spool
 from support.trace_files.traces import BASE_NS, START_NS, target, trace
 
@@ -32,71 +33,26 @@ def rows_of(value: Trace, category: str) -> list[dict[str, Any]]:
 
 
 KERNEL = {
-    "start": 5_000,
-    "duration": 1_234,
-    "name": "void gemm<float>(int)",
-    "device": 1,
-    "context": 2,
-    "stream": 7,
-    "correlation": 42,
-    "grid_x": 3,
-    "grid_y": 2,
-    "grid_z": 1,
-    "block_x": 64,
-    "block_y": 1,
-    "block_z": 1,
-    "registers": 18,
-    "static_shared_memory": 100,
-    "dynamic_shared_memory": 24,
-    "priority": -1,
-    "graph_id": 9,
-    "graph_node_id": 2**40,
-    "channel": 4,
-    "channel_type": 1,
-}
+    "start": 5_000, "duration": 1_234, "name": "void gemm<float>(int)", "device": 1, "context": 2, "stream": 7,
+    "correlation": 42, "grid_x": 3, "grid_y": 2, "grid_z": 1, "block_x": 64, "block_y": 1, "block_z": 1,
+    "registers": 18, "static_shared_memory": 100, "dynamic_shared_memory": 24, "priority": -1, "graph_id": 9,
+    "graph_node_id": 2**40, "channel": 4, "channel_type": 1,
+}  # fmt: skip
 LAUNCH = {"start": 1_000, "duration": 500, "name": "cudaLaunchKernel", "thread": 77, "correlation": 42, "cbid": 211}
 
 
 def test_a_kernel_and_its_launch() -> None:
     value = trace({"kernel": [KERNEL], "cuda_runtime": [LAUNCH]})
+    shown = {
+        "queued": 0, "device": 1, "context": 2, "stream": 7, "correlation": 42, "registers per thread": 18,
+        "shared memory": 124, "grid": [3, 2, 1], "block": [64, 1, 1], "graph id": 9, "graph node id": 2**40,
+        "priority": -1, "channel": 4, "channel_type": 1,
+    }  # fmt: skip
     assert rows_of(value, "kernel") == [
-        {
-            "ph": "X",
-            "cat": "kernel",
-            "name": "void gemm<float>(int)",
-            "pid": 1,
-            "tid": 7,
-            "ts": T0 + 5,
-            "dur": 1.234,
-            "args": {
-                "queued": 0,
-                "device": 1,
-                "context": 2,
-                "stream": 7,
-                "correlation": 42,
-                "registers per thread": 18,
-                "shared memory": 124,
-                "grid": [3, 2, 1],
-                "block": [64, 1, 1],
-                "graph id": 9,
-                "graph node id": 2**40,
-                "priority": -1,
-                "channel": 4,
-                "channel_type": 1,
-            },
-        }
+        event("kernel", "void gemm<float>(int)", T0 + 5, 1.234, pid=1, tid=7, args=shown)
     ]
     assert rows_of(value, "cuda_runtime") == [
-        {
-            "ph": "X",
-            "cat": "cuda_runtime",
-            "name": "cudaLaunchKernel",
-            "pid": 4242,
-            "tid": 77,
-            "ts": T0 + 1,
-            "dur": 0.5,
-            "args": {"cbid": 211, "correlation": 42},
-        }
+        event("cuda_runtime", "cudaLaunchKernel", T0 + 1, 0.5, pid=4242, tid=77, args={"cbid": 211, "correlation": 42})
     ]
     assert rows_of(value, "ac2g") == [
         {"ph": "s", "id": 42, "pid": 4242, "tid": 77, "ts": T0 + 1, "cat": "ac2g", "name": "ac2g"},

@@ -3,14 +3,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kineto_agent.protocol.records import SPACE_PYTHON_CODE, SPACE_STACK_NODE, STACK_SAMPLE
 from kineto_trace.conversion.target_conversion import convert_target
 from kineto_trace.formats.chrome.chrome_writer import write_chrome
 from kineto_trace.formats.text_sinks import TextSink
 from kineto_trace.formats.trace_export import export_trace
-from kineto_trace.spool.raw_records import RawWriter
+from support.agent.stack_records import UNKNOWN, Sample, write_recording
+from support.agent.stack_records import recording as recording_of
 from support.counters.trace_samples import NAN, sample
-from support.trace_files.h200 import make_spool, recording, string_entry
+from support.trace_files.h200 import make_spool, recording
 from support.trace_files.perfetto_traces import trace_processor
 from support.trace_files.traces import trace
 
@@ -69,14 +69,14 @@ def test_nothing_is_dropped_when_kernels_of_a_stream_overlap(tmp_path: Path) -> 
 def test_python_frames_nest_as_they_were_sampled(tmp_path: Path) -> None:
     start, _ = recording("mlp-cupti26").window
     make_spool(tmp_path, "mlp-cupti26")
-    with RawWriter(tmp_path / "raw" / "py", source="py", format="python_stacks/1", metadata={"hz": 1000}) as writer:
-        samples = [(start + tick * 1_000_000, 9, node) for tick, node in enumerate((3, 3, 2, 3, 1))]
-        data = b"".join(STACK_SAMPLE.pack(*sample, 0, 0) for sample in samples)
-        writer.append_buffer(data, sequence=0, records=len(samples))
-        for number in (1, 2, 3):
-            writer.append_strings(string_entry(number, SPACE_PYTHON_CODE, b"x.py\x00%d\x00f%d" % (number, number)))
-            writer.append_strings(string_entry(number, SPACE_STACK_NODE, struct.pack("<II", number - 1, number)))
-        writer.finish(metadata={}, record_bytes={}, records=len(samples), dropped=0)
+    source = recording_of(
+        [Sample(start + tick * 1_000_000, 9, node, state=UNKNOWN) for tick, node in enumerate((3, 3, 2, 3, 1))],
+        codes={number: b"x.py\x00%d\x00f%d" % (number, number) for number in (1, 2, 3)},
+        nodes={number: struct.pack("<II", number - 1, number) for number in (1, 2, 3)},
+        format="python_stacks/1",
+        metadata={"hz": 1000},
+    )
+    write_recording(tmp_path, source)
     convert_target(tmp_path, formats=["chrome"])
     sql = "select name, depth, dur from slice where category = 'python_function' order by ts, depth"
     [rows] = trace_processor.query(tmp_path / "trace.json.gz", sql)
