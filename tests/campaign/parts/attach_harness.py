@@ -127,7 +127,9 @@ class RunningTarget:
 
     def __exit__(self, *_exc: object) -> None:
         self.process.kill()
-        self.process.communicate()
+        if self.process.stdout is not None:
+            self.process.stdout.close()  # a child of the target may have it, and live on
+        self.process.wait()
         self.words.release()
         self._map.close()
         self._folder.cleanup()
