@@ -99,7 +99,8 @@ static int32_t await_finalize(int64_t limit_ns) {
     if (advance(ARMED, EXPIRED) || phase_now() == EXPIRED) {
         return KC_DETACH_NO_CALL;
     }
-    for (const int64_t deadline = clock_ns(CLOCK_MONOTONIC) + FINALIZE_LIMIT_NS; !wait_while(FINALIZING, STARVED_NS);) {
+    const int64_t deadline = clock_ns(CLOCK_MONOTONIC) + FINALIZE_LIMIT_NS;
+    while (!wait_while(FINALIZING, STARVED_NS)) {
         if (clock_ns(CLOCK_MONOTONIC) > deadline) {
             return KC_DETACH_STUCK;
         }

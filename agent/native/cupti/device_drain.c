@@ -113,12 +113,17 @@ static void let_go(struct question *question) {
 
 /* ---- the dedicated thread ---- */
 
+static int ask_stream(struct question *question, void *stream, int *capturing) {
+    contexts_call_begin(&question->contexts);
+    const int code = question->contexts.driver.is_capturing(stream, capturing);
+    contexts_call_end(&question->contexts);
+    return code;
+}
+
 static bool still_captured(struct question *question) {
     while (self.captured_count > 0) {
         int capturing = 0;
-        contexts_call_begin(&question->contexts);
-        const int code = question->contexts.driver.is_capturing(self.captured[self.captured_count - 1], &capturing);
-        contexts_call_end(&question->contexts);
+        const int code = ask_stream(question, self.captured[self.captured_count - 1], &capturing);
         if (code != SUCCESS || capturing != 0) {
             return true;
         }
@@ -239,11 +244,9 @@ static void find_captured(struct question *question) {
     for (uint32_t i = 0; i < question->wish.stream_count && !is_now(question, GIVEN_UP); i++) {
         void *stream = (void *)(uintptr_t)question->streams[i]; // NOLINT: a handle, as torch gave it
         int capturing = 0;
-        contexts_call_begin(&question->contexts);
-        if (question->contexts.driver.is_capturing(stream, &capturing) == SUCCESS && capturing != 0) {
+        if (ask_stream(question, stream, &capturing) == SUCCESS && capturing != 0) {
             self.captured[self.captured_count++] = stream;
         }
-        contexts_call_end(&question->contexts);
     }
 }
 
