@@ -546,7 +546,7 @@ def write_text(text: str, path: Path, *, replace: bool, command: Sequence[str] =
 
 
 def _take_name(scratch: Path, path: Path) -> None:
-    """Gives the file its name, unless that has been taken meanwhile. Raises OSError."""
+    """Gives the file its name, unless another file has it by now. Raises OSError."""
     try:
         os.link(scratch, path)
     except FileExistsError:

@@ -245,7 +245,7 @@ def _press_in_filter(view: TopView, key: str) -> KeyAction | None:
 
 
 def _press_in_question(view: TopView, key: str) -> KeyAction | None:
-    """Only a clear yes starts a trace: in htop, t is a harmless key. The selection may have moved meanwhile."""
+    """Only a clear yes starts a trace: in htop, t is a harmless key. The selection may have moved since then."""
     view.mode = Mode.LIST
     if key not in ("y", "Y"):
         view.message = "not traced"

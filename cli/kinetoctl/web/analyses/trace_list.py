@@ -210,7 +210,7 @@ def _runs(home: Path, files: Sequence[_File]) -> list[Run]:
     try:
         with trace_errors():
             sources = find_traces(*paths, captures="all")
-    except CliError:  # a file has vanished meanwhile: the next look finds what is left
+    except CliError:  # a file has just been removed: the next look finds what is left
         return []
     groups: dict[str, list[Source]] = {}
     for source in sources:
