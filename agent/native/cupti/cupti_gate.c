@@ -18,9 +18,9 @@
  * Threads: the gates are entered on any thread of the program that calls a gated function of CUPTI; the rest runs on
  *   the agent's and on the dedicated one of device_drain.c.
  * Blocks: at any gate, a thread waits for our call of the driver (cupti_gate.h says why), 0.2 s at most, and once if it
- *   does not return. At an armed gate it waits until our recording has ended, too, another 0.2 s at most: if it went on
- *   sooner, two users would be inside CUPTI. gate_settle, gate_driver_begin and gate_disarm wait on our threads, 0.4 s at
- *   most.
+ *   does not return; 5 ms more for one that has waited for this moment. At an armed gate it waits until our recording
+ *   has ended, too, another 0.2 s at most: if it went on sooner, two users would be inside CUPTI. gate_settle,
+ *   gate_driver_begin and gate_disarm wait on our threads, 0.4 s at most.
  */
 #define _GNU_SOURCE
 #include "cupti/cupti_gate.h"
@@ -47,6 +47,7 @@
 #define SETTLE_LOOK_NS 2000000L
 #define CALL_CPU_NS 20000u        /* the least CPU time of a call once it has passed its gate */
 #define WAIT_LIMIT_NS 200000000LL /* for another thread that yields: collector.c's limit */
+#define BEGIN_LIMIT_NS 5000000LL  /* for a thread of ours that waits for this moment to wake up */
 
 enum state { IDLE, ARMED, YIELDING, YIELDED };
 enum effect { BEGINS, ENABLES, DISABLES, ENDS };
@@ -115,12 +116,17 @@ static struct {
     _Atomic int64_t last_ns; /* monotonic: when another tool last came */
     _Atomic uint32_t last_thread;
     _Atomic uint64_t last_cpu_ns; /* that thread's, at that time */
+    _Atomic int64_t another_ns;   /* when a thread other than that one last came */
     _Atomic(pid_t) ours;
     _Atomic(pid_t) finalizes; /* our detach's thread, which may be that of any CUDA call */
     cupti_result (*finalize)(void);
-    _Atomic uint32_t driver_calls; /* of ours, in progress */
-    struct wake driver_returned;
-    _Atomic bool driver_stands; /* somebody has waited in vain for it to return */
+    _Atomic uint32_t driver_calls;  /* of ours, in progress */
+    _Atomic uint32_t driver_wanted; /* calls of ours that wait for the moment at which nobody is inside CUPTI */
+    _Atomic bool nobody_inside;     /* the one who came last stands at its gate, and nobody else may be inside */
+    struct wake arrived;
+    struct wake driver_moved_on;
+    _Atomic bool driver_stands;  /* somebody has waited in vain for our call to return, */
+    _Atomic bool driver_is_late; /* or to begin */
     _Atomic bool dead;
 } gate;
 
@@ -211,11 +217,55 @@ static void note_visit(void) {
     atomic_store(&gate.last_ns, clock_ns(CLOCK_MONOTONIC));
 }
 
-static void await_driver(void) {
-    if (!atomic_load(&gate.driver_stands) &&
-        !wake_await(&gate.driver_returned, (const uint32_t *)&gate.driver_calls, 0, WAIT_LIMIT_NS)) {
-        atomic_store(&gate.driver_stands, true);
+/* Whether the thread that came last has not had the CPU since, as on a busy machine or under a CPU quota. */
+static bool visitor_was_held_up(void) {
+    uint64_t cpu_ns;
+    return thread_cpu_ns(atomic_load(&gate.last_thread), &cpu_ns) &&
+           cpu_ns < atomic_load(&gate.last_cpu_ns) + CALL_CPU_NS;
+}
+
+/* Whether the caller that came at `last` may still be inside CUPTI. */
+static bool may_be_inside(int64_t last) {
+    const int64_t ago = clock_ns(CLOCK_MONOTONIC) - last;
+    return last != 0 && ago < SETTLE_LIMIT_NS &&
+           (ago < SETTLE_NS || (atomic_load(&gate.last_ns) == last && visitor_was_held_up()));
+}
+
+/* Before this thread's visit is noted. */
+static bool another_may_be_inside(void) {
+    if (atomic_load(&gate.last_thread) != (uint32_t)syscall(SYS_gettid)) {
+        atomic_store(&gate.another_ns, atomic_load(&gate.last_ns));
     }
+    return may_be_inside(atomic_load(&gate.another_ns));
+}
+
+/* Somebody who has waited in vain for that is the only one. */
+static void await_none(const _Atomic uint32_t *calls, int64_t limit_ns, _Atomic bool *in_vain) {
+    if (!atomic_load(in_vain) && !wake_await(&gate.driver_moved_on, (const uint32_t *)calls, 0, limit_ns)) {
+        atomic_store(in_vain, true);
+    }
+}
+
+static void await_driver(void) { await_none(&gate.driver_calls, WAIT_LIMIT_NS, &gate.driver_stands); }
+
+static void arrive(void) {
+    const bool alone = !another_may_be_inside();
+    note_visit(); /* first: whoever sees that the moment is over sees this, too */
+    atomic_store(&gate.nobody_inside, alone);
+    if (atomic_load(&gate.driver_wanted) != 0) {
+        wake_post(&gate.arrived);
+    }
+}
+
+/* A tool that comes again and again leaves calls of ours no other moment than this. */
+static void enter(void) {
+    if (atomic_load(&gate.nobody_inside)) {
+        await_none(&gate.driver_wanted, BEGIN_LIMIT_NS, &gate.driver_is_late);
+    }
+    note_visit();
+    atomic_store(&gate.nobody_inside, false); /* and only then: a call of ours that has still seen it is waited for */
+    await_driver();
+    note_visit(); /* CUPTI is entered only now */
 }
 
 static void reached(void *user, const uint8_t *stack) {
@@ -226,7 +276,7 @@ static void reached(void *user, const uint8_t *stack) {
     const struct range *range = range_of(caller);
     const bool foreign = range == NULL || range->torch;
     if (foreign && !atomic_load(&gate.dead) && !is_ours()) {
-        note_visit(); /* first: once this is seen, no call of ours begins */
+        arrive();
         await_driver();
         if (range == NULL) {
             count_use(here->gated->effect);
@@ -234,7 +284,7 @@ static void reached(void *user, const uint8_t *stack) {
         if (here->gated->effect != DISABLES) {
             make_way(here->gated, caller);
         }
-        note_visit(); /* CUPTI is entered only now */
+        enter();
     }
     errno = saved;
 }
@@ -352,20 +402,6 @@ struct gate_visit gate_visit(void) {
     return (struct gate_visit){time_ns, atomic_load(&gate.caller), atomic_load(&gate.function)};
 }
 
-/* Whether the thread that came last has not had the CPU since, as on a busy machine or under a CPU quota. */
-static bool visitor_was_held_up(void) {
-    uint64_t cpu_ns;
-    return thread_cpu_ns(atomic_load(&gate.last_thread), &cpu_ns) &&
-           cpu_ns < atomic_load(&gate.last_cpu_ns) + CALL_CPU_NS;
-}
-
-/* Whether the caller that came at `last` may still be inside CUPTI. */
-static bool may_be_inside(int64_t last) {
-    const int64_t ago = clock_ns(CLOCK_MONOTONIC) - last;
-    return last != 0 && ago < SETTLE_LIMIT_NS &&
-           (ago < SETTLE_NS || (atomic_load(&gate.last_ns) == last && visitor_was_held_up()));
-}
-
 void gate_settle(void) {
     const int64_t last = atomic_load(&gate.last_ns); /* later callers find the gates armed */
     const struct timespec pause = {.tv_nsec = SETTLE_LOOK_NS};
@@ -374,26 +410,37 @@ void gate_settle(void) {
     }
 }
 
-void gate_driver_begin(int64_t *may_wait_ns, void (*waits)(void *), void *argument) {
-    const struct timespec pause = {.tv_nsec = SETTLE_LOOK_NS};
-    const int64_t begin = clock_ns(CLOCK_MONOTONIC), may_wait = *may_wait_ns;
-    atomic_fetch_add(&gate.driver_calls, 1); /* first: either we see the caller, or the caller sees us */
-    while (*may_wait_ns > 0 && may_be_inside(atomic_load(&gate.last_ns))) {
-        gate_driver_end();
-        if (waits != NULL) {
-            waits(argument);
-        }
-        (void)nanosleep(&pause, NULL);
-        atomic_fetch_add(&gate.driver_calls, 1);
-        *may_wait_ns = may_wait - (clock_ns(CLOCK_MONOTONIC) - begin);
+static bool somebody_may_be_inside(void) {
+    return !atomic_load(&gate.nobody_inside) && may_be_inside(atomic_load(&gate.last_ns));
+}
+
+static void withdraw(_Atomic uint32_t *calls) {
+    if (atomic_fetch_sub(calls, 1) == 1) {
+        wake_post(&gate.driver_moved_on);
     }
 }
 
-void gate_driver_end(void) {
-    if (atomic_fetch_sub(&gate.driver_calls, 1) == 1) {
-        atomic_store(&gate.driver_stands, false);
-        wake_post(&gate.driver_returned);
+void gate_driver_begin(int64_t *may_wait_ns, void (*waits)(void *), void *argument) {
+    const int64_t begin = clock_ns(CLOCK_MONOTONIC), may_wait = *may_wait_ns;
+    atomic_fetch_add(&gate.driver_wanted, 1);
+    atomic_fetch_add(&gate.driver_calls, 1); /* first: either we see the caller, or the caller sees us */
+    while (*may_wait_ns > 0 && somebody_may_be_inside()) {
+        const uint32_t seen = wake_seen(&gate.arrived);
+        withdraw(&gate.driver_calls);
+        if (waits != NULL) {
+            waits(argument);
+        }
+        wake_wait(&gate.arrived, seen, SETTLE_LOOK_NS);
+        atomic_fetch_add(&gate.driver_calls, 1);
+        *may_wait_ns = may_wait - (clock_ns(CLOCK_MONOTONIC) - begin);
     }
+    atomic_store(&gate.driver_is_late, false);
+    withdraw(&gate.driver_wanted);
+}
+
+void gate_driver_end(void) {
+    atomic_store(&gate.driver_stands, false);
+    withdraw(&gate.driver_calls);
 }
 
 uint32_t gate_in_use(void) { return atomic_load(&gate.uncounted) ? 0 : atomic_load(&gate.in_use); }
