@@ -14,8 +14,9 @@ Theory of operation
     Beginning or ending a session of ours requires the guard's lock.
 
     When the process exits, that thread ends the session, and the exit waits 20 ms for it (`_at_exit`): data that XLA
-    has not delivered by then is lost. In a forked child the session's object must never be freed: its destructor takes
-    locks that threads of the parent may have held. So it has one more reference than Python knows of.
+    has not delivered by then is lost, and the thread may still be inside XLA (exit_guard.py). In a forked child the
+    session's object must never be freed: its destructor takes locks that threads of the parent may have held. So it has
+    one more reference than Python knows of.
 """
 
 import _thread
@@ -25,6 +26,7 @@ import time
 from typing import Any, Dict, List, Optional, Set
 
 from kineto_agent.protocol.records import PART_HEAD, XPLANE_FORMAT
+from kineto_agent.sources import exit_guard
 from kineto_agent.sources.file_arena import FileArena
 from kineto_agent.sources.interface import SourceCounts, SourceError, SourceOutcome, Takeover
 from kineto_agent.sources.jax import jax_runtime
@@ -80,6 +82,7 @@ class XlaSession:
         self._written.acquire()
         self._cpu_ns = 0
         self._longest_end_ns = 0
+        self._exit_guard = exit_guard.load()
 
     # ------------------------------------------------------------ the agent's thread
 
@@ -258,7 +261,8 @@ class XlaSession:
             return
         self._exiting = self._over = True
         self._stopping.release()
-        self._written.acquire(timeout=_EXIT_LIMIT_S)
+        if not self._written.acquire(timeout=_EXIT_LIMIT_S):
+            self._exit_guard.place()
 
     def _leave(self) -> None:
         atexit.unregister(self._at_exit)

@@ -164,6 +164,26 @@ sys.exit(0)
     assert found["bytes"] > 1000
 
 
+def test_a_thread_of_ours_that_is_inside_xla_when_the_interpreter_ends_does_not_end_the_program() -> None:
+    done = run_python(
+        [
+            *("-W", "ignore", "-m", "support.xla.jax_session"),
+            """
+import ctypes
+from kineto_agent.sources.jax import xla_session
+xla_session._EXIT_LIMIT_S = 0
+ctypes.CDLL(None).on_exit(ctypes.CDLL(None).sleep, None)  # for as many seconds as the exit status says
+model = Model()
+recording = Recording()
+model.step_for(1.0)
+sys.exit(3)
+""",
+        ],
+        env=environment_of(),
+    )
+    assert (done.returncode, done.stderr) == (3, "")
+
+
 def test_with_xlas_log_on_standard_error_no_session_begins() -> None:
     done = run_python(
         ["-m", "support.xla.jax_session", "model = Model(); print(refusal())"],
