@@ -45,7 +45,8 @@ WAIT_FOR_WARM_S = 0.1  # an attach takes some 10 ms
 START_S = 5.0  # 0.3 s are usual; an attach waits as long as it may take itself
 LOOK_S = 2.0  # 5 ms are usual
 _KILLED = "exit status -9"
-_HELPERS_KILLED = 4  # in an attach, until it fails: beside a load of 50 on two processors two in a row were
+_HELPERS_KILLED = 6  # in an attach, until it fails: beside a load of 25 on two processors four in a row were
+_PAUSE_S = 0.1  # until the second one, and twice as long until each later one: who has slept gets a processor sooner
 # A helper keeps its deadline by itself, reports it, and withdraws what it has begun (attempt.LET_GO_S); a hanging one
 # is killed after this time.
 KILL_GRACE_S = 1.0
@@ -153,16 +154,17 @@ class AttachHelpers:
     ) -> tuple[Attached, socket.socket]:
         start_s = max(START_S, deadline_s)
         try:
-            for others in reversed(range(_HELPERS_KILLED)):
+            for killed in range(1, _HELPERS_KILLED + 1):
                 request = self._request(key, approval, deadline_s, boot_time_ns)
                 try:
                     answer, fd = await self._answer(request, deadline_s + KILL_GRACE_S, start_s=start_s)
                     break
                 except Crashed as exc:
-                    if exc.how != _KILLED or not others:
+                    if exc.how != _KILLED or killed == _HELPERS_KILLED:
                         raise
                     # By its watchdog, on a busy machine: the process is unchanged, or ignores what it has received.
                     log.warning("the helper that attached to process %d was killed: another one tries again", key.pid)
+                    await asyncio.sleep(_PAUSE_S * 2 ** (killed - 1))
         except NeverStarted:
             raise AttachError(
                 AttachCode.FAILED,

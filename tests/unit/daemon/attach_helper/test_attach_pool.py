@@ -101,7 +101,8 @@ def test_a_helper_that_fails_is_a_failed_attach(script: str, why: str) -> None:
     assert "4242" in error.reason
 
 
-def test_another_helper_tries_again_until_four_have_been_killed() -> None:
+def test_another_helper_tries_again_until_six_have_been_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PAUSE_S", 0.0)
     assert failure("killed").code is AttachCode.TRACED
     error = failure("killed-always")
     assert error.code is AttachCode.FAILED
