@@ -6,6 +6,7 @@ under the dynamic linker of the same suite, with this Python.
 
 import asyncio
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
@@ -104,6 +105,11 @@ class IntelSampler(NamedTuple):
         return asyncio.run(asked())
 
 
+def _listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
+        return client.connect_ex(str(path)) == 0
+
+
 @contextmanager
 def running_sampler(folder: Path, *, backend: str = LEVEL_ZERO, **variables: str) -> Iterator[IntelSampler]:
     """One with a socket in this folder, until the end."""
@@ -114,7 +120,7 @@ def running_sampler(folder: Path, *, backend: str = LEVEL_ZERO, **variables: str
         fake.counters("--backend", backend, "--socket", str(path)), env=environ, stderr=subprocess.DEVNULL
     ) as process:
         try:
-            until(lambda: path.is_socket() or process.poll() is not None, "it listens")
+            until(lambda: _listens(path) or process.poll() is not None, "it listens")
             yield IntelSampler(fake, path, process)
         finally:
             process.kill()
