@@ -63,9 +63,8 @@ from kinetod.store.path_guard import check_store
 from kinetod.store.retention import Retention
 from kinetod.telemetry.health import PROBE_PERIOD_S, Health, HealthReport
 from kinetod.telemetry.host_info import HostInfo, read_gpus
-from kinetod.uploads.remote_reader import RemoteReader
 from kinetod.uploads.upload_queue import Uploader
-from kinetod.uploads.worker_client import UploadWorker, worker_environ, worker_options
+from kinetod.uploads.worker_client import RemoteReader, UploadWorker, worker_environ, worker_options
 from kinetod.wiring.access_wiring import make_access, make_kubernetes
 from kinetod.wiring.dynolog_wiring import make_dynolog_door, make_recorder, start_poll_door
 from kinetod.wiring.metrics_wiring import json_log_findings, make_counters, open_json_log, start_metrics

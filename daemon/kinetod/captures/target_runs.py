@@ -10,7 +10,7 @@ from kinetod.captures.counters.capture_counters import CaptureCounters, CounterS
 from kinetod.captures.counters.counter_request import SamplingRequest
 from kinetod.captures.kineto_target.kineto_recorder import KinetoRecorder
 from kinetod.captures.kineto_target.kineto_run import KinetoRun
-from kinetod.captures.live_capture import Running
+from kinetod.captures.live_capture import Running, TracedTarget
 from kinetod.captures.request.capture_spec import CaptureRequest
 from kinetod.captures.request.target_resolution import Resolved
 from kinetod.captures.store_shares import StoreShares
@@ -18,7 +18,6 @@ from kinetod.captures.target.arena_reader import stored_bytes
 from kinetod.captures.target.record_spool import DiskFull
 from kinetod.captures.target.services import Services
 from kinetod.captures.target.target_run import TargetRun
-from kinetod.captures.target_interface import TracedTarget
 from kinetod.permissions.role_policy import Caller
 from kinetod.store.capture_store import Store, key_of
 

@@ -14,8 +14,7 @@ from grpc_status import rpc_status
 
 from kinetod.access.call_gate import Authorizer
 from kinetod.access.call_limits import FLOODS
-from kinetod.access.callers import Auth
-from kinetod.access.delegation import KEYS
+from kinetod.access.callers import KEYS, Auth
 from kinetod.access.token_users import TOKEN_KEY
 from kinetod.base import errors, metrics
 from kinetod.base.errors import invalid

@@ -23,8 +23,7 @@ from kineto_trace.errors import FileError
 from kineto_trace.store import object_stores, upload_manifest
 from kineto_trace.store import upload_manifest as manifest
 
-from kinetod.uploads.local_source import LocalFile
-from kinetod.uploads.sinks import Sink
+from kinetod.uploads.sinks import LocalFile, Sink
 from kinetod.uploads.worker_protocol import (
     BLOCK_BYTES,
     MANIFEST,

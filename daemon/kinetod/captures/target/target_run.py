@@ -63,10 +63,9 @@ from kinetod.captures.target.endings import (
     with_exit_status,
     with_plugins,
 )
-from kinetod.captures.target.kernel_readings import KernelReadings
 from kinetod.captures.target.record_spool import DiskFull, Spool, TraceLimit
 from kinetod.captures.target.services import Services
-from kinetod.captures.target.target_description import describe_target
+from kinetod.captures.target.target_description import KernelReadings, describe_target
 from kinetod.processes.credentials import Credentials
 
 log = logging.getLogger(__name__)

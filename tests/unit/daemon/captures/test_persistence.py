@@ -20,9 +20,8 @@ from kinetod.config.settings import Config, Settings
 from kinetod.selection.process_registry import Registry
 from kinetod.store.capture_store import Store, key_of
 from kinetod.store.retention import Retention
-from kinetod.uploads.remote_reader import RemoteReader
 from kinetod.uploads.upload_queue import Uploader
-from kinetod.uploads.worker_client import UploadWorker
+from kinetod.uploads.worker_client import RemoteReader, UploadWorker
 from kinetod.uploads.worker_protocol import WorkerOptions
 from support.waiting import scaled
 

@@ -7,9 +7,8 @@ from typing import Any
 
 from kineto_protos.v1 import profiler_pb2 as pb
 from kinetod.base.fair_slots import fair_share_key
-from kinetod.uploads.remote_reader import LONG_JOBS, READS, RemoteReader
 from kinetod.uploads.upload_worker import MAX_JOBS
-from kinetod.uploads.worker_client import OnProgress, UploadWorker
+from kinetod.uploads.worker_client import LONG_JOBS, READS, OnProgress, RemoteReader, UploadWorker
 from kinetod.uploads.worker_protocol import WorkerOptions
 from support.waiting import soon
 

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kinetod.base.errors import InvalidRequest
-from kinetod.captures.arming import check_start
+from kinetod.captures.live_capture import check_start
 from kinetod.config.settings import Config
 
 SECOND_NS = 10**9

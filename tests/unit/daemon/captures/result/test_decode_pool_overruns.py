@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
+from kinetod.captures.result import decode_pool
 from kinetod.captures.result.decode_pool import DecodeError, WorkerPool
 from kinetod.captures.target.arena_reader import stored_bytes
-from kinetod.sandbox import confinement, decode_limits
+from kinetod.sandbox import confinement
 from support.waiting import soon
 
-COMMAND = (sys.executable, "-P", str(Path(__file__).parents[3] / "support/service/hostile_decoder.py"))
+COMMAND = (sys.executable, "-P", str(Path(__file__).parents[4] / "support/service/hostile_decoder.py"))
 FILES = "import threading\nfor number in range({count}): (own / str(number)).write_bytes(bytes({size}))\n"
 WAIT = "threading.Event().wait()"
 
@@ -52,13 +53,13 @@ def test_many_files_are_together_no_more_than_one_may_be(own: Path, monkeypatch:
 
 
 def test_files_without_bytes_are_counted_too(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode_limits, "MAX_FILES", 100)
+    monkeypatch.setattr(decode_pool, "MAX_FILES", 100)
     error = ended(own, FILES.format(count=101, size=0) + WAIT)
     assert error.reason.startswith("the decoder was killed: it made more than 100 files")
 
 
 def test_near_the_reserve_of_the_disk_who_has_written_much_ends(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode_limits, "_MUCH_BYTES", 1 << 20)
+    monkeypatch.setattr(decode_pool, "_MUCH_BYTES", 1 << 20)
     error = ended(own, FILES.format(count=2, size=1 << 20) + WAIT, room=lambda: 0)
     assert error.code == "DISK_FULL"
 
@@ -66,7 +67,7 @@ def test_near_the_reserve_of_the_disk_who_has_written_much_ends(own: Path, monke
 def test_who_has_written_little_goes_on_and_records_do_not_count(own: Path) -> None:
     (own / "raw/cupti").mkdir(parents=True)
     (own / "raw/cupti/records").write_bytes(bytes(4096))
-    look = decode_limits.OutputWatch(own, room=lambda: 0)
+    look = decode_pool.OutputWatch(own, room=lambda: 0)
     (own / "trace").write_bytes(b"x")
     look.look()
     assert look.bytes == (own / "trace").stat().st_blocks * 512
@@ -77,7 +78,7 @@ def test_holes_links_and_deep_folders_cost_what_they_take(own: Path) -> None:
         file.truncate(1 << 40)
     (own / "link").symlink_to("/")
     (own / "a/b/c").mkdir(parents=True)
-    files, size = decode_limits.measured(own)
+    files, size = decode_pool.measured(own)
     assert files == 5
     assert size < 1 << 20
 
