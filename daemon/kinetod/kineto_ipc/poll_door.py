@@ -26,7 +26,6 @@ from queue import SimpleQueue
 from kinetod.base import metrics
 from kinetod.base.errors import StartError
 from kinetod.kineto_ipc.door_findings import ABSTRACT, DoorState
-from kinetod.kineto_ipc.name_holder import holder
 from kinetod.kineto_ipc.network_namespaces import NamespaceOpener, own_namespace
 from kinetod.kineto_ipc.poll_sockets import (
     FILE_NAME,
@@ -37,6 +36,7 @@ from kinetod.kineto_ipc.poll_sockets import (
     NameTaken,
     PollSocket,
     bound_socket,
+    holder,
     queue_length,
 )
 from kinetod.kineto_ipc.poller_registry import (

@@ -4,8 +4,8 @@ import os
 from pathlib import Path
 
 import pytest
+from kinetod.gpus.gpu_owners import MAX_JOBS, JobFolder, SlurmNames, SlurmVariables, agreed, jobs_of
 from kinetod.gpus.gpu_types import GpuProcess, GpuState, Snapshot
-from kinetod.gpus.slurm_variables import MAX_JOBS, JobFolder, SlurmNames, SlurmVariables, agreed, jobs_of
 from support.waiting import scaled
 
 PHYSICS = SlurmNames(account="physics", partition="gpu")

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from kinetod.gpus.container_owners import ContainerOwners, GpuContainer
+from kinetod.gpus.gpu_owners import ContainerOwners, GpuContainer
 from kinetod.gpus.gpu_types import GpuProcess, GpuState, Snapshot
 from kinetod.kubernetes.pod_names import ContainerRef
 from support.waiting import scaled

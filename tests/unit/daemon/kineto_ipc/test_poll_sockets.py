@@ -2,7 +2,7 @@ import os
 import socket
 from pathlib import Path
 
-from kinetod.kineto_ipc.name_holder import Holder, holder
+from kinetod.kineto_ipc.poll_sockets import Holder, holder
 
 UNIX = """\
 Num       RefCount Protocol Flags    Type St Inode Path
