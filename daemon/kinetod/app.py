@@ -42,9 +42,8 @@ from kinetod.captures.counters.gpu_access import GpuAccess
 from kinetod.captures.manager import CaptureManager, no_such_capture
 from kinetod.captures.result.decode_pool import Bounds, WorkerPool
 from kinetod.captures.result.lifecycle import Keeping
-from kinetod.captures.target.profiler_conflicts import DEADLINE_S as CONFLICTS_S
-from kinetod.captures.target.profiler_conflicts import Conflicts
-from kinetod.captures.target.services import DeviceGraphs, Services
+from kinetod.captures.target.services import DEADLINE_S as CONFLICTS_S
+from kinetod.captures.target.services import Conflicts, DeviceGraphs, Services
 from kinetod.config.config_sources import LoadedConfig, Origin, Reloader
 from kinetod.config.settings import Config, Settings, serves_everybody, socket_mode
 from kinetod.gpus.gpu_reader import ContextHolders, GpuReader

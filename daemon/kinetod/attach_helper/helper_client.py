@@ -27,7 +27,7 @@ from kinetod.attach_helper.diagnosis import Diagnosis, KnownAgent
 from kinetod.base.safe_text import clean, clean_code
 from kinetod.base.unix_sockets import receive
 from kinetod.kineto_ipc.network_namespaces import NamespacesSeen
-from kinetod.processes import telemetry_variables
+from kinetod.processes import process_info
 from kinetod.processes.accelerator_signs import OutsideSigns
 from kinetod.processes.identity import BOOT_TIME_NS, ProcessKey, start_time_ns
 from kinetod.processes.process_info import PrivateFacts
@@ -332,8 +332,8 @@ def _private(each: messages.PrivateFactsItem) -> PrivateFacts:
         own_user_namespace=each.own_user_namespace,
         uid=each.uid,
         program=clean(each.program, 128),
-        trace_parent=telemetry_variables.checked_trace_parent(each.trace_parent),
-        resource=telemetry_variables.checked_resource(each.resource),
+        trace_parent=process_info.checked_trace_parent(each.trace_parent),
+        resource=process_info.checked_resource(each.resource),
     )
 
 

@@ -33,11 +33,21 @@ from kinetod.base.errors import (
     VerdictReason,
     invalid,
 )
+from kinetod.captures.counters.capture_counters import recover_counters
 from kinetod.captures.counters.counter_request import with_plan
-from kinetod.captures.counters.recovered_counters import recover_counters
 from kinetod.captures.kineto_target.kineto_recorder import KinetoRecorder
 from kinetod.captures.kineto_target.kineto_result import recover_kineto_target
-from kinetod.captures.live_capture import Arming, Running, TracedTarget, not_startable, observed_iterations
+from kinetod.captures.live_capture import (
+    Arming,
+    OwnersKey,
+    Running,
+    TracedTarget,
+    new_capture,
+    not_startable,
+    observed_iterations,
+    owner_of,
+    whose_are_listed,
+)
 from kinetod.captures.persistence import Saver
 from kinetod.captures.request.capture_spec import (
     CaptureRequest,
@@ -46,7 +56,6 @@ from kinetod.captures.request.capture_spec import (
     request_hash,
     with_trace_parent,
 )
-from kinetod.captures.request.factory import OwnersKey, new_capture, owner_of, whose_are_listed
 from kinetod.captures.request.polled_targets import PolledTargets
 from kinetod.captures.request.target_resolution import Resolved, TargetRequest, check_known, resolve, still_there
 from kinetod.captures.result.decode_pool import RAW_KEPT

@@ -14,8 +14,7 @@ from kinetod.captures.live_capture import Running, TracedTarget
 from kinetod.captures.request.capture_spec import CaptureRequest
 from kinetod.captures.request.target_resolution import Resolved
 from kinetod.captures.store_shares import StoreShares
-from kinetod.captures.target.arena_reader import stored_bytes
-from kinetod.captures.target.record_spool import DiskFull
+from kinetod.captures.target.record_spool import DiskFull, stored_bytes
 from kinetod.captures.target.services import Services
 from kinetod.captures.target.target_run import TargetRun
 from kinetod.permissions.role_policy import Caller

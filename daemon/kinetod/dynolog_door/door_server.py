@@ -34,9 +34,8 @@ from kinetod.base.errors import StartError
 from kinetod.base.logs import Tally, text_lines
 from kinetod.base.safe_text import clean
 from kinetod.config.addresses import ListenAddress
-from kinetod.dynolog_door.door_service import Answer
+from kinetod.dynolog_door.door_service import PREFIX, Answer, BadFrame, body_size, frame
 from kinetod.dynolog_door.log_files import BackgroundTasks
-from kinetod.dynolog_door.requests import PREFIX, BadFrame, body_size, frame
 from kinetod.permissions.caller_limits import RequestRate, full, less
 from kinetod.permissions.role_policy import Via
 

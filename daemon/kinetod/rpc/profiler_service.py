@@ -18,7 +18,7 @@ from kinetod.captures.manager import CaptureManager
 from kinetod.config.settings import Settings
 from kinetod.permissions.caller_limits import Shares
 from kinetod.permissions.role_policy import Caller, Role
-from kinetod.processes.telemetry_variables import checked_trace_parent
+from kinetod.processes.process_info import checked_trace_parent
 from kinetod.rpc.diagnose_host import Diagnoser, HostDiagnoser
 from kinetod.rpc.error_status import Context, streaming, unary
 from kinetod.rpc.watch_counters import CounterWatcher

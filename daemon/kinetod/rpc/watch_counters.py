@@ -29,10 +29,9 @@ from kinetod.base.errors import (
     Reason,
     invalid,
 )
-from kinetod.captures.counters.capture_counters import CounterSource
+from kinetod.captures.counters.capture_counters import CounterSource, left_out_metrics, metrics_of
 from kinetod.captures.counters.counter_request import checked_sampling
 from kinetod.captures.counters.gpu_access import why_strange
-from kinetod.captures.counters.recovered_counters import left_out_metrics, metrics_of
 from kinetod.config.settings import Settings
 from kinetod.counters.counter_client import CounterSession, GpuList
 from kinetod.counters.interface import (

@@ -30,8 +30,7 @@ from kinetod.captures.counters.capture_counters import CounterSource
 from kinetod.captures.counters.gpu_access import GpuAccess
 from kinetod.captures.manager import CaptureManager, no_such_capture
 from kinetod.captures.result.decode_pool import WorkerPool
-from kinetod.captures.target.profiler_conflicts import Conflicts
-from kinetod.captures.target.services import Services
+from kinetod.captures.target.services import Conflicts, Services
 from kinetod.config.addresses import ListenAddress
 from kinetod.config.settings import Config, Settings
 from kinetod.gpus.gpu_reader import GpuReader

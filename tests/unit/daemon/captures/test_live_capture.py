@@ -1,15 +1,39 @@
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kinetod.base.errors import InvalidRequest
-from kinetod.captures.live_capture import check_start
+from kinetod.captures.live_capture import NOBODY, OwnersKey, check_start, owner_of, whose_are_listed
 from kinetod.config.settings import Config
+from kinetod.permissions.role_policy import Role
+from support.service.callers import caller
 
 SECOND_NS = 10**9
 NOW_NS = 1_800_000_000 * SECOND_NS
 CONFIG = Config(listen=(), agent_socket=Path("/a"), state_dir=Path("/s"))
+
+
+@pytest.mark.parametrize(
+    ("uid", "roles", "owner", "listed"),
+    [
+        (1000, {Role.OWN}, 1000, 1000),
+        (0, {Role.JOBS}, 0, 0),
+        (1000, {Role.OWN, Role.VIEWER}, 1000, None),
+        (None, {Role.ADMIN}, os.geteuid(), None),
+        (None, {Role.PODS}, os.geteuid(), NOBODY),  # not those of the daemon's user
+    ],
+)
+def test_a_caller_owns_and_lists_captures_by_uid(
+    uid: int | None, roles: set[Role], owner: int, listed: int | None
+) -> None:
+    who = caller(uid, roles)
+    assert (owner_of(who), whose_are_listed(who)) == (owner, listed)
+
+
+def test_two_owners_may_use_the_same_key() -> None:
+    assert [OwnersKey("k", 1).stored, OwnersKey("k", 2).stored, OwnersKey("", 1).stored] == ["1:k", "2:k", ""]
 
 
 def refused_field(*, by_iteration: bool = False, options: pb.Options | None = None, **start: Any) -> str | None:

@@ -10,7 +10,7 @@ import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kinetod.captures.result import decode_pool
 from kinetod.captures.result.decode_pool import DecodeError, WorkerPool
-from kinetod.captures.target.arena_reader import stored_bytes
+from kinetod.captures.target.record_spool import stored_bytes
 from kinetod.sandbox import confinement
 from support.waiting import soon
 

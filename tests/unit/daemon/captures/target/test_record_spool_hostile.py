@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from kineto_agent.protocol import arena
-from kinetod.captures.target.arena_reader import MAX_BUFFER_BYTES, ArenaReader, BadArena
+from kinetod.captures.target.record_spool import MAX_BUFFER_BYTES, ArenaReader, BadArena
 from support.machine.usage import rss_bytes
 
 BUFFER_BYTES, BUFFERS, STRINGS_BYTES = 64 << 10, 32, 64 << 10
