@@ -30,10 +30,12 @@ from urllib.parse import parse_qsl, quote, urlsplit
 
 from kineto_protos.plain import plain
 from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.store.output_formats import SUFFIXES
 from kineto_trace.store.upload_manifest import FLEET_LABEL
 
 from kinetod.base import metrics
 from kinetod.base.fair_slots import FairSlots, fair_share_key
+from kinetod.base.http_headers import headers_in, secrets_in
 from kinetod.base.safe_text import redacted
 from kinetod.config.settings import ALL_ENDS, Config, Settings
 from kinetod.hooks.command_hook import CommandHook, last_line, run_program
@@ -49,7 +51,7 @@ from kinetod.hooks.hook_types import (
     HookResult,
 )
 from kinetod.hooks.http_post import ReceiverAnswer
-from kinetod.hooks.profile_hook import ProfileHook
+from kinetod.hooks.profile_sender import ProfileDelivery
 from kinetod.hooks.webhook_sender import Delivery
 from kinetod.supervise import child
 
@@ -60,7 +62,8 @@ STOP_S = 3.0
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 60.0
 _PREFIX = "CAPTURE_STATUS_"
-_COMMAND = child.python("kinetod.hooks.webhook_sender")
+_WEBHOOK_COMMAND = child.python("kinetod.hooks.webhook_sender")
+_PROFILE_COMMAND = child.python("kinetod.hooks.profile_sender")
 _OWN_S = 2.0  # additional time for the process itself
 _SECRET_CHARS = 16  # of a path component: chat services put their token there
 _HIDDEN = "…"
@@ -297,18 +300,92 @@ class WebhookHook:
             timeout_s=timeout_s,
         )
         data = json.dumps(asdict(delivery)).encode() + b"\n" + ended.body
+        return await _tried(_WEBHOOK_COMMAND, data, timeout_s, self._read, lambda: self._hidden)
+
+    def _read(self, output: bytes) -> ReceiverAnswer | None:
         try:
-            found = await run_program(_COMMAND, data, os.environ, timeout_s + _OWN_S)
-        except OSError as exc:
-            return HookOutcome(result=HookResult.FAILED, text=f"cannot be called: {exc}", again=True)
-        if found.status is None:
-            return HookOutcome(result=HookResult.TIMEOUT, text=f"did not answer within {timeout_s:g} s", again=True)
-        try:
-            answer = ReceiverAnswer(**json.loads(found.output.splitlines()[-1]))
+            return ReceiverAnswer(**json.loads(output.splitlines()[-1]))
         except (ValueError, TypeError, IndexError):
-            text = f"cannot be called: its process ended with status {found.status}{last_line(found.output)}"
-            return HookOutcome(result=HookResult.FAILED, text=text, again=True)
-        if not answer.text:
-            return HookOutcome(result=HookResult.OK)
-        text = redacted(answer.text, self._hidden)  # a receiver may repeat the address
-        return HookOutcome(result=HookResult.FAILED, text=text, again=answer.again, after_s=answer.after_s)
+            return None
+
+
+class ProfileHook:
+    """Sends one message for each target with a trace. Created anew for each capture, so it knows what it has sent."""
+
+    kind = "profiles"
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self.name = config.hook_profiles
+        self._sent: set[str] = set()
+
+    async def call(self, ended: Ended, timeout_s: float) -> HookOutcome:
+        """See Hook."""
+        config = self._config
+        delivery = ProfileDelivery(
+            address=config.hook_profiles,
+            folder=ended.variables[FOLDER_VARIABLE],
+            headers_file=str(config.hook_profiles_headers or ""),
+            ca_file=str(config.hook_profiles_ca or ""),
+            timeout_s=timeout_s,
+            memory_bytes=config.decode_memory_bytes,
+            sandbox=config.decode_sandbox,
+            targets=_with_trace(ended.body),
+            sent=sorted(self._sent),
+        )
+        data = json.dumps(asdict(delivery)).encode() + b"\n"
+        return await _tried(_PROFILE_COMMAND, data, timeout_s, self._read, self._secrets)
+
+    def _read(self, output: bytes) -> ReceiverAnswer | None:
+        """Notes which targets were sent, and returns the outcome, if there is one."""
+        answer = None
+        for line in output.splitlines():
+            try:
+                told = json.loads(line)
+                if "sent" in told:
+                    self._sent.add(str(told["sent"]))
+                else:
+                    answer = ReceiverAnswer(**told)
+            except (ValueError, TypeError):
+                continue  # a line from elsewhere, such as a library's warning
+        return answer
+
+    def _secrets(self) -> frozenset[str]:
+        path = self._config.hook_profiles_headers
+        try:
+            return frozenset(secrets_in(headers_in(path.read_bytes()) if path is not None else {}))
+        except (OSError, ValueError):
+            return frozenset()
+
+
+def _with_trace(body: bytes) -> list[str]:
+    """Returns the names of the folders of targets with a trace."""
+    return [
+        f"{target['pid']}-{target['start_time_ns']}"
+        for target in json.loads(body)["targets"]
+        if any(file["format"] in SUFFIXES for file in target["files"])
+    ]
+
+
+async def _tried(
+    command: Sequence[str],
+    data: bytes,
+    timeout_s: float,
+    read: Callable[[bytes], ReceiverAnswer | None],
+    secrets: Callable[[], frozenset[str]],
+) -> HookOutcome:
+    """One try by a process that sends. secrets: a receiver may repeat the address, or a header."""
+    try:
+        found = await run_program(command, data, os.environ, timeout_s + _OWN_S)
+    except OSError as exc:
+        return HookOutcome(result=HookResult.FAILED, text=f"cannot be called: {exc}", again=True)
+    answer = read(found.output)
+    if found.status is None:
+        return HookOutcome(result=HookResult.TIMEOUT, text=f"did not answer within {timeout_s:g} s", again=True)
+    if answer is None:
+        text = f"cannot be called: its process ended with status {found.status}{last_line(found.output)}"
+        return HookOutcome(result=HookResult.FAILED, text=redacted(text, secrets()), again=True)
+    if not answer.text:
+        return HookOutcome(result=HookResult.OK)
+    text = redacted(answer.text, secrets())
+    return HookOutcome(result=HookResult.FAILED, text=text, again=answer.again, after_s=answer.after_s)
