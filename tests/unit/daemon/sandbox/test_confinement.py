@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from kinetod.attach.attach_types import Status
 from kinetod.captures.result import decode_pool
-from kinetod.host_checks.sandbox_check import findings
+from kinetod.host_checks.daemon_checks import sandbox_findings
 from kinetod.sandbox import confinement, landlock, seccomp_filter
 from kinetod.sandbox.confinement import CannotConfine, Limits, Support, support
 
@@ -34,7 +34,7 @@ def test_what_is_missing_is_told_with_its_cost() -> None:
     ],
 )
 def test_the_doctor_says_it(found: Support, status: Status, says: str) -> None:
-    (finding,) = findings(found)
+    (finding,) = sandbox_findings(found)
     assert (finding.name, finding.status) == ("sandbox", status)
     assert finding.detail.startswith(says)
 

@@ -1,15 +1,47 @@
 """The daemon's rights on this host."""
 
+import os
 from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from kinetod.attach.attach_types import Finding, Status
 from kinetod.attach.inspect.process_inspection import Seccomp
 from kinetod.host_checks.check_protocol import CheckQuestion
-from kinetod.host_checks.rights_check import Rights, findings, read
+from kinetod.host_checks.daemon_checks import Rights, check_store, read, rights_findings
 from support.service.subjects import own_facts
 
 EVERYTHING = frozenset({"CAP_SYS_PTRACE", "CAP_SYS_ADMIN", "CAP_DAC_READ_SEARCH"})
+
+
+def store_found(store: Path, needed: int = 0) -> Finding:
+    (one,) = check_store(CheckQuestion(daemon_pid=1, store=str(store), needed_bytes=needed, helper=False))
+    return one
+
+
+def test_a_disk_with_room_is_in_order(tmp_path: Path) -> None:
+    assert store_found(tmp_path).status is Status.OK
+
+
+def test_too_little_room_is_a_problem_and_little_more_a_note(tmp_path: Path) -> None:
+    free = os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_frsize
+    assert store_found(tmp_path, 2 * free).status is Status.PROBLEM
+    assert store_found(tmp_path, free // 2).status is Status.NOTE
+
+
+def test_a_disk_without_room_for_files_or_that_is_read_only_is_a_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = {"f_bavail": 10**9, "f_frsize": 4096, "f_blocks": 10**9, "f_files": 10**6, "f_favail": 10, "f_flag": 0}
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(**disk))
+    assert (store_found(tmp_path).status, "10 more files" in store_found(tmp_path).detail) == (Status.PROBLEM, True)
+    disk |= {"f_favail": 10**6, "f_flag": os.ST_RDONLY}
+    assert (store_found(tmp_path).status, "cannot be written" in store_found(tmp_path).detail) == (Status.PROBLEM, True)
+
+
+def test_a_folder_that_is_not_there_is_a_problem(tmp_path: Path) -> None:
+    assert store_found(tmp_path / "none").detail == f"{tmp_path}/none: No such file or directory"
 
 
 def question(**changes: object) -> CheckQuestion:
@@ -21,12 +53,12 @@ def found(
     name: str, asked: CheckQuestion | None = None, rights: Mapping[str, object] | None = None, **own: object
 ) -> Finding:
     facts = Rights(**{"own": own_facts(**own), "foreign": (), **(rights or {})})  # type: ignore[arg-type]
-    (one,) = (each for each in findings(facts, asked or question()) if each.name == name)
+    (one,) = (each for each in rights_findings(facts, asked or question()) if each.name == name)
     return one
 
 
 def test_this_process_is_read() -> None:
-    assert [each.name for each in findings(read(), question())] == [
+    assert [each.name for each in rights_findings(read(), question())] == [
         *("permissions", "ptrace_scope", "seccomp", "namespaces", "python")
     ]
 

@@ -1,15 +1,23 @@
-"""Checks what the daemon may do with processes: its user, capabilities, Yama, seccomp, namespaces, and its Python."""
+"""Checks what the daemon itself may do and has.
+
+With processes: its user, capabilities, Yama, seccomp, namespaces, and its Python. With hostile data: whether its
+decoders can be confined. And the disk that captures are stored on.
+"""
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from kineto_trace.base.quantities import format_size
+
 from kinetod.attach.attach_types import NEWEST_TRIED, Finding, Status
 from kinetod.attach.inspect import process_inspection
 from kinetod.attach.inspect.process_inspection import PROC, OwnFacts
 from kinetod.host_checks.check_protocol import CheckQuestion
+from kinetod.sandbox.confinement import Support, support
 
 # The first namespaces' numbers are the same on every Linux (include/linux/proc_ns.h).
 _FIRST = {"pid": 4026531836, "user": 4026531837, "cgroup": 4026531835}
@@ -27,6 +35,52 @@ _COSTS = {
         "give its container the host's (--cgroupns=host)",
     ),
 }
+_ADVICE = (
+    "Landlock needs Linux 5.13 with `landlock` among lsm= on its command line; a container's or unit's own filter must "
+    "let landlock_* and seccomp through. captures.decode_sandbox decides what kinetod does without them"
+)
+_SPARE = 4  # times what a capture needs to begin; less is worth a note
+_FEW_FILES = 1000  # a capture takes a few dozens
+
+
+def check_store(question: CheckQuestion) -> Iterator[Finding]:
+    """One finding: whether captures can be stored. Blocks while the disk does not answer."""
+    name, store = "store", Path(question.store)
+    free = "free space on the disk, `kinetoctl captures delete`, or shorten the retention ([store] in config.toml)"
+    try:
+        status = os.statvfs(store)
+    except OSError as exc:
+        yield Finding(name, Status.PROBLEM, f"{store}: {exc.strerror}", "check that its disk is mounted")
+        return
+    available, size = status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
+    detail = f"{format_size(available)} of {format_size(size)} are free on the disk of {store}"
+    if status.f_flag & os.ST_RDONLY or not os.access(store, os.W_OK | os.X_OK, effective_ids=True):
+        yield Finding(name, Status.PROBLEM, f"{store} cannot be written", "check its owner, mode and mount")
+    elif available < question.needed_bytes:
+        needed = format_size(question.needed_bytes)
+        yield Finding(name, Status.PROBLEM, f"{detail}: captures are refused below {needed}", free)
+    elif status.f_files and status.f_favail < _FEW_FILES:
+        yield Finding(name, Status.PROBLEM, f"{detail}, but there is room for only {status.f_favail} more files", free)
+    elif available < _SPARE * question.needed_bytes:
+        needed = format_size(question.needed_bytes)
+        yield Finding(name, Status.NOTE, f"{detail}; captures are refused below {needed}", free)
+    else:
+        yield Finding(name, Status.OK, detail)
+
+
+def check_sandbox(_question: CheckQuestion) -> Iterable[Finding]:
+    """Asks the kernel from a child of the daemon."""
+    return sandbox_findings(support())
+
+
+def sandbox_findings(found: Support) -> Iterator[Finding]:
+    """The finding about the sandbox."""
+    name = "sandbox"
+    if found.missing:
+        detail = f"decoders are not fully confined: {'; '.join(found.missing)}"
+        yield Finding(name, Status.NOTE, detail, _ADVICE)
+    else:
+        yield Finding(name, Status.OK, f"decoders are confined by {found.present}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,12 +104,12 @@ def read(proc: Path = PROC) -> Rights:
     )
 
 
-def check(question: CheckQuestion) -> Iterable[Finding]:
+def check_rights(question: CheckQuestion) -> Iterable[Finding]:
     """The findings about the daemon's rights."""
-    return findings(read(), question)
+    return rights_findings(read(), question)
 
 
-def findings(rights: Rights, question: CheckQuestion) -> Iterator[Finding]:
+def rights_findings(rights: Rights, question: CheckQuestion) -> Iterator[Finding]:
     """The findings, each before those that it explains."""
     yield _permissions(rights.own, question)
     yield _ptrace_scope(rights.own, question)
