@@ -38,7 +38,7 @@ from kinetod.base.fair_slots import FairSlots
 from kinetod.base.instance_lock import Lock
 from kinetod.base.unix_sockets import BriefTurns
 from kinetod.captures.counters.capture_counters import CounterSource
-from kinetod.captures.counters.gpu_access import GpuAccess
+from kinetod.captures.counters.counter_request import GpuAccess
 from kinetod.captures.manager import CaptureManager, no_such_capture
 from kinetod.captures.result.decode_pool import Bounds, WorkerPool
 from kinetod.captures.result.lifecycle import Keeping
@@ -52,7 +52,7 @@ from kinetod.host_checks.check_runner import HostLooker
 from kinetod.plugins.plugin_loader import load as load_plugins
 from kinetod.rpc.diagnose_host import Diagnoser, HostDiagnoser
 from kinetod.rpc.grpc_server import RpcServer
-from kinetod.rpc.profiler_service import ProfilerService
+from kinetod.rpc.profiler_service import HostInfo, ProfilerService, read_gpus
 from kinetod.rpc.watch_counters import CounterWatcher
 from kinetod.rpc.watch_host import HostWatcher
 from kinetod.sandbox.confinement import support
@@ -61,7 +61,6 @@ from kinetod.store.capture_store import LOCK_FILE, Store
 from kinetod.store.path_guard import check_store
 from kinetod.store.retention import Retention
 from kinetod.telemetry.health import PROBE_PERIOD_S, Health, HealthReport
-from kinetod.telemetry.host_info import HostInfo, read_gpus
 from kinetod.uploads.upload_queue import Uploader
 from kinetod.uploads.worker_client import RemoteReader, UploadWorker, worker_environ, worker_options
 from kinetod.wiring.access_wiring import make_access, make_kubernetes

@@ -1,6 +1,8 @@
 """A capture that has not ended: its initial state and owner, the interface to its targets, and its watchers.
 
 Theory of operation
+    Each target is recorded by its agent, or by its own libkineto: `TargetRuns` creates the runs of a new capture.
+
     Each watcher has one flag per target, so that a slow watcher costs nothing.
 
     A client that traces many hosts at once arms a capture on each, checks the results, and starts them all at one time
@@ -16,24 +18,34 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from kineto_agent.protocol import wire
 from kineto_protos.alignment import NEVER, Aligned, Sample
 from kineto_protos.v1 import profiler_pb2 as pb
-from kineto_trace.base.quantities import format_duration
+from kineto_trace.base.quantities import format_duration, format_size
 from kineto_trace.model.target_info import MAX_OFFSET_NS
 
 from kinetod.agents.agent_hub import ConnectedAgent
+from kinetod.attach.attach_types import Approval
 from kinetod.base.errors import Precondition, Reason, VerdictReason, invalid
-from kinetod.captures.counters.capture_counters import AGREED_S, BEGIN_S, CaptureCounters
-from kinetod.captures.request.capture_spec import MAX_ITERATIONS, check_start_time
+from kinetod.captures.counters.capture_counters import AGREED_S, BEGIN_S, CaptureCounters, CounterSource, file_bytes
+from kinetod.captures.counters.counter_request import SamplingRequest
+from kinetod.captures.kineto_target.kineto_recorder import KinetoRecorder
+from kinetod.captures.kineto_target.kineto_run import KinetoRun
+from kinetod.captures.request.capture_spec import MAX_ITERATIONS, CaptureRequest, check_start_time
 from kinetod.captures.request.target_resolution import Resolved
 from kinetod.captures.result.verdict import Ending, EndState
+from kinetod.captures.store_shares import StoreShares
 from kinetod.captures.target.collection import STOP_GRACE_S
+from kinetod.captures.target.record_spool import DiskFull, stored_bytes
+from kinetod.captures.target.services import Services
+from kinetod.captures.target.target_run import TargetRun
 from kinetod.config.settings import Config
 from kinetod.permissions.role_policy import Action, Caller, sees_all
+from kinetod.store.capture_store import Store, key_of
 
 OBSERVED_S = 0.2
 SAMPLES = 5
@@ -388,4 +400,95 @@ class Running:
             max(1, start_ns - spec.warmup_ns) if start_ns else 0,
             patience_s=AGREED_S if agreed else BEGIN_S,
             asked_anew=asked is not None,  # kinetod-counters may answer by now
+        )
+
+
+class TargetRuns:
+    """Creates runs. recorder: None if no process polls."""
+
+    def __init__(self, store: Store, services: Services, shares: StoreShares, recorder: KinetoRecorder | None) -> None:
+        self._store = store
+        self._services = services
+        self._shares = shares
+        self._recorder = recorder
+
+    def new(
+        self, running: Running, request: CaptureRequest, targets: Sequence[Resolved], caller: Caller
+    ) -> list[TracedTarget]:
+        """Creates the runs of the targets without a problem, whose processes are busy from now on."""
+        if request.counters is not None and self._services.counters is not None:
+            running.counters = self._sampled(running, request.counters, self._services.counters, caller)
+        runs = []
+        for number, resolved in enumerate(targets):
+            if resolved.problem is None:
+                run = self._run(running, request, number, resolved)
+                run.attach()
+                runs.append(run)
+        return runs
+
+    def _sampled(
+        self, running: Running, request: SamplingRequest, source: CounterSource, caller: Caller
+    ) -> CaptureCounters:
+        config, owner_uid = self._services.config, running.capture.owner_uid
+
+        def check() -> None:
+            try:
+                self._shares.check_left(owner_uid, admin=running.unlimited)
+            except DiskFull as exc:
+                raise OSError(str(exc)) from exc
+            if self._services.free_bytes() <= config.min_free_bytes:
+                raise OSError(f"less than {format_size(config.min_free_bytes)} is free (kinetod --min-free-bytes)")
+
+        return CaptureCounters(
+            source,
+            request,
+            capture=running.capture,
+            caller=caller,
+            max_bytes=file_bytes(config.max_trace_bytes),
+            check=check,
+            on_change=running.watchers.renewed,
+        )
+
+    def _run(self, running: Running, request: CaptureRequest, number: int, resolved: Resolved) -> TracedTarget:
+        capture = running.capture
+        target = capture.targets[number]
+
+        def changed() -> None:
+            running.live_bytes = sum(stored_bytes(each) for each in capture.targets)
+            running.watchers.changed(number)
+
+        directory = self._store.target_dir(capture.id, key_of(target))
+        check_share = partial(self._shares.check_left, capture.owner_uid, admin=running.unlimited)
+        counters = running.counters.add(target.pid, directory) if running.counters is not None else None
+        if resolved.polling is not None:
+            assert self._recorder is not None and resolved.approved is not None  # otherwise it has a problem
+            return KinetoRun(
+                self._services,
+                self._recorder,
+                capture_id=capture.id,
+                target=target,
+                process=resolved.polling,
+                start=request.recording._replace(capture_id=capture.id),
+                spec=capture.spec,
+                formats=request.formats,
+                directory=directory,
+                approval=Approval(resolved.approved, resolved.administrator),
+                on_change=changed,
+                check_share=check_share,
+                counters=counters,
+            )
+        assert resolved.agent is not None  # otherwise it has a problem
+        return TargetRun(
+            self._services,
+            capture_id=capture.id,
+            target=target,
+            agent=resolved.agent,
+            start=request.recording._replace(capture_id=capture.id),
+            formats=request.formats,
+            labels=dict(capture.spec.labels),
+            directory=directory,
+            on_change=changed,
+            check_share=check_share,
+            approved=resolved.approved,
+            counters=counters,
         )

@@ -41,6 +41,7 @@ from kinetod.captures.live_capture import (
     Arming,
     OwnersKey,
     Running,
+    TargetRuns,
     TracedTarget,
     new_capture,
     not_startable,
@@ -56,8 +57,14 @@ from kinetod.captures.request.capture_spec import (
     request_hash,
     with_trace_parent,
 )
-from kinetod.captures.request.polled_targets import PolledTargets
-from kinetod.captures.request.target_resolution import Resolved, TargetRequest, check_known, resolve, still_there
+from kinetod.captures.request.target_resolution import (
+    PolledTargets,
+    Resolved,
+    TargetRequest,
+    check_known,
+    resolve,
+    still_there,
+)
 from kinetod.captures.result.decode_pool import RAW_KEPT
 from kinetod.captures.result.fetch import fetch
 from kinetod.captures.result.lifecycle import Keeping
@@ -65,7 +72,6 @@ from kinetod.captures.result.verdict import KEPT, Ending, EndState, capture_stat
 from kinetod.captures.store_shares import StoreShares
 from kinetod.captures.target.recovery import recover_target
 from kinetod.captures.target.services import Services
-from kinetod.captures.target_runs import TargetRuns
 from kinetod.config.settings import Config, Settings
 from kinetod.permissions import caller_limits
 from kinetod.permissions.role_policy import Caller, Resource, Role

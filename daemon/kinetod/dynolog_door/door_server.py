@@ -65,7 +65,7 @@ UNKNOWN, UNANSWERED = "unknown", "unanswered"
 # CONNECTIONS_PER_SECOND; ALL may be open in total, an eighth more for clients without any, and another for root and the
 # daemon's own user, who are exempt from the other limits. Further ones are closed at once.
 #
-# A client that has been refused as one too many by the limits of all calls (`call_limits`) is not read from for a
+# A client that has been refused as one too many by the limits of all calls (`CallTracker`) is not read from for a
 # while, as at the gRPC listeners.
 class ClientLimits:
     """Counts connections. is_admin: whether a peer is exempt."""

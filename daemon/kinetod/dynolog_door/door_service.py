@@ -30,8 +30,7 @@ from kineto_trace.base.visible_text import one_line
 from kineto_trace.store.output_formats import LogFile, parse_log_file
 
 from kinetod import __version__
-from kinetod.access.call_gate import Authorizer
-from kinetod.access.call_limits import CallTracker
+from kinetod.access.call_gate import Authorizer, CallTracker
 from kinetod.base import metrics
 from kinetod.base.errors import KinetodError, NotPermitted, Reason, invalid
 from kinetod.base.fair_slots import FairSlots

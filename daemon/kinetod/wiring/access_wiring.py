@@ -11,8 +11,7 @@ from typing import Any
 from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetod.access.audit_log import AuditLog
-from kinetod.access.call_gate import Authorizer, ResourceOf
-from kinetod.access.call_limits import CallTracker
+from kinetod.access.call_gate import Authorizer, CallTracker, ResourceOf
 from kinetod.access.callers import Callers
 from kinetod.access.connections.certificates import Certificates, TlsFiles
 from kinetod.access.connections.connection_proxy import ConnectionProxy, Listener, PrivateFolder

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from kineto_protos.v1 import profiler_pb2 as pb
 
-from kinetod.access.call_gate import Authorizer
-from kinetod.access.call_limits import CallTracker
+from kinetod.access.call_gate import Authorizer, CallTracker
 from kinetod.access.callers import Callers
 from kinetod.access.peers import Peer
 from kinetod.attach.attach_types import Finding, Status

@@ -10,7 +10,7 @@ Theory of operation
     there and closes its files; `release` closes them at once. With the last one of a GPU its sampling ends.
 
     Every LOOK_S, and when a window is over, the driver is asked again which processes are on the GPUs
-    (gpu_access.AccessWatch). Another user's process ends the sampling of its GPU, and files end at the last check
+    (counter_request.AccessWatch). Another user's process ends the sampling of its GPU, and files end at the last check
     before it.
 
     Power, clocks and throttling of the same GPUs, for the same callers, are read at the same time into files of their
@@ -48,8 +48,15 @@ from kineto_trace.spool.counter_samples import (
 )
 
 from kinetod.base.safe_text import clean
-from kinetod.captures.counters.counter_request import MAX_SAMPLES, SamplingRequest
-from kinetod.captures.counters.gpu_access import SINCE, AccessWatch, GpuAccess, UsedGpu, why_strange
+from kinetod.captures.counters.counter_request import (
+    MAX_SAMPLES,
+    SINCE,
+    AccessWatch,
+    GpuAccess,
+    SamplingRequest,
+    UsedGpu,
+    why_strange,
+)
 from kinetod.counters.counter_client import CounterClient
 from kinetod.counters.counter_recording import CounterRecording, RecordedGpu, record_counters, refusal
 from kinetod.counters.interface import CounterCode, CounterError, CounterPlan

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 from kinetod.access.audit_log import AuditLog
-from kinetod.access.call_limits import PENALTY_S, CallTracker
+from kinetod.access.call_gate import PENALTY_S, CallTracker
 from kinetod.access.callers import Callers, CallerStatus
 from kinetod.base import metrics
 from kinetod.base.errors import Exhausted, Reason

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from kinetod.hooks import command_hook
-from kinetod.hooks.command_hook import MAX_OUTPUT_BYTES, NICE, Exit, last_line, run_program
+from kinetod.hooks import hook_runner
+from kinetod.hooks.hook_runner import MAX_OUTPUT_BYTES, NICE, Exit, last_line, run_program
 from support.machine.descriptors import open_files
 from support.waiting import scaled, soon, until
 
@@ -46,7 +46,7 @@ def test_it_has_a_low_priority() -> None:
 
 
 def test_at_its_deadline_it_is_asked_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command_hook, "_TERM_GRACE_S", scaled(20))
+    monkeypatch.setattr(hook_runner, "_TERM_GRACE_S", scaled(20))
     code = (
         "import os, signal, sys\n"
         "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n"

@@ -29,8 +29,7 @@ from kinetod.captures.counters.capture_counters import (
     file_bytes,
     recover_counters,
 )
-from kinetod.captures.counters.counter_request import SamplingRequest
-from kinetod.captures.counters.gpu_access import GpuAccess
+from kinetod.captures.counters.counter_request import GpuAccess, SamplingRequest
 from kinetod.counters import counter_client, sampler_server
 from kinetod.counters.counter_client import CounterClient
 from kinetod.counters.interface import CounterCode, CounterError, Sampling, WantedCounters
