@@ -114,7 +114,7 @@ class ClientLimits:
 
     def nonsense(self, peer: Peer, what: str) -> None:
         """Counts and logs input that is not a request."""
-        metrics.dynolog_request(UNKNOWN, UNANSWERED)
+        metrics.DYNOLOG_REQUESTS.labels(UNKNOWN, UNANSWERED).inc()
         text = f"a client of Dynolog, {peer.key}, got no answer: {clean(what, 200)}"
         self._tally.note((peer.key, UNANSWERED), {"text": text})
 

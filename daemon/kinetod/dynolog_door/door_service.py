@@ -401,7 +401,7 @@ class DynologService:
         request = read_object(body)
         function = function_of(request)
         answer, outcome = await self._answer(connection, function, request)
-        metrics.dynolog_request(function, outcome)
+        metrics.DYNOLOG_REQUESTS.labels(function, outcome).inc()
         return answer
 
     async def _answer(self, connection: str, function: str, request: Mapping[str, Any]) -> tuple[Answer, str]:

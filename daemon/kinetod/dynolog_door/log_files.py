@@ -190,7 +190,7 @@ class LogFiles:
 
     def _note(self, promise: FilePromise, uid: int, name: str, problem: str) -> None:
         path = str(PurePath(promise.directory, name))
-        metrics.dynolog_file(written=not problem)
+        metrics.DYNOLOG_FILES.labels("refused" if problem else "written").inc()
         facts = {"capture": promise.capture_id, "owner_uid": promise.uid, "target_uid": uid, "path": path}
         if problem:
             log.warning(

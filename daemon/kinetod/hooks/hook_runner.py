@@ -130,7 +130,7 @@ class HookRunner:
             place.task = task
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        metrics.hooks_waiting(self.waiting)
+        metrics.HOOKS_WAITING.set(self.waiting)
 
     def _displace(self, hook: Hook, places: "_Places", owner: str) -> bool:
         """Makes room by displacing a call of a user with many more; returns whether there is a slot now."""
@@ -144,7 +144,7 @@ class HookRunner:
 
     def _drop(self, hook: Hook, capture_id: str) -> None:
         log.error("hook %s: %d captures wait for it; it is not called for %s", hook.name, MAX_WAITING, capture_id)
-        metrics.hook_dropped(hook.kind)
+        metrics.HOOKS.labels(hook.kind, "dropped").inc()
 
     @property
     def waiting(self) -> int:
@@ -163,14 +163,14 @@ class HookRunner:
         except asyncio.CancelledError:
             if place in places.held:  # otherwise it was displaced, which has been counted
                 log.warning("hook %s of capture %s was ended, since the daemon is stopping", hook.name, capture.id)
-                metrics.hook_dropped(hook.kind)
+                metrics.HOOKS.labels(hook.kind, "dropped").inc()
             raise
         except Exception:
             log.exception("hook %s of capture %s failed", hook.name, capture.id)
         finally:
             if place in places.held:
                 places.held.remove(place)
-            metrics.hooks_waiting(self.waiting)
+            metrics.HOOKS_WAITING.set(self.waiting)
 
     def _ended(self, capture: pb.Capture, status: str) -> Ended:
         variables = {
@@ -208,7 +208,7 @@ class HookRunner:
             log.warning(
                 "hook %s of capture %s is not retried, since the daemon is stopping", hook.name, ended.capture_id
             )
-            metrics.hook_dropped(hook.kind)
+            metrics.HOOKS.labels(hook.kind, "dropped").inc()
             return
 
     async def _call(self, hook: Hook, ended: Ended) -> HookOutcome:

@@ -264,7 +264,7 @@ class WorkerPool:
                 except Crashed as exc:
                     log.error("decoding %s crashed its worker (%s)", target_dir, exc.how)
                     crash = exc.how
-                    metrics.worker_crashed()
+                    metrics.DECODER_CRASHES.inc()
                 except DecodeError as exc:
                     if exc.code != VerdictReason.DECODE_TIMEOUT:
                         forget_tries(target_dir)
