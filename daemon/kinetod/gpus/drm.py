@@ -227,9 +227,9 @@ def _kfd(gpus: tuple[DrmGpu, ...], sys: Path) -> Iterator[tuple[int, str, int | 
     processes = sys / "class/kfd/kfd/proc"
     ids = _kfd_ids(gpus, sys)
     for pid in [entry.name for entry in processes.glob("*") if entry.name.isdecimal()] if ids else ():
-        queues = [_text(path) for path in (processes / pid / "queues").glob("*/gpuid")]
+        queues = [text(path) for path in (processes / pid / "queues").glob("*/gpuid")]
         for number, address in ids.items():
-            memory = _text(processes / pid / f"vram_{number}")
+            memory = text(processes / pid / f"vram_{number}")
             yield int(pid), address, int(memory) if memory.isdecimal() else None, queues.count(number)
 
 
@@ -238,17 +238,11 @@ def _kfd_ids(gpus: tuple[DrmGpu, ...], sys: Path) -> dict[str, str]:
     by_minor = {gpu.render.removeprefix("renderD"): gpu.pci_bus_id for gpu in gpus if gpu.vendor == "amd"}
     found = {}
     for node in (sys / "class/kfd/kfd/topology/nodes").glob("*") if by_minor else ():
-        properties = dict(line.split(maxsplit=1) for line in _text(node / "properties").splitlines() if " " in line)
-        address, number = by_minor.get(properties.get("drm_render_minor", "")), _text(node / "gpu_id")
+        properties = dict(line.split(maxsplit=1) for line in text(node / "properties").splitlines() if " " in line)
+        address, number = by_minor.get(properties.get("drm_render_minor", "")), text(node / "gpu_id")
         if address and number not in ("", "0"):  # 0: a CPU
             found[number] = address
     return found
-
-
-def _text(path: Path) -> str:
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        return path.read_text().strip()
-    return ""
 
 
 class DrmGpus:

@@ -22,6 +22,7 @@ from kinetod.attach.inspect import cupti_search
 from kinetod.attach.inspect.process_inspection import PROC
 from kinetod.host_checks.check_protocol import CheckQuestion
 from kinetod.processes.drm_gpus import INTEGRATED, SYS, VENDORS, drm_gpus
+from kinetod.processes.proc_folder import text_of
 
 # Older drivers print the module's option, newer and open ones the driver's internal name.
 _RESTRICTED = re.compile(r"^(?:NVreg_)?(?:RestrictProfilingToAdminUsers|RmProfilingAdminOnly):\s*(\d+)", re.MULTILINE)
@@ -63,8 +64,8 @@ def _drivers(sys: Path) -> Finding:
     bound: Counter[str] = Counter()
     without: list[tuple[str, str]] = []  # address, vendor
     for device in sorted((sys / "bus/pci/devices").glob("*")):
-        vendor = _PCI_VENDORS.get(_text(device / "vendor"))
-        if vendor is None or not _text(device / "class").startswith(_CLASSES) or device.name.endswith(INTEGRATED):
+        vendor = _PCI_VENDORS.get(text_of(device / "vendor").strip())
+        if vendor is None or not text_of(device / "class").startswith(_CLASSES) or device.name.endswith(INTEGRATED):
             continue
         driver = (device / "driver").resolve().name if (device / "driver").exists() else ""
         if driver in VENDORS or driver in _PASSED_ON:
@@ -107,12 +108,6 @@ def _only_for(path: Path) -> str:
     with contextlib.suppress(KeyError):
         return f"the group {grp.getgrgid(status.st_gid).gr_name}"
     return f"the group {status.st_gid}"
-
-
-def _text(path: Path) -> str:
-    with contextlib.suppress(OSError):
-        return path.read_text(errors="replace").strip()
-    return ""
 
 
 def check_driver(_question: CheckQuestion) -> Iterable[Finding]:

@@ -21,6 +21,14 @@ def lines(content: bytes) -> list[str]:
     return content.decode("utf-8", "replace").split("\n")
 
 
+def text_of(path: Path) -> str:
+    """The text of a file in /proc or /sys; empty if it cannot be read."""
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
 class ProcessFolder:
     """Every method raises OSError if the process is gone or the kernel refuses. Blocking."""
 

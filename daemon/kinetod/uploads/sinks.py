@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
+from kineto_trace.base.atomic_files import fsync_directory
+
 from kinetod.store.path_guard import open_regular
 from kinetod.uploads.worker_protocol import BLOCK_BYTES, MAX_PARTS, PART_BYTES, LocalDamage, Progress, Stored
 
@@ -294,7 +296,7 @@ class FileSink(Sink):
             part_path.unlink()
             raise
         part_path.replace(path)
-        _sync_folder(path.parent)
+        fsync_directory(path.parent)
         return ""
 
     def put_bytes(self, data: bytes, target: str) -> None:
@@ -307,7 +309,7 @@ class FileSink(Sink):
             file.flush()
             os.fsync(file.fileno())
         part_path.replace(path)
-        _sync_folder(path.parent)
+        fsync_directory(path.parent)
 
 
 def sink_for(scheme: str, fs: Any, throttle: Share) -> Sink:
@@ -332,11 +334,3 @@ def _callback(progress: Progress) -> Any:
             progress(0)
 
     return Alive()
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
