@@ -52,9 +52,8 @@ from kinetod.host_checks.check_runner import HostLooker
 from kinetod.plugins.plugin_loader import load as load_plugins
 from kinetod.rpc.diagnose_host import Diagnoser, HostDiagnoser
 from kinetod.rpc.grpc_server import RpcServer
-from kinetod.rpc.profiler_service import HostInfo, ProfilerService, read_gpus
+from kinetod.rpc.profiler_service import HostInfo, HostWatcher, ProfilerService, read_gpus
 from kinetod.rpc.watch_counters import CounterWatcher
-from kinetod.rpc.watch_host import HostWatcher
 from kinetod.sandbox.confinement import support
 from kinetod.selection.process_registry import Registry
 from kinetod.store.capture_store import LOCK_FILE, Store
@@ -63,8 +62,7 @@ from kinetod.store.retention import Retention
 from kinetod.telemetry.health import PROBE_PERIOD_S, Health, HealthReport
 from kinetod.uploads.upload_queue import Uploader
 from kinetod.uploads.worker_client import RemoteReader, UploadWorker, worker_environ, worker_options
-from kinetod.wiring.access_wiring import make_access, make_kubernetes
-from kinetod.wiring.dynolog_wiring import make_dynolog_door, make_recorder, start_poll_door
+from kinetod.wiring.access_wiring import make_access, make_dynolog_door, make_kubernetes, make_recorder, start_poll_door
 from kinetod.wiring.metrics_wiring import json_log_findings, make_counters, open_json_log, start_metrics
 
 log = logging.getLogger(__name__)

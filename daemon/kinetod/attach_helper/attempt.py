@@ -36,7 +36,7 @@ from kinetod.attach.methods.pending_call import PendingCall
 from kinetod.attach.methods.python_entry import would_be_warned
 from kinetod.attach.policy import preconditions
 from kinetod.attach.policy.preconditions import suitable_image
-from kinetod.processes.proc_folder import lines
+from kinetod.processes.identity import lines
 
 log = logging.getLogger(__name__)
 FIRST_TURN_S = 0.25

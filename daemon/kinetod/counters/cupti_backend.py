@@ -26,7 +26,7 @@ from kinetod.counters.interface import (
 )
 from kinetod.counters.sample_rings import Failure, NativeLibraryError, RingWriter, load
 from kinetod.plugins.file_trust import problem_of, trusted_uids
-from kinetod.processes.proc_folder import text_of
+from kinetod.processes.identity import text_of
 
 CUDA = "libcuda.so.1"
 # Where the driver has no time trigger, the interval is in cycles of the system clock, which varies; samples carry their

@@ -6,7 +6,7 @@ from pathlib import Path
 from kinetod.base.safe_text import clean
 from kinetod.counters.interface import CounterDevice
 from kinetod.processes.drm_gpus import PROC, SYS, drm_gpus, nvidia_gpus
-from kinetod.processes.proc_folder import text_of
+from kinetod.processes.identity import text_of
 
 NVIDIA, AMD, INTEL = "nvidia", "amd", "intel"
 _NAMES = {AMD: "AMD GPU", INTEL: "Intel GPU"}

@@ -39,7 +39,7 @@ from kinetod.counters.sample_rings import ERROR, STOPPED, TOO_LONG, Failure, Nat
 from kinetod.gpus.intel import INSTALL as INSTALL_LOADER
 from kinetod.gpus.level_zero import LOST
 from kinetod.processes.drm_gpus import INTEGRATED, PROC, SYS, drm_gpus
-from kinetod.processes.proc_folder import text_of
+from kinetod.processes.identity import text_of
 
 NOT_PERMITTED = 0x70010000
 NOT_AVAILABLE = 0x70010001

@@ -22,8 +22,7 @@ from kinetod.base.safe_text import clean
 from kinetod.gpus.gpu_types import GpuProcess, GpuState, Snapshot
 from kinetod.kubernetes.pod_names import Held, called, matched
 from kinetod.processes.containers import PROC, Container, Names, container_of, names_of
-from kinetod.processes.identity import ProcessKey, start_time_ns
-from kinetod.processes.proc_folder import ProcessFolder
+from kinetod.processes.identity import ProcessFolder, ProcessKey, start_time_ns
 from kinetod.supervise.thread_deadline import WithinDeadline
 
 NAMES_DEADLINE_S = 0.2

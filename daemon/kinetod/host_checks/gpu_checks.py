@@ -22,7 +22,7 @@ from kinetod.attach.inspect import cupti_search
 from kinetod.attach.inspect.process_inspection import PROC
 from kinetod.host_checks.check_protocol import CheckQuestion
 from kinetod.processes.drm_gpus import INTEGRATED, SYS, VENDORS, drm_gpus
-from kinetod.processes.proc_folder import text_of
+from kinetod.processes.identity import text_of
 
 # Older drivers print the module's option, newer and open ones the driver's internal name.
 _RESTRICTED = re.compile(r"^(?:NVreg_)?(?:RestrictProfilingToAdminUsers|RmProfilingAdminOnly):\s*(\d+)", re.MULTILINE)

@@ -36,8 +36,7 @@ from kineto_protos import unix_peer
 from kinetod.base.safe_text import clean
 from kinetod.base.unix_sockets import remove_stale_socket
 from kinetod.kineto_ipc.poller_registry import MAX_DATAGRAM_BYTES, Sender
-from kinetod.processes.identity import PROC
-from kinetod.processes.proc_folder import lines
+from kinetod.processes.identity import PROC, lines
 
 NAME = b"\0dynolog\0"
 ABSTRACT_IN_PROC = "@dynolog@"  # NAME as /proc/net/unix writes it

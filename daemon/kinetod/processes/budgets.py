@@ -30,8 +30,7 @@ from pathlib import Path
 from kineto_trace.base.quantities import format_size
 
 from kinetod.processes.cgroups import V2, Group, groups
-from kinetod.processes.identity import PROC
-from kinetod.processes.proc_folder import lines
+from kinetod.processes.identity import PROC, lines
 
 _MIB = 1 << 20
 _EXEMPT = 1 << 21 | 1 << 24  # CAP_SYS_ADMIN, CAP_SYS_RESOURCE

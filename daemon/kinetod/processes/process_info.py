@@ -32,8 +32,7 @@ from kinetod.processes.accelerator_signs import OutsideSigns, shown
 from kinetod.processes.containers import Container, Names, container_in, pod_in, read_cgroups
 from kinetod.processes.credentials import Credentials
 from kinetod.processes.drm_gpus import RENDER_NODE, numbers_by_node
-from kinetod.processes.identity import PROC, ProcessKey, started_ns
-from kinetod.processes.proc_folder import ProcessFolder, lines
+from kinetod.processes.identity import PROC, ProcessFolder, ProcessKey, lines, started_ns
 
 Framework = Literal["", "torch", "jax", "tensorflow", "cupy"]
 # The first match counts: a program that uses torch may have loaded the others for its data.

@@ -31,8 +31,7 @@ from kinetod.base import metrics
 from kinetod.base.errors import VerdictReason
 from kinetod.base.fair_slots import FairSlots
 from kinetod.base.safe_text import clean, clean_code
-from kinetod.sandbox.confined_jobs import MAX_ANSWER_BYTES
-from kinetod.sandbox.confinement import most_output_bytes
+from kinetod.sandbox.confinement import MAX_ANSWER_BYTES, most_output_bytes
 from kinetod.supervise import child
 from kinetod.supervise.child import Crashed, TooLate, WarmChild
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 from kinetod.processes import process_info
-from kinetod.processes.identity import ProcessKey
-from kinetod.processes.proc_folder import ProcessFolder
+from kinetod.processes.identity import ProcessFolder, ProcessKey
 from kinetod.processes.process_info import (
     MAX_ATTRIBUTES,
     MAX_BYTES,
