@@ -38,13 +38,12 @@ from kinetod.base.fair_slots import FairSlots
 from kinetod.base.instance_lock import Lock
 from kinetod.base.unix_sockets import BriefTurns
 from kinetod.captures.counters.capture_counters import CounterSource
-from kinetod.captures.counters.gpu_access import GpuAccess
+from kinetod.captures.counters.counter_request import GpuAccess
 from kinetod.captures.manager import CaptureManager, no_such_capture
 from kinetod.captures.result.decode_pool import Bounds, WorkerPool
 from kinetod.captures.result.lifecycle import Keeping
-from kinetod.captures.target.profiler_conflicts import DEADLINE_S as CONFLICTS_S
-from kinetod.captures.target.profiler_conflicts import Conflicts
-from kinetod.captures.target.services import DeviceGraphs, Services
+from kinetod.captures.target.services import DEADLINE_S as CONFLICTS_S
+from kinetod.captures.target.services import Conflicts, DeviceGraphs, Services
 from kinetod.config.config_sources import LoadedConfig, Origin, Reloader
 from kinetod.config.settings import Config, Settings, serves_everybody, socket_mode
 from kinetod.gpus.gpu_reader import ContextHolders, GpuReader
@@ -53,21 +52,17 @@ from kinetod.host_checks.check_runner import HostLooker
 from kinetod.plugins.plugin_loader import load as load_plugins
 from kinetod.rpc.diagnose_host import Diagnoser, HostDiagnoser
 from kinetod.rpc.grpc_server import RpcServer
-from kinetod.rpc.profiler_service import ProfilerService
+from kinetod.rpc.profiler_service import HostInfo, HostWatcher, ProfilerService, read_gpus
 from kinetod.rpc.watch_counters import CounterWatcher
-from kinetod.rpc.watch_host import HostWatcher
 from kinetod.sandbox.confinement import support
 from kinetod.selection.process_registry import Registry
 from kinetod.store.capture_store import LOCK_FILE, Store
 from kinetod.store.path_guard import check_store
 from kinetod.store.retention import Retention
 from kinetod.telemetry.health import PROBE_PERIOD_S, Health, HealthReport
-from kinetod.telemetry.host_info import HostInfo, read_gpus
-from kinetod.uploads.remote_reader import RemoteReader
 from kinetod.uploads.upload_queue import Uploader
-from kinetod.uploads.worker_client import UploadWorker, worker_environ, worker_options
-from kinetod.wiring.access_wiring import make_access, make_kubernetes
-from kinetod.wiring.dynolog_wiring import make_dynolog_door, make_recorder, start_poll_door
+from kinetod.uploads.worker_client import RemoteReader, UploadWorker, worker_environ, worker_options
+from kinetod.wiring.access_wiring import make_access, make_dynolog_door, make_kubernetes, make_recorder, start_poll_door
 from kinetod.wiring.metrics_wiring import json_log_findings, make_counters, open_json_log, start_metrics
 
 log = logging.getLogger(__name__)

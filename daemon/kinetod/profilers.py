@@ -11,7 +11,7 @@ from pathlib import Path
 from kinetod.attach.attach_types import Finding, Status
 from kinetod.attach.inspect.process_inspection import PROC, mapped_paths, read_file
 from kinetod.base.safe_text import clean
-from kinetod.processes.proc_folder import ProcessFolder
+from kinetod.processes.identity import ProcessFolder
 from kinetod.processes.process_info import open_gpus
 from kinetod.processes.profiler_signs import (
     BY_PRODUCT,

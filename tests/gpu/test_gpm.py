@@ -16,7 +16,7 @@ import pynvml
 import pytest
 from kinetod.gpus.gpu_reader import GpuReader
 from kinetod.gpus.gpu_types import NAMES, GpuState, between
-from kinetod.gpus.nvml_gpm import LEAST_S, NOT_ALLOWED, GpmCounter
+from kinetod.gpus.nvml import LEAST_S, NOT_ALLOWED, GpmCounter
 from support.machine.gpus import torch_with_driver
 
 torch = torch_with_driver()

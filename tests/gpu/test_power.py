@@ -16,8 +16,7 @@ import numpy.typing as npt
 import pytest
 from kineto_trace.spool.counter_samples import CounterSamples, read_counter_samples
 from kinetod.counters.power.interface import PERIOD_NS
-from kinetod.counters.power.nvml_power import NvmlPower, open_nvml
-from kinetod.counters.power.power_process import MOST_SHARE
+from kinetod.counters.power.power_process import MOST_SHARE, NvmlPower, open_nvml
 from kinetod.counters.power.power_recording import record_power
 from kinetod.gpus.gpu_reader import GpuReader
 from support.machine.gpus import torch_with_driver

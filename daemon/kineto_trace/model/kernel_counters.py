@@ -1,7 +1,7 @@
 """The kernel's counters of the process while it was recorded: TargetInfo.kernel_counters.
 
 Theory of operation
-    The daemon reads the kernel's counters some ten times a second (kinetod/captures/target/kernel_readings.py). Two
+    The daemon reads the kernel's counters some ten times a second (kinetod/captures/target/target_description.py). Two
     consecutive readings bound an interval: interval k lies between times[k] and times[k + 1], and all figures are
     differences over it. A thread that neither ran nor waited for a CPU in an interval has no row for it.
 

@@ -1,18 +1,27 @@
-"""Turns a connection into a Caller: user and group names come from the system, roles from the settings."""
+"""Turns a connection into a Caller: user and group names come from the system, roles from the settings.
+
+Theory of operation
+    A web front end calls for the users of its pages. It names the user in gRPC metadata: USER_KEY once, with the name
+    of a user of this host, or CERTIFICATE_KEY for each name in the certificate that the user has shown, in the order in
+    which they count. Only those in `access.web_proxies` may do that; from others it is refused, not ignored, so that a
+    caller who meant to act for somebody else is not answered as itself. The user has the roles that a connection of the
+    same user would have, but no more than `access.web_proxy_roles`, and is never root or the daemon's own user.
+"""
 
 import asyncio
 import contextlib
 import grp
 import os
 import pwd
+import re
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
-from kinetod.access import delegation
-from kinetod.access.delegation import Behalf
+from kineto_protos.call_values import CERTIFICATE_KEY, CERTIFICATE_NAME, MAX_NAMES, USER_KEY, USER_NAME
+
 from kinetod.access.peers import Peer, unmapped
 from kinetod.access.token_users import KubernetesUsers
 from kinetod.base.errors import NotIdentified, NotPermitted, Reason
@@ -23,6 +32,9 @@ from kinetod.permissions.role_policy import PROCESS_ACTIONS, Action, Caller, Rol
 from kinetod.processes.identity import PROC
 from kinetod.processes.process_info import jobs_of
 
+KEYS = (USER_KEY, CERTIFICATE_KEY)
+_USER_NAME, _CERTIFICATE_NAME = re.compile(USER_NAME), re.compile(CERTIFICATE_NAME)
+_DOORS = (Via.UNIX, Via.TLS)  # listeners that identify the front end, not only the user of the host
 KEEP_NAMES_S = 60.0
 KEEP_JOBS_S = 2.0
 MAX_KEPT = 4096
@@ -31,6 +43,52 @@ Auth = Mapping[str, Iterable[bytes]]
 P = ParamSpec("P")
 K = TypeVar("K")
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Behalf:
+    """The user a call is made for: a user of this host, or the one whom these certificate names stand for."""
+
+    user: str = ""
+    certificates: tuple[str, ...] = ()
+
+    @property
+    def audited(self) -> dict[str, Any]:
+        """The facts for the audit log."""
+        return {"asked_user": self.user, "asked_certificate": ", ".join(self.certificates)}
+
+
+def is_asked(auth: Mapping[str, Iterable[bytes]]) -> bool:
+    """Whether a call claims to be made for somebody else."""
+    return any(True for key in KEYS for _ in auth.get(key, ()))
+
+
+def behalf(auth: Mapping[str, Iterable[bytes]]) -> Behalf | None:
+    """The user that the call claims to act for. None if that is inconsistent: two users, or an invalid name."""
+    users, names = (tuple(value.decode("ascii", "replace") for value in auth.get(key, ())) for key in KEYS)
+    if len(users) == 1 and not names and _USER_NAME.fullmatch(users[0]):
+        return Behalf(user=users[0])
+    if names and not users and len(names) <= MAX_NAMES and all(map(_CERTIFICATE_NAME.fullmatch, names)):
+        return Behalf(certificates=names)
+    return None
+
+
+def is_web_proxy(via: Via, name: str, web_proxies: Iterable[str]) -> bool:
+    """Whether a caller of this name, a user's or a certificate's, may speak for others."""
+    return via in _DOORS and name in web_proxies
+
+
+def refused(caller: Caller, asked: Behalf | None, why: str) -> NotPermitted:
+    """The refusal of a call for somebody else."""
+    error = NotPermitted(Reason.NOT_DELEGATED, f"{caller} may not call for {_shown(asked)}: {why}")
+    error.audited = asked.audited if asked is not None else {}
+    return error
+
+
+def _shown(asked: Behalf | None) -> str:
+    if asked is None:
+        return "somebody else"
+    return asked.user or f"the certificate {clean(', '.join(asked.certificates), 300)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +144,7 @@ class Callers:
         peer = self._peer_of(connection)
         if peer is None:
             return ""
-        if (asked := delegation.behalf(auth)) is not None:
+        if (asked := behalf(auth)) is not None:
             await self._introduce_page_user(peer, auth, asked)
         if peer.via is not Via.KUBERNETES or self._kubernetes is None:
             return ""
@@ -134,7 +192,7 @@ class Callers:
                 "the daemon does not know this connection; connect to one of the addresses of `kinetod --listen`",
             )
         caller = await self._itself(peer, auth, action, pods)
-        if delegation.is_asked(auth):
+        if is_asked(auth):
             caller = await self._for_page_user(caller, auth)
         if caller.refusal is not None or peer.via is Via.KUBERNETES:
             return caller
@@ -160,12 +218,12 @@ class Callers:
 
     async def _for_page_user(self, proxy: Caller, auth: Auth) -> Caller:
         """The end user that a web proxy calls for, or the caller marked as refused."""
-        asked = delegation.behalf(auth)
+        asked = behalf(auth)
         try:
-            if not delegation.is_web_proxy(proxy.via, proxy.name or proxy.user, self._settings.current.web_proxies):
-                raise delegation.refused(proxy, asked, "access.web_proxies does not name this caller")
+            if not is_web_proxy(proxy.via, proxy.name or proxy.user, self._settings.current.web_proxies):
+                raise refused(proxy, asked, "access.web_proxies does not name this caller")
             if asked is None:
-                raise delegation.refused(proxy, asked, "the metadata does not name one user")
+                raise refused(proxy, asked, "the metadata does not name one user")
             return await (self._page_user if asked.user else self._page_certificate)(proxy, asked)
         except NotPermitted as exc:
             return replace(proxy, refusal=exc)
@@ -180,7 +238,7 @@ class Callers:
         certificates: Mapping[str, Grant] = self._settings.current.certificates
         name = next((each for each in asked.certificates if each in certificates), None)
         if name is None:
-            raise delegation.refused(proxy, asked, "access.certificates has none of these names")
+            raise refused(proxy, asked, "access.certificates has none of these names")
         grant, uid, user = certificates[name], None, ""
         if grant.user:
             names = await self._looked_up(grant.user)
@@ -190,7 +248,7 @@ class Callers:
     def _checked(self, uid: int | None, proxy: Caller, asked: Behalf) -> int:
         """The uid of a user who may be called for. Raises NotPermitted."""
         if uid is None or self._is_reserved(uid):
-            raise delegation.refused(
+            raise refused(
                 proxy, asked, "this host has no such user, or it is root, the daemon's own user or an unmapped one"
             )
         return uid
@@ -223,13 +281,13 @@ class Callers:
             user, name = (names.user if names is not None else ""), ""
         else:
             user, name = "", self._known_name(auth) or ""
-        if not delegation.is_web_proxy(peer.via, name or user, web_proxies):
+        if not is_web_proxy(peer.via, name or user, web_proxies):
             return None
         return Caller(uid=peer.uid, user=user, roles=frozenset(), via=peer.via, pid=peer.pid, name=name)
 
     def _page_standing(self, peer: Peer, auth: Auth) -> CallerStatus | None:
         """The end user that a web proxy calls for, who is charged for the call; None for all other calls."""
-        if (asked := delegation.behalf(auth)) is None or (proxy := self._proxy_standing(peer, auth)) is None:
+        if (asked := behalf(auth)) is None or (proxy := self._proxy_standing(peer, auth)) is None:
             return None
         certificates = self._settings.current.certificates
         name = next((each for each in asked.certificates if each in certificates), None)

@@ -21,8 +21,7 @@ from kinetod.access.peers import Peer
 from kinetod.base.errors import Exhausted, NotIdentified, NotPermitted, Reason
 from kinetod.base.fair_slots import FairSlots, fair_share_key
 from kinetod.base.safe_text import clean
-from kinetod.kubernetes.api_server import ApiError
-from kinetod.kubernetes.token_reviews import NodePods, Reviews, User
+from kinetod.kubernetes.api_server import ApiError, NodePods, Reviews, User
 from kinetod.permissions.caller_limits import less
 from kinetod.permissions.role_policy import Caller, Role
 

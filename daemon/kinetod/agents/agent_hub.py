@@ -354,7 +354,7 @@ class AgentHub:
     def on_version_mismatch(self, connection: Connection, theirs: int) -> None:
         """Remembers the process, so that calls about it can say what is wrong."""
         connection.note("version", f"speaks protocol version {theirs}, this daemon {wire.PROTOCOL_VERSION}")
-        metrics.link_refused("version")
+        metrics.LINK_REFUSALS.labels("version").inc()
         key = connection.identity.key
         if len(self._incompatible) >= MAX_INCOMPATIBLE:
             self._forget_dead()

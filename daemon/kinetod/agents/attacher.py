@@ -100,7 +100,7 @@ class Attacher:
         del self._attempts[key, approval]
         if not attempt.cancelled() and (error := attempt.exception()) is not None:  # the caller may be gone
             log.info("process %d: %s", key.pid, error)
-            metrics.attach_failed(str(error.code) if isinstance(error, AttachError) else "INTERNAL")
+            metrics.ATTACH_FAILURES.labels(str(error.code) if isinstance(error, AttachError) else "INTERNAL").inc()
 
     async def _attach(self, key: ProcessKey, approval: Approval) -> ConnectedAgent:
         if key.pid in (os.getpid(), *self._own_pids(), *self._proxies.pids()):

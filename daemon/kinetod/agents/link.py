@@ -137,7 +137,7 @@ class Connection:
         if not self._queue and self._try_send(frame, fd):
             return not self.closed
         if len(self._queue) >= SEND_QUEUE_FRAMES:
-            metrics.link_refused("slow_reader")
+            metrics.LINK_REFUSALS.labels("slow_reader").inc()
             self.close("it does not read what it is sent")
             return False
         self._queue.append((frame, fd))
@@ -179,7 +179,7 @@ class Connection:
         if self._tokens >= 0 or self.closed:
             return True
         self.note("throttled", "sends too many frames; it is read more slowly")
-        metrics.link_throttled()
+        metrics.LINK_THROTTLED.inc()
         self._loop.remove_reader(self._sock.fileno())
         self._loop.call_later(0.5, self._resume_reading)
         return False
@@ -236,7 +236,7 @@ class Connection:
     def fail(self, problem: str) -> None:
         """Ends a connection that breaks the protocol, telling the peer why."""
         self.note("protocol", f"broke the protocol: {problem}; its connection is closed")
-        metrics.link_refused("protocol")
+        metrics.LINK_REFUSALS.labels("protocol").inc()
         self.refuse("broken protocol: " + problem[:200])
 
     def refuse(self, reason: str) -> None:
@@ -247,7 +247,7 @@ class Connection:
 
     def _handshake_late(self) -> None:
         self._timer = None
-        metrics.link_refused("handshake")
+        metrics.LINK_REFUSALS.labels("handshake").inc()
         self.refuse(f"no Hello within {self._handshake_s:g} s")
 
     def _process_died(self) -> None:
@@ -378,7 +378,7 @@ class LinkServer:
             self._connections.pop(connection.identity.uid, None)
 
     def _refused(self, sock: socket.socket, why: str, text: str) -> None:
-        metrics.link_refused(why)
+        metrics.LINK_REFUSALS.labels(why).inc()
         with contextlib.suppress(OSError):
             self._tally.note((unix_peer.credentials(sock)[1], why), {"text": text})
 

@@ -39,8 +39,7 @@ from kinetod.attach.channel.remote_collector import RemoteCollector
 from kinetod.attach.inspect.cupti_search import find_cupti
 from kinetod.attach_helper.helper_client import HelperUnreachable, toolkit
 from kinetod.attach_helper.messages import Tools
-from kinetod.processes.identity import ProcessKey
-from kinetod.processes.proc_folder import lines
+from kinetod.processes.identity import ProcessKey, lines
 
 PROC = Path("/proc")
 _MAX_THREADS = 400

@@ -34,9 +34,9 @@ from kinetod.attach.methods import collector_thread
 from kinetod.attach.methods.native_thread import NativeThread
 from kinetod.attach.methods.pending_call import PendingCall
 from kinetod.attach.methods.python_entry import would_be_warned
-from kinetod.attach.policy import traceback_watchdog
+from kinetod.attach.policy import preconditions
 from kinetod.attach.policy.preconditions import suitable_image
-from kinetod.processes.proc_folder import lines
+from kinetod.processes.identity import lines
 
 log = logging.getLogger(__name__)
 FIRST_TURN_S = 0.25
@@ -102,7 +102,7 @@ def attach(request: AttachRequest) -> tuple[Attached, socket.socket]:
 
 def _entered(request: AttachRequest, image: TargetImage) -> tuple[Attached, socket.socket]:
     pid = image.pid
-    traceback_watchdog.await_quiet(image, request.deadline)
+    preconditions.await_quiet(image, request.deadline)
     request.check_process()  # again: everything read above belongs to this process
     if image.python is None:
         with _withdrawn(pid, request.token):

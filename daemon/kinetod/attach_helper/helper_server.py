@@ -8,11 +8,11 @@ Theory of operation
     it enters the process (injection.py), to detect an execve that makes the process another user's. Once the agent
     runs, the same is checked once more.
 
-    Nothing here reads a target's memory or files: helper processes do (`AttachHelpers`), which are killed at
-    their deadlines; those that attach and those that inspect are separate, so that neither waits for the other. When
-    the caller closes the connection, its work is cancelled.
+    Nothing here reads a target's memory or files: helper processes do (`AttachHelpers`), which are killed at their
+    deadlines; those that attach and those that inspect are separate, so that neither waits for the other. When the
+    caller closes the connection, its work is cancelled.
 
-    Every use is logged: caller, request, target process and owner, result.
+    Every use is logged (`RequestLog`): caller, request, target process and its owner, result.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ import os
 import socket
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,14 +31,13 @@ from typing import Any, TypeVar
 import msgspec
 
 from kinetod.attach.attach_types import Approval, AttachCode, AttachError, replaced
-from kinetod.attach_helper import folder_requests, messages
+from kinetod.attach_helper import kept_folders, messages
 from kinetod.attach_helper.allow_list import Policy, load, owner
 from kinetod.attach_helper.attach_pool import AttachHelpers
 from kinetod.attach_helper.diagnosis import KnownAgent
 from kinetod.attach_helper.diagnosis_runner import DiagnosisProcess
 from kinetod.attach_helper.kept_folders import KeptFolder, KeptFolders
 from kinetod.attach_helper.messages import Denial
-from kinetod.attach_helper.request_log import RequestLog
 from kinetod.attach_helper.worker_queries import DEVICE_GRAPHS, LOOK, NAMESPACES, SEARCH, TOOLKIT
 from kinetod.base.fair_slots import fair_share_key
 from kinetod.base.policy_file import PolicyError
@@ -47,7 +46,7 @@ from kinetod.base.unix_sockets import send
 from kinetod.kineto_ipc.network_namespaces import open_in
 from kinetod.processes import credentials
 from kinetod.processes.credentials import Credentials
-from kinetod.processes.identity import ProcessKey, start_time_ns
+from kinetod.processes.identity import PROC, ProcessKey, start_time_ns
 from kinetod.supervise.child import Crashed, TooLate
 from kinetod.supervise.helper_service import Connections, HelperCaller, HungUp
 
@@ -63,6 +62,85 @@ _PROC = Path("/proc")
 
 Brought = socket.socket | io.FileIO | None  # sent along with an answer
 T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class _Looks:
+    """How many processes one connection asked about, and how many were inspected."""
+
+    asked: int = 0
+    seen: int = 0
+
+
+class RequestLog:
+    """The log of one connection."""
+
+    def __init__(self, log: logging.Logger, caller_pid: int, caller: str) -> None:
+        self._log = log
+        self._caller_pid = caller_pid
+        self._caller = caller
+        self._looks: dict[str, _Looks] = {}
+
+    def answered(self, asked: messages.Request, said: messages.Answer, began: float) -> None:
+        """Logs a request and its answer. began: monotonic."""
+        self.note(asked, _result(said), began, seen=_seen(said))
+
+    def note(self, asked: messages.Request, result: str, began: float, *, seen: int = 0) -> None:
+        """Logs a request and its result. seen: how many processes were inspected."""
+        kind = type(asked).__name__.lower()
+        if isinstance(asked, messages.Look | messages.Search):
+            looks = self._looks.setdefault(kind, _Looks())
+            # a caller that asks about itself only checks whether the service answers
+            looks.asked += sum(target.pid != self._caller_pid for target in asked.targets)
+            looks.seen += seen
+            return
+        took_ms = (time.monotonic() - began) * 1000
+        if isinstance(asked, messages.Kubelet | messages.OpenPollSocket):  # they concern no process
+            self._log.debug("%s by %s: %s in %.0f ms", kind, self._caller, result, took_ms)
+            return
+        level = logging.INFO if not result.startswith("refused") else logging.WARNING
+        if isinstance(asked, messages.LookIntoFolder):  # the folder's creation and removal have a line each
+            level = logging.DEBUG
+        whose = _describe(asked.target.pid)
+        self._log.log(
+            level,
+            "%s by %s to process %d (%s): %s in %.0f ms",
+            kind, self._caller, asked.target.pid, whose, result, took_ms,
+        )  # fmt: skip
+
+    def end(self) -> None:
+        """Logs the inspections: once, since a list of processes takes many requests."""
+        for kind, looks in self._looks.items():
+            if looks.asked:
+                self._log.info("%s by %s: %d of %d processes seen", kind, self._caller, looks.seen, looks.asked)
+
+
+def _result(said: messages.Answer) -> str:
+    if isinstance(said, messages.RefusedReply):
+        return f"refused {said.code}: {clean(said.reason, 500)}"
+    if isinstance(said, messages.PollSockets) and said.namespace:
+        return f"network namespace {said.namespace}: {said.problem or 'opened'}"
+    if isinstance(said, messages.FolderMade):
+        return f"made {clean(said.path, 600)}"
+    if isinstance(said, messages.TraceFileReply) and said.refused:
+        return f"refused the file: {clean(said.refused, 500)}"
+    if isinstance(said, messages.AttachReply):
+        return f"done by {said.method}, one thread was stopped for {said.stopped_ns / 1e6:.2f} ms"
+    return "done"
+
+
+def _seen(said: messages.Answer) -> int:
+    if isinstance(said, messages.Seen):
+        return len(said.facts)
+    return len(said.searched) if isinstance(said, messages.Found) else 0
+
+
+def _describe(pid: int) -> str:
+    """Owner and name of a process, for the log."""
+    with contextlib.suppress(OSError, IndexError):
+        name = (PROC / str(pid) / "comm").read_text(errors="replace").strip()
+        return f"uid {credentials.read(pid).uid}, {clean(name, 32)}"
+    return "ended"
 
 
 class AttachService:
@@ -259,14 +337,14 @@ class AttachService:
     ) -> messages.FolderMade:
         """Makes a folder for a trace. Raises Denial, AttachError."""
         check = partial(self._check_target, caller, policy, asked, administrator=asked.administrator)
-        return await folder_requests.make(self._folders, asked, check, self._proc)
+        return await kept_folders.make_folder(self._folders, asked, check, self._proc)
 
     async def use_folder(
         self, caller: HelperCaller, policy: Policy, asked: messages.FolderUse
     ) -> tuple[messages.FolderAnswer, io.FileIO | None]:
         """Inspects, opens or removes a folder. Raises Denial, AttachError."""
         check = partial(self._check_target, caller, policy, asked)
-        return await folder_requests.use(self._folders, asked, check, policy, self._proc)
+        return await kept_folders.use_folder(self._folders, asked, check, policy, self._proc)
 
     def _check_target(
         self,

@@ -15,21 +15,29 @@ Rules
     At most MAX_FOLDERS are kept, MAX_PER_USER for one user's processes, each with one descriptor.
     A user's folders use PER_USER helper processes at a time. A folder that did not answer is not queried again, and its
     user's other folders are left alone for HUNG_S, then longer: a process blocked in the kernel cannot be killed.
+
+    Making a folder requires the same as an attach: the policy, the credentials that the front end has approved, and
+    both again afterwards. Later actions in a folder are checked against the policy again, with the facts known about
+    the process once it has ended; only removal is not, since the folder and libkineto's file in it belong to the
+    helper.
 """
 
 import asyncio
+import io
 import logging
 import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from kinetod.attach.attach_types import AttachCode
+import msgspec
+
+from kinetod.attach.attach_types import AttachCode, replaced
 from kinetod.attach_helper import messages
-from kinetod.attach_helper.allow_list import ProcessOwner
+from kinetod.attach_helper.allow_list import Policy, ProcessOwner, owner
 from kinetod.attach_helper.attach_pool import AttachHelpers
 from kinetod.attach_helper.folder_queries import FOLDER, LOOK, MAKE, OPEN, REMOVE, REOPEN, TRY
 from kinetod.attach_helper.messages import Denial
@@ -54,6 +62,7 @@ _NO_ANSWER = (
     f"the folder where libkineto writes did not answer within {ASK_S:g} s; is it on a network? Let kinetod's agent "
     "record (--recorder agent)."
 )
+Check = Callable[[], Credentials]  # raises Denial, with AttachCode.GONE if the process has ended
 
 
 class _NoAnswer(Denial):
@@ -280,3 +289,65 @@ class KeptFolders:
                 AttachCode.FAILED,
                 f"{_NO_ANSWER} Folders of uid {uid} are left alone for {self._hung[uid].pause_s:.0f} s",
             )
+
+
+async def make_folder(
+    folders: KeptFolders, asked: messages.MakeFolder, check: Check, proc: Path
+) -> messages.FolderMade:
+    """Makes a folder. Raises Denial, AttachError."""
+    found = check()
+    _same(asked, Credentials.from_dict(msgspec.structs.asdict(asked.approved)), found)
+    made = await folders.make(asked, found, owner(asked.target.pid, found, proc))
+    try:
+        _same(asked, found, check())
+    except BaseException:
+        if (folder := folders.get(_key_of(asked), Path(made.path).name)) is not None:
+            await folders.remove(folder)
+        raise
+    return made
+
+
+async def use_folder(
+    folders: KeptFolders, asked: messages.FolderUse, check: Check, policy: Policy, proc: Path
+) -> tuple[messages.FolderAnswer, io.FileIO | None]:
+    """Looks into a folder, opens the file in it, or removes both. Raises Denial, AttachError."""
+    kept = folders.get(_key_of(asked), asked.name)
+    if kept is not None and isinstance(asked, messages.RemoveFolder):
+        return await folders.remove(kept), None
+    folder = await _allowed(folders, kept, asked, check, policy, proc)
+    if folder.file != asked.file:
+        raise Denial(AttachCode.NOT_PERMITTED, f"{folder.path} was made for another file than {asked.file}")
+    if isinstance(asked, messages.RemoveFolder):
+        return await folders.remove(folder), None
+    if isinstance(asked, messages.LookIntoFolder):
+        return await folders.look(folder), None
+    said, descriptor = await folders.open(folder)
+    return said, None if descriptor is None else io.FileIO(descriptor)
+
+
+async def _allowed(
+    folders: KeptFolders, kept: KeptFolder | None, asked: messages.FolderUse, check: Check, policy: Policy, proc: Path
+) -> KeptFolder:
+    try:
+        found = check()
+    except Denial as exc:
+        if kept is None or exc.code != AttachCode.GONE:
+            raise
+        if why := policy.refuses_owner(kept.owner, administrator=True):  # its creator has been checked
+            reason = f"process {kept.key.pid}: the attach helper's policy forbids it: {why}"
+            raise Denial(AttachCode.NOT_PERMITTED, reason) from exc
+        return kept
+    if kept is not None:
+        _same(asked, kept.credentials, found)
+        return kept
+    return await folders.reopen(asked, found, owner(asked.target.pid, found, proc))
+
+
+def _key_of(asked: messages.MakeFolder | messages.FolderUse) -> ProcessKey:
+    return ProcessKey(asked.target.pid, asked.target.start_time_ns)
+
+
+def _same(asked: messages.MakeFolder | messages.FolderUse, before: Credentials, found: Credentials) -> None:
+    """Raises AttachError if the process has been replaced."""
+    if difference := before.difference(found):
+        raise replaced(asked.target.pid, difference)

@@ -17,12 +17,12 @@ import msgspec
 from kinetod.kineto_files.interface import MAX_FOLDER_CHARS
 from kinetod.kineto_files.own_folder import FILE_PATTERN, NAME_PATTERN
 from kinetod.kineto_ipc.network_namespaces import MAX_NAMESPACES
-from kinetod.processes.frameworks import Framework
-from kinetod.processes.telemetry_variables import (
+from kinetod.processes.process_info import (
     MAX_ATTRIBUTES,
     MAX_NAME_CHARS,
     MAX_TRACE_PARENT_CHARS,
     MAX_VALUE_CHARS,
+    Framework,
 )
 from kinetod.supervise.helper_connection import PacketFormat
 

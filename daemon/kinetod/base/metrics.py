@@ -1,7 +1,7 @@
-"""The daemon's metrics about itself, for Prometheus. All collectors are here; other modules call the functions.
+"""The daemon's metrics about itself, for Prometheus. All collectors are here, and functions for what is not one count.
 
 Theory of operation
-    The functions only change numbers in memory: cheap, from any thread, with or without scrapes. Values read at each
+    Counting only changes numbers in memory: cheap, from any thread, with or without scrapes. Values read at each
     scrape are in host_sample.py, gpu_metrics.py and metrics_server.py, which serves all of them.
 
     Labels have few values: never a pid, a capture or a user. Values chosen by an agent or another process (reason
@@ -77,7 +77,7 @@ _DROPPED = _counter("kineto_records_dropped", "Records lost because buffers were
 _RAW_BYTES = _counter("kineto_raw_bytes", "Raw records of captures that have ended.", ["source"])
 
 _ATTACHES = _counter("kineto_attaches", "Agents attached to processes.", ["method"])
-_ATTACH_FAILURES = _counter("kineto_attach_failures", "Processes that an agent could not be attached to.", ["reason"])
+ATTACH_FAILURES = _counter("kineto_attach_failures", "Processes that an agent could not be attached to.", ["reason"])
 _ATTACH_S = _histogram(
     "kineto_attach_duration_seconds",
     "Time from the request until our code ran in the process.",
@@ -95,37 +95,39 @@ _STORED = _counter("kineto_stored_bytes", "Bytes of finished trace files.", ["fo
 _UPLOADED = _counter("kineto_uploaded_bytes", "Bytes uploaded and verified.")
 _UPLOAD_S = _histogram("kineto_upload_duration_seconds", "Time to upload one capture.", buckets=_LONG_S)
 _UPLOAD_FAILURES = _counter("kineto_upload_failures", "Upload attempts that failed.", ["reason"])
-_UPLOADS_WAITING = _gauge("kineto_uploads_waiting", "Captures whose upload has not been verified.")
+UPLOADS_WAITING = _gauge("kineto_uploads_waiting", "Captures whose upload has not been verified.")
 _PRUNED = _counter("kineto_pruned_bytes", "Bytes removed by retention.", ["reason"])
 _PRUNED_CAPTURES = _counter("kineto_pruned_captures", "Captures removed by retention.", ["reason"])
 
-_HOOKS = _counter(
+HOOKS = _counter(
     "kineto_hook_calls",
     "Attempts to notify a command or an address that a capture has ended, or to push its profiles; dropped: there will "
     "be none.",
     ["hook", "result"],
 )
 _HOOK_S = _histogram("kineto_hook_duration_seconds", "Time of one attempt of a hook.", ["hook"], buckets=_LONG_S)
-_HOOKS_WAITING = _gauge("kineto_hooks_waiting", "Hooks that are in progress, or wait for their turn or a retry.")
+HOOKS_WAITING = _gauge("kineto_hooks_waiting", "Hooks that are in progress, or wait for their turn or a retry.")
 
 _DECODE_WAIT_S = _histogram(
     "kineto_decode_queue_seconds", "Time that a target waits for a decode worker.", buckets=_WAIT_S
 )
 _DECODE_S = _histogram("kineto_decode_duration_seconds", "Time to decode one target.", ["outcome"], buckets=_LONG_S)
 _DECODE_WAITING = _gauge("kineto_decode_waiting", "Targets that wait for a decode worker.")
-_CRASHES = _counter("kineto_decode_worker_crashes", "Decode workers that crashed.")
+DECODER_CRASHES = _counter("kineto_decode_worker_crashes", "Decode workers that crashed.")
 
-_REFUSED = _counter("kineto_link_refusals", "Connections to the agent socket that were refused or cut.", ["reason"])
-_THROTTLED = _counter("kineto_link_throttled", "Times that an agent sent too much and was read more slowly.")
+LINK_REFUSALS = _counter(
+    "kineto_link_refusals", "Connections to the agent socket that were refused or cut.", ["reason"]
+)
+LINK_THROTTLED = _counter("kineto_link_throttled", "Times that an agent sent too much and was read more slowly.")
 
-_POLLING = _gauge("kineto_polling_processes", "Processes whose libkineto polls this daemon.")
-_POLLS = _counter("kineto_polls_answered", "Polls of libkineto that were answered.")
-_CONFIGURATIONS = _counter(
+POLLING_PROCESSES = _gauge("kineto_polling_processes", "Processes whose libkineto polls this daemon.")
+POLLS_ANSWERED = _counter("kineto_polls_answered", "Polls of libkineto that were answered.")
+POLLED_CONFIGURATIONS = _counter(
     "kineto_polled_configurations",
     "Configurations for libkineto: sent with a poll's answer, the same one again included, and taken by its profiler.",
     ["event"],
 )
-_DATAGRAMS_DROPPED = _counter(
+POLLS_DROPPED = _counter(
     "kineto_polls_dropped", "Datagrams of libkineto or its imitators that got no answer.", ["reason"]
 )
 
@@ -138,32 +140,32 @@ _LIMITED = _counter(
 )
 _CALLS_RUNNING = _gauge("kineto_grpc_requests_running", "gRPC calls in progress.", ["method"])
 
-_DYNOLOG = _counter(
+DYNOLOG_REQUESTS = _counter(
     "kineto_dynolog_requests",
     "Requests of Dynolog's clients, by function and by what became of them.",
     ["function", "outcome"],
 )
-_DYNOLOG_FILES = _counter(
+DYNOLOG_FILES = _counter(
     "kineto_dynolog_files", "Trace files that Dynolog's clients asked for outside the store.", ["result"]
 )
 
 LINK_REASONS = ("protocol", "handshake", "too_many", "version", "unidentified", "slow_reader")
 POLL_DROP_REASONS = ("malformed", "unnamed", "unidentified", "too_often", "too_many", "unread")
 for _reason in LINK_REASONS:
-    _REFUSED.labels(_reason)  # present from the beginning: rate() needs the 0
+    LINK_REFUSALS.labels(_reason)  # present from the beginning: rate() needs the 0
 for _reason in POLL_DROP_REASONS:
-    _DATAGRAMS_DROPPED.labels(_reason)
+    POLLS_DROPPED.labels(_reason)
 for _event in ("sent", "taken"):
-    _CONFIGURATIONS.labels(_event)
+    POLLED_CONFIGURATIONS.labels(_event)
 for _limit in ("TOO_MANY_REQUESTS", "TOO_MANY_CALLS", "CONNECTIONS", "CONNECTION_RATE", "BYTES", "CALLS"):
     _LIMITED.labels(_limit)
 for _status in ("DONE", "PARTIAL", "FAILED", "CANCELLED"):
     _CAPTURES.labels(_status)
 for _result in ("written", "refused"):
-    _DYNOLOG_FILES.labels(_result)
+    DYNOLOG_FILES.labels(_result)
 for _hook in ("command", "webhook", "profiles"):
     for _result in ("ok", "failed", "timeout", "dropped"):
-        _HOOKS.labels(_hook, _result)
+        HOOKS.labels(_hook, _result)
 
 
 # captures
@@ -202,11 +204,6 @@ def attached(method: str, latency_ns: int, stopped_ns: int) -> None:
     _STOPPED_S.labels(method).observe(stopped_ns / 1e9)
 
 
-def attach_failed(reason: str) -> None:
-    """Counts a failed attach by its AttachCode."""
-    _ATTACH_FAILURES.labels(reason).inc()
-
-
 # store
 
 
@@ -221,11 +218,6 @@ def upload_failed(reason: str) -> None:
     _UPLOAD_FAILURES.labels(_few_reasons(reason)).inc()
 
 
-def uploads_waiting(count: int) -> None:
-    """Sets the number of captures still to be uploaded."""
-    _UPLOADS_WAITING.set(count)
-
-
 def pruned(reason: str, size_bytes: int) -> None:
     """Counts a capture removed by retention; `reason`: age, bytes, user, …"""
     _PRUNED_CAPTURES.labels(_few_reasons(reason)).inc()
@@ -237,18 +229,8 @@ def pruned(reason: str, size_bytes: int) -> None:
 
 def hook_called(hook: str, result: str, seconds: float) -> None:
     """Counts a hook attempt that ended: ok, failed or timeout."""
-    _HOOKS.labels(hook, result).inc()
+    HOOKS.labels(hook, result).inc()
     _HOOK_S.labels(hook).observe(seconds)
-
-
-def hook_dropped(hook: str) -> None:
-    """Counts a hook that is not run because too many wait or the daemon is stopping."""
-    _HOOKS.labels(hook, "dropped").inc()
-
-
-def hooks_waiting(count: int) -> None:
-    """Sets the number of hooks that have not finished."""
-    _HOOKS_WAITING.set(count)
 
 
 # decoding
@@ -288,47 +270,6 @@ def decode() -> Iterator[Decode]:
         job.ends(outcome)
 
 
-def worker_crashed() -> None:
-    """Counts a decode worker that crashed."""
-    _CRASHES.inc()
-
-
-# the link
-
-
-def link_refused(reason: str) -> None:
-    """Counts a connection that was refused or cut; `reason` is one of LINK_REASONS."""
-    _REFUSED.labels(reason).inc()
-
-
-def link_throttled() -> None:
-    """Counts an agent that sent too much and is read more slowly."""
-    _THROTTLED.inc()
-
-
-# libkineto's polls
-
-
-def polling_processes(count: int) -> None:
-    """Sets the number of processes that poll."""
-    _POLLING.set(count)
-
-
-def poll_answered() -> None:
-    """Counts a poll that was answered."""
-    _POLLS.inc()
-
-
-def poll_dropped(reason: str) -> None:
-    """Counts a datagram that was not answered; `reason` is one of POLL_DROP_REASONS."""
-    _DATAGRAMS_DROPPED.labels(reason).inc()
-
-
-def polled_configuration(event: str) -> None:
-    """Counts a configuration that was sent or taken; `event` is one of these words."""
-    _CONFIGURATIONS.labels(event).inc()
-
-
 # calls
 
 
@@ -360,16 +301,3 @@ def call(method: str) -> Iterator[GrpcCall]:
         _CALLS_RUNNING.labels(method).dec()
         _CALLS.labels(method, made.code).inc()
         _CALL_S.labels(method).observe(time.perf_counter() - began)
-
-
-# Dynolog's clients
-
-
-def dynolog_request(function: str, outcome: str) -> None:
-    """Counts a request by its function ("unknown" for others) and outcome: answered, refused, failed or unanswered."""
-    _DYNOLOG.labels(function, outcome).inc()
-
-
-def dynolog_file(*, written: bool) -> None:
-    """Counts a trace file requested outside the store."""
-    _DYNOLOG_FILES.labels("written" if written else "refused").inc()

@@ -1,12 +1,14 @@
 """Manages all captures: those that are running and those in the store.
 
-A capture begins at once or, if it was armed, when it is started (`arming`).
+A capture begins at once or, if it was armed, when it is started (`live_capture.Arming`).
 
 A capture is created under a lock, so that one call at a time checks limits, busy processes and idempotency keys.
 Finding its processes and attaching agents happens before that, without the lock.
 """
 
 import asyncio
+import base64
+import binascii
 import contextlib
 import logging
 import shutil
@@ -31,13 +33,22 @@ from kinetod.base.errors import (
     VerdictReason,
     invalid,
 )
-from kinetod.captures.arming import Arming, not_startable, observed_iterations
+from kinetod.captures.counters.capture_counters import recover_counters
 from kinetod.captures.counters.counter_request import with_plan
-from kinetod.captures.counters.recovered_counters import recover_counters
 from kinetod.captures.kineto_target.kineto_recorder import KinetoRecorder
 from kinetod.captures.kineto_target.kineto_result import recover_kineto_target
-from kinetod.captures.live_capture import Running
-from kinetod.captures.pagination import fitting, from_token, to_token
+from kinetod.captures.live_capture import (
+    Arming,
+    OwnersKey,
+    Running,
+    TargetRuns,
+    TracedTarget,
+    new_capture,
+    not_startable,
+    observed_iterations,
+    owner_of,
+    whose_are_listed,
+)
 from kinetod.captures.persistence import Saver
 from kinetod.captures.request.capture_spec import (
     CaptureRequest,
@@ -46,9 +57,14 @@ from kinetod.captures.request.capture_spec import (
     request_hash,
     with_trace_parent,
 )
-from kinetod.captures.request.factory import OwnersKey, new_capture, owner_of, whose_are_listed
-from kinetod.captures.request.polled_targets import PolledTargets
-from kinetod.captures.request.target_resolution import Resolved, TargetRequest, check_known, resolve, still_there
+from kinetod.captures.request.target_resolution import (
+    PolledTargets,
+    Resolved,
+    TargetRequest,
+    check_known,
+    resolve,
+    still_there,
+)
 from kinetod.captures.result.decode_pool import RAW_KEPT
 from kinetod.captures.result.fetch import fetch
 from kinetod.captures.result.lifecycle import Keeping
@@ -56,8 +72,6 @@ from kinetod.captures.result.verdict import KEPT, Ending, EndState, capture_stat
 from kinetod.captures.store_shares import StoreShares
 from kinetod.captures.target.recovery import recover_target
 from kinetod.captures.target.services import Services
-from kinetod.captures.target_interface import TracedTarget
-from kinetod.captures.target_runs import TargetRuns
 from kinetod.config.settings import Config, Settings
 from kinetod.permissions import caller_limits
 from kinetod.permissions.role_policy import Caller, Resource, Role
@@ -65,12 +79,39 @@ from kinetod.selection.process_registry import Registry
 from kinetod.store.capture_store import Store, key_of
 from kinetod.store.path_guard import empty, folder_bytes
 
+MAX_PAGE_BYTES = 3 << 20  # gRPC clients accept 4 MiB by default
 log = logging.getLogger(__name__)
 
 DEFAULT_PAGE = 100
 MAX_PAGE = 1000
 CANCEL_WAIT_S = 10.0
 STOP_GRACE_S = 2.0
+
+
+def fitting(captures: list[pb.Capture]) -> list[pb.Capture]:
+    """The leading captures that fit into one message; at least one."""
+    total = 0
+    for number, capture in enumerate(captures):
+        total += capture.ByteSize()
+        if total > MAX_PAGE_BYTES and number:
+            return captures[:number]
+    return captures
+
+
+def to_token(capture: pb.Capture) -> str:
+    """The token of the page after this capture."""
+    return base64.urlsafe_b64encode(f"{capture.created_ns}:{capture.id}".encode()).decode()
+
+
+def from_token(token: str) -> tuple[int, str]:
+    """created_ns and id of the last capture on the previous page. Raises InvalidRequest."""
+    try:
+        created_ns, _, capture_id = base64.urlsafe_b64decode(token.encode()).decode().partition(":")
+        return int(created_ns), capture_id
+    except (ValueError, binascii.Error) as exc:
+        raise invalid(
+            "page_token", "is not a page token of this daemon; use next_page_token of the previous page"
+        ) from exc
 
 
 class CaptureManager:

@@ -26,6 +26,7 @@ from kinetod.counters.interface import (
 )
 from kinetod.counters.sample_rings import Failure, NativeLibraryError, RingWriter, load
 from kinetod.plugins.file_trust import problem_of, trusted_uids
+from kinetod.processes.identity import text_of
 
 CUDA = "libcuda.so.1"
 # Where the driver has no time trigger, the interval is in cycles of the system clock, which varies; samples carry their
@@ -523,19 +524,12 @@ def translated(failure: NativeFailure, gpu: str = "", proc: Path = Path("/proc")
 
 def rights_problem(proc: Path = Path("/proc")) -> str:
     """Why the driver refuses, and how to change that."""
-    restricted = "RmProfilingAdminOnly: 1" in _params(proc)
+    restricted = "RmProfilingAdminOnly: 1" in text_of(proc / "driver/nvidia/params")
     why = " (RmProfilingAdminOnly: 1 in /proc/driver/nvidia/params)" if restricted else ""
     return (
         f"the driver gives counters to administrators only{why}; enable the drop-in of kinetod-counters.service that "
         "adds CAP_SYS_ADMIN, or load the driver with NVreg_RestrictProfilingToAdminUsers=0"
     )
-
-
-def _params(proc: Path) -> str:
-    try:
-        return (proc / "driver/nvidia/params").read_text(errors="replace")
-    except OSError:
-        return ""
 
 
 def problem_of_gpu(gpu: SampledGpu, proc: Path = Path("/proc")) -> tuple[CounterCode, str] | None:

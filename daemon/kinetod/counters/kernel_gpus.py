@@ -6,6 +6,7 @@ from pathlib import Path
 from kinetod.base.safe_text import clean
 from kinetod.counters.interface import CounterDevice
 from kinetod.processes.drm_gpus import PROC, SYS, drm_gpus, nvidia_gpus
+from kinetod.processes.identity import text_of
 
 NVIDIA, AMD, INTEL = "nvidia", "amd", "intel"
 _NAMES = {AMD: "AMD GPU", INTEL: "Intel GPU"}
@@ -42,17 +43,10 @@ def _drm(vendor: str, sys: Path, proc: Path) -> Iterator[CounterDevice]:
 
 def first_line(path: Path) -> str:
     """The first line of a kernel file; empty if it cannot be read."""
-    return next((line.strip() for line in _text(path).splitlines()), "")
+    return next((line.strip() for line in text_of(path).splitlines()), "")
 
 
 def _lines(path: Path) -> Iterator[tuple[str, str]]:
-    for line in _text(path).splitlines():
+    for line in text_of(path).splitlines():
         name, _, value = line.partition(":")
         yield name.strip(), value.strip()
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""

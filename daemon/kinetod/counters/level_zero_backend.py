@@ -39,6 +39,7 @@ from kinetod.counters.sample_rings import ERROR, STOPPED, TOO_LONG, Failure, Nat
 from kinetod.gpus.intel import INSTALL as INSTALL_LOADER
 from kinetod.gpus.level_zero import LOST
 from kinetod.processes.drm_gpus import INTEGRATED, PROC, SYS, drm_gpus
+from kinetod.processes.identity import text_of
 
 NOT_PERMITTED = 0x70010000
 NOT_AVAILABLE = 0x70010001
@@ -489,7 +490,7 @@ def not_started(failure: LevelZeroFailure, proc: Path = PROC) -> CounterError:
 
 def rights_problem(drivers: Iterable[str], proc: Path = PROC) -> str:
     """Why the kernel refuses, and how to change that; empty if it does not. drivers: "i915" or "xe", or both."""
-    restricted = [RESTRICTIONS[each] for each in drivers if _text(proc / RESTRICTIONS[each]).strip() not in ("", "0")]
+    restricted = [RESTRICTIONS[each] for each in drivers if text_of(proc / RESTRICTIONS[each]).strip() not in ("", "0")]
     if not restricted or _may_anyway(proc):
         return ""
     return (
@@ -505,18 +506,11 @@ def _advice(file: str = RESTRICTIONS["i915"]) -> str:
 
 
 def _may_anyway(proc: Path) -> bool:
-    for line in _text(proc / "self/status").splitlines():
+    for line in text_of(proc / "self/status").splitlines():
         if line.startswith("CapEff:"):
             effective = int(line.partition(":")[2], 16)
             return bool(effective >> _CAP_PERFMON & 1 or effective >> _CAP_SYS_ADMIN & 1)
     return False
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""
 
 
 # Converts a stream's reports to rows with numbers and Unix time. Pure.

@@ -34,9 +34,8 @@ from kinetod.base.errors import StartError
 from kinetod.base.logs import Tally, text_lines
 from kinetod.base.safe_text import clean
 from kinetod.config.addresses import ListenAddress
-from kinetod.dynolog_door.door_service import Answer
+from kinetod.dynolog_door.door_service import PREFIX, Answer, BadFrame, body_size, frame
 from kinetod.dynolog_door.log_files import BackgroundTasks
-from kinetod.dynolog_door.requests import PREFIX, BadFrame, body_size, frame
 from kinetod.permissions.caller_limits import RequestRate, full, less
 from kinetod.permissions.role_policy import Via
 
@@ -66,7 +65,7 @@ UNKNOWN, UNANSWERED = "unknown", "unanswered"
 # CONNECTIONS_PER_SECOND; ALL may be open in total, an eighth more for clients without any, and another for root and the
 # daemon's own user, who are exempt from the other limits. Further ones are closed at once.
 #
-# A client that has been refused as one too many by the limits of all calls (`call_limits`) is not read from for a
+# A client that has been refused as one too many by the limits of all calls (`CallTracker`) is not read from for a
 # while, as at the gRPC listeners.
 class ClientLimits:
     """Counts connections. is_admin: whether a peer is exempt."""
@@ -115,7 +114,7 @@ class ClientLimits:
 
     def nonsense(self, peer: Peer, what: str) -> None:
         """Counts and logs input that is not a request."""
-        metrics.dynolog_request(UNKNOWN, UNANSWERED)
+        metrics.DYNOLOG_REQUESTS.labels(UNKNOWN, UNANSWERED).inc()
         text = f"a client of Dynolog, {peer.key}, got no answer: {clean(what, 200)}"
         self._tally.note((peer.key, UNANSWERED), {"text": text})
 

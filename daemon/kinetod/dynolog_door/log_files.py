@@ -38,14 +38,14 @@ from kinetod.permissions.role_policy import Caller
 from kinetod.store.capture_store import key_of
 from kinetod.store.path_guard import open_regular
 from kinetod.trace_writing.writer_client import WriterClient, WriterUnreachable
-from kinetod.trace_writing.writing_process import (
+from kinetod.trace_writing.writer_messages import (
     CHECK_S,
     FILES_AT_ONCE,
     WRITE_S,
     WRITER,
     NoAnswer,
     WriteQuestion,
-    answer,
+    run_writer,
 )
 
 log = logging.getLogger(__name__)
@@ -190,7 +190,7 @@ class LogFiles:
 
     def _note(self, promise: FilePromise, uid: int, name: str, problem: str) -> None:
         path = str(PurePath(promise.directory, name))
-        metrics.dynolog_file(written=not problem)
+        metrics.DYNOLOG_FILES.labels("refused" if problem else "written").inc()
         facts = {"capture": promise.capture_id, "owner_uid": promise.uid, "target_uid": uid, "path": path}
         if problem:
             log.warning(
@@ -227,7 +227,7 @@ class LogFiles:
         parts = directory.relative_to(root).parts
         question = WriteQuestion(uid=uid, root=str(root), parts=parts, files=tuple(files), unit=UNIT)
         try:
-            return await answer(question, deadline_s=deadline_s, command=self._writer)
+            return await run_writer(question, deadline_s=deadline_s, command=self._writer)
         except NoAnswer as exc:
             return [str(exc)] * max(1, len(files))
 

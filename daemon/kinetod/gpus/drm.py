@@ -14,13 +14,12 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from kinetod.base.safe_text import clean
-from kinetod.gpus.driver_files import INTEL_CLOCKS, Sensors, first, scaled, text, whole
 from kinetod.gpus.gpu_types import GpuProcess, GpuState, LibraryError, LibraryState
 from kinetod.processes.drm_gpus import PROC, RENDER_NODE, SYS, DrmGpu, drm_gpus
 
@@ -34,6 +33,60 @@ _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _LOCAL = re.compile(r"(vram|local)\d*")  # memory regions in the GPU; others are in the host's memory
 _WORKING = frozenset(("rcs", "ccs", "render", "compute", "gfx"))  # engines that run kernels, in all drivers' names
 _MAX_FDINFO_BYTES = 1 << 14
+# Frequencies in MHz below the PCI device: xe's of its first tile, and i915's below the DRM device.
+INTEL_CLOCKS = ("tile0/gt0/freq0/act_freq", "drm/card*/gt/gt0/rps_act_freq_mhz", "drm/card*/gt_act_freq_mhz")
+
+
+class Sensors:
+    """The hardware monitor of a PCI device; the driver's own has the lowest number."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = next(iter(sorted(folder.glob("hwmon/hwmon*"))), folder / "none")
+
+    def path(self, name: str) -> Path:
+        """The path of the file with this name, which may not exist."""
+        return self._folder / name
+
+    def labelled_path(self, kind: str, label: str) -> Path | None:
+        """The file of the sensor of this kind with this label; None if there is none."""
+        for path in sorted(self._folder.glob(f"{kind}*_label")):
+            if text(path) == label:
+                return self.path(path.name.removesuffix("_label") + "_input")
+        return None
+
+    def number(self, name: str, factor: float) -> float | None:
+        """The value of a file; None if it does not exist."""
+        return scaled(self.path(name), factor)
+
+    def labelled(self, kind: str, label: str, factor: float) -> float | None:
+        """The value of the sensor of this kind with this label; None if there is none."""
+        path = self.labelled_path(kind, label)
+        return None if path is None else scaled(path, factor)
+
+
+def first(values: Iterable[float | None]) -> float | None:
+    """The first value that is not None."""
+    return next((each for each in values if each is not None), None)
+
+
+def whole(path: Path) -> int | None:
+    """The integer in a file; None if there is none."""
+    content = text(path)
+    return int(content) if content.isdecimal() else None
+
+
+def scaled(path: Path, factor: float) -> float | None:
+    """The number in a file, times a factor; None if there is none."""
+    with contextlib.suppress(ValueError):
+        return float(text(path)) * factor
+    return None
+
+
+def text(path: Path) -> str:
+    """The content of a file; empty if it cannot be read."""
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        return path.read_text().strip()
+    return ""
 
 
 # Finds the processes on each AMD or Intel GPU from the kernel: memory and engine time of every open device file. Theory
@@ -174,9 +227,9 @@ def _kfd(gpus: tuple[DrmGpu, ...], sys: Path) -> Iterator[tuple[int, str, int | 
     processes = sys / "class/kfd/kfd/proc"
     ids = _kfd_ids(gpus, sys)
     for pid in [entry.name for entry in processes.glob("*") if entry.name.isdecimal()] if ids else ():
-        queues = [_text(path) for path in (processes / pid / "queues").glob("*/gpuid")]
+        queues = [text(path) for path in (processes / pid / "queues").glob("*/gpuid")]
         for number, address in ids.items():
-            memory = _text(processes / pid / f"vram_{number}")
+            memory = text(processes / pid / f"vram_{number}")
             yield int(pid), address, int(memory) if memory.isdecimal() else None, queues.count(number)
 
 
@@ -185,17 +238,11 @@ def _kfd_ids(gpus: tuple[DrmGpu, ...], sys: Path) -> dict[str, str]:
     by_minor = {gpu.render.removeprefix("renderD"): gpu.pci_bus_id for gpu in gpus if gpu.vendor == "amd"}
     found = {}
     for node in (sys / "class/kfd/kfd/topology/nodes").glob("*") if by_minor else ():
-        properties = dict(line.split(maxsplit=1) for line in _text(node / "properties").splitlines() if " " in line)
-        address, number = by_minor.get(properties.get("drm_render_minor", "")), _text(node / "gpu_id")
+        properties = dict(line.split(maxsplit=1) for line in text(node / "properties").splitlines() if " " in line)
+        address, number = by_minor.get(properties.get("drm_render_minor", "")), text(node / "gpu_id")
         if address and number not in ("", "0"):  # 0: a CPU
             found[number] = address
     return found
-
-
-def _text(path: Path) -> str:
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        return path.read_text().strip()
-    return ""
 
 
 class DrmGpus:

@@ -4,7 +4,6 @@ Theory of operation
     gpu_reader.py (in the daemon)   asks the process for a snapshot, with a deadline; shares fresh ones
     reader_process.py (the process)    asks each vendor's library in turn and answers one line of JSON
     a library                   one file per vendor: nvml.py, amd.py, intel.py; and the kernel's drivers: drm.py
-    nvml_gpm.py                 counts the activity of an NVIDIA GPU's units; the totals are below
 
     A vendor's library may hang in the driver, crash, or hold the devices open; so it is loaded in that process only,
     which is started on demand and ends when idle.

@@ -22,21 +22,23 @@ import json
 import logging
 import os
 import random
+import signal
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from urllib.parse import parse_qsl, quote, urlsplit
 
 from kineto_protos.plain import plain
 from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.store.output_formats import SUFFIXES
 from kineto_trace.store.upload_manifest import FLEET_LABEL
 
 from kinetod.base import metrics
 from kinetod.base.fair_slots import FairSlots, fair_share_key
+from kinetod.base.http_headers import headers_in, secrets_in
 from kinetod.base.safe_text import redacted
 from kinetod.config.settings import ALL_ENDS, Config, Settings
-from kinetod.hooks.command_hook import CommandHook, last_line, run_program
 from kinetod.hooks.hook_types import (
     FLEET_VARIABLE,
     FOLDER_VARIABLE,
@@ -49,9 +51,10 @@ from kinetod.hooks.hook_types import (
     HookResult,
 )
 from kinetod.hooks.http_post import ReceiverAnswer
-from kinetod.hooks.profile_hook import ProfileHook
+from kinetod.hooks.profile_sender import ProfileDelivery
 from kinetod.hooks.webhook_sender import Delivery
 from kinetod.supervise import child
+from kinetod.supervise.child import end
 
 log = logging.getLogger(__name__)
 
@@ -60,10 +63,20 @@ STOP_S = 3.0
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 60.0
 _PREFIX = "CAPTURE_STATUS_"
-_COMMAND = child.python("kinetod.hooks.webhook_sender")
+_WEBHOOK_COMMAND = child.python("kinetod.hooks.webhook_sender")
+_PROFILE_COMMAND = child.python("kinetod.hooks.profile_sender")
 _OWN_S = 2.0  # additional time for the process itself
 _SECRET_CHARS = 16  # of a path component: chat services put their token there
 _HIDDEN = "…"
+_MAX_TEXT_CHARS = 300
+# Variables of the service manager, for the daemon only.
+_DAEMONS_OWN = (
+    "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES", "PYTHONSAFEPATH",
+)  # fmt: skip
+NICE = 10  # the traced programs and the daemon's answers have priority
+MAX_OUTPUT_BYTES = 16 << 10
+_TERM_GRACE_S = 2.0
+_REST_S = 0.5  # to read the rest of the output, once nobody is left who could write
 
 
 class HookRunner:
@@ -117,7 +130,7 @@ class HookRunner:
             place.task = task
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        metrics.hooks_waiting(self.waiting)
+        metrics.HOOKS_WAITING.set(self.waiting)
 
     def _displace(self, hook: Hook, places: "_Places", owner: str) -> bool:
         """Makes room by displacing a call of a user with many more; returns whether there is a slot now."""
@@ -131,7 +144,7 @@ class HookRunner:
 
     def _drop(self, hook: Hook, capture_id: str) -> None:
         log.error("hook %s: %d captures wait for it; it is not called for %s", hook.name, MAX_WAITING, capture_id)
-        metrics.hook_dropped(hook.kind)
+        metrics.HOOKS.labels(hook.kind, "dropped").inc()
 
     @property
     def waiting(self) -> int:
@@ -150,14 +163,14 @@ class HookRunner:
         except asyncio.CancelledError:
             if place in places.held:  # otherwise it was displaced, which has been counted
                 log.warning("hook %s of capture %s was ended, since the daemon is stopping", hook.name, capture.id)
-                metrics.hook_dropped(hook.kind)
+                metrics.HOOKS.labels(hook.kind, "dropped").inc()
             raise
         except Exception:
             log.exception("hook %s of capture %s failed", hook.name, capture.id)
         finally:
             if place in places.held:
                 places.held.remove(place)
-            metrics.hooks_waiting(self.waiting)
+            metrics.HOOKS_WAITING.set(self.waiting)
 
     def _ended(self, capture: pb.Capture, status: str) -> Ended:
         variables = {
@@ -195,7 +208,7 @@ class HookRunner:
             log.warning(
                 "hook %s of capture %s is not retried, since the daemon is stopping", hook.name, ended.capture_id
             )
-            metrics.hook_dropped(hook.kind)
+            metrics.HOOKS.labels(hook.kind, "dropped").inc()
             return
 
     async def _call(self, hook: Hook, ended: Ended) -> HookOutcome:
@@ -218,6 +231,133 @@ class HookRunner:
         for task in unfinished:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class CommandHook:
+    """Runs a program with the capture's JSON on its standard input. No shell is involved, and a try is final."""
+
+    kind = "command"
+
+    def __init__(self, argv: tuple[str, ...], environ: Mapping[str, str] = os.environ) -> None:
+        self._argv = argv
+        self._environ = environ
+        self.name = argv[0]
+
+    async def call(self, ended: Ended, timeout_s: float) -> HookOutcome:
+        """See Hook."""
+        environ = {name: value for name, value in self._environ.items() if name not in _DAEMONS_OWN}
+        try:
+            found = await run_program(self._argv, ended.body, environ | dict(ended.variables), timeout_s)
+        except (OSError, ValueError) as exc:
+            return HookOutcome(result=HookResult.FAILED, text=f"cannot be started: {exc}")
+        said = last_line(found.output)
+        if found.status is None:
+            return HookOutcome(result=HookResult.TIMEOUT, text=f"took longer than {timeout_s:g} s and was killed{said}")
+        if found.status:
+            return HookOutcome(result=HookResult.FAILED, text=f"{_how(found.status)}{said}")
+        return HookOutcome(result=HookResult.OK)
+
+
+def _how(status: int) -> str:
+    if status > 0:
+        return f"ended with status {status}"
+    known = {int(number): number.name for number in signal.Signals}
+    return f"was killed by {known.get(-status, f'signal {-status}')}"
+
+
+def last_line(output: bytes) -> str:
+    """The last line of the output, for a message: without what looks like a secret."""
+    lines = output.decode("utf-8", "replace").strip().splitlines()
+    return f": {redacted(lines[-1])[:_MAX_TEXT_CHARS]}" if lines else ""
+
+
+# Runs an arbitrary program with a deadline, low priority and bounded output.
+#
+# The program gets its input as a file in memory, so that no task has to feed it, and leads a session of its own.
+# Its output is read as fast as it arrives, and only the last bytes are kept. When the program has ended, or at the
+# deadline, every process still in its group is killed too: a hook leaves nothing behind.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exit:
+    """A program's result. status: as in asyncio, negative for signals; None at the deadline. output: its last bytes."""
+
+    status: int | None
+    output: bytes
+
+
+async def run_program(argv: Sequence[str], data: bytes, environ: Mapping[str, str], timeout_s: float) -> Exit:
+    """Runs a program to its end. Raises OSError if it cannot be started. If cancelled, ends it first."""
+    reader, writer = os.pipe()
+    output = _Output(reader)
+    try:
+        with open(_in_memory(data), "rb") as stdin:
+            process = await asyncio.create_subprocess_exec(
+                *argv, stdin=stdin, stdout=writer, stderr=writer, cwd="/", env=environ, start_new_session=True
+            )
+    except BaseException:
+        os.close(writer)
+        await output.stop()
+        raise
+    os.close(writer)
+    status: int | None = None
+    try:
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PGRP, process.pid, NICE)
+        await output.start()
+        with contextlib.suppress(TimeoutError):
+            status = await asyncio.wait_for(process.wait(), timeout_s)
+        if status is None:
+            _signal_group(process.pid, signal.SIGTERM)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), _TERM_GRACE_S)
+    finally:
+        _signal_group(process.pid, signal.SIGKILL)
+        await end(process)
+        await output.stop()
+    return Exit(status=status, output=bytes(output.kept))
+
+
+def _in_memory(data: bytes) -> int:
+    """A descriptor of a file with this content, at its beginning."""
+    descriptor = os.memfd_create("capture", os.MFD_CLOEXEC)
+    with open(descriptor, "wb", closefd=False) as file:
+        file.write(data)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
+
+
+def _signal_group(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)
+
+
+class _Output(asyncio.Protocol):
+    """Reads a pipe to its end and keeps the last bytes."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._pipe = os.fdopen(descriptor, "rb", buffering=0)  # closing it twice is harmless
+        self._transport: asyncio.ReadTransport | None = None
+        self._ended = asyncio.Event()
+        self.kept = bytearray()
+
+    async def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._transport, _ = await loop.connect_read_pipe(lambda: self, self._pipe)
+
+    def data_received(self, data: bytes) -> None:
+        self.kept += data
+        del self.kept[:-MAX_OUTPUT_BYTES]
+
+    def connection_lost(self, _exc: Exception | None) -> None:
+        self._ended.set()
+
+    async def stop(self) -> None:
+        """Stops reading. A process that left the group may keep the pipe open; it is not waited for."""
+        if self._transport is None:
+            self._pipe.close()
+            return
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._ended.wait(), _REST_S)
+        self._transport.close()
 
 
 @dataclass(eq=False, slots=True)
@@ -297,18 +437,92 @@ class WebhookHook:
             timeout_s=timeout_s,
         )
         data = json.dumps(asdict(delivery)).encode() + b"\n" + ended.body
+        return await _tried(_WEBHOOK_COMMAND, data, timeout_s, self._read, lambda: self._hidden)
+
+    def _read(self, output: bytes) -> ReceiverAnswer | None:
         try:
-            found = await run_program(_COMMAND, data, os.environ, timeout_s + _OWN_S)
-        except OSError as exc:
-            return HookOutcome(result=HookResult.FAILED, text=f"cannot be called: {exc}", again=True)
-        if found.status is None:
-            return HookOutcome(result=HookResult.TIMEOUT, text=f"did not answer within {timeout_s:g} s", again=True)
-        try:
-            answer = ReceiverAnswer(**json.loads(found.output.splitlines()[-1]))
+            return ReceiverAnswer(**json.loads(output.splitlines()[-1]))
         except (ValueError, TypeError, IndexError):
-            text = f"cannot be called: its process ended with status {found.status}{last_line(found.output)}"
-            return HookOutcome(result=HookResult.FAILED, text=text, again=True)
-        if not answer.text:
-            return HookOutcome(result=HookResult.OK)
-        text = redacted(answer.text, self._hidden)  # a receiver may repeat the address
-        return HookOutcome(result=HookResult.FAILED, text=text, again=answer.again, after_s=answer.after_s)
+            return None
+
+
+class ProfileHook:
+    """Sends one message for each target with a trace. Created anew for each capture, so it knows what it has sent."""
+
+    kind = "profiles"
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self.name = config.hook_profiles
+        self._sent: set[str] = set()
+
+    async def call(self, ended: Ended, timeout_s: float) -> HookOutcome:
+        """See Hook."""
+        config = self._config
+        delivery = ProfileDelivery(
+            address=config.hook_profiles,
+            folder=ended.variables[FOLDER_VARIABLE],
+            headers_file=str(config.hook_profiles_headers or ""),
+            ca_file=str(config.hook_profiles_ca or ""),
+            timeout_s=timeout_s,
+            memory_bytes=config.decode_memory_bytes,
+            sandbox=config.decode_sandbox,
+            targets=_with_trace(ended.body),
+            sent=sorted(self._sent),
+        )
+        data = json.dumps(asdict(delivery)).encode() + b"\n"
+        return await _tried(_PROFILE_COMMAND, data, timeout_s, self._read, self._secrets)
+
+    def _read(self, output: bytes) -> ReceiverAnswer | None:
+        """Notes which targets were sent, and returns the outcome, if there is one."""
+        answer = None
+        for line in output.splitlines():
+            try:
+                told = json.loads(line)
+                if "sent" in told:
+                    self._sent.add(str(told["sent"]))
+                else:
+                    answer = ReceiverAnswer(**told)
+            except (ValueError, TypeError):
+                continue  # a line from elsewhere, such as a library's warning
+        return answer
+
+    def _secrets(self) -> frozenset[str]:
+        path = self._config.hook_profiles_headers
+        try:
+            return frozenset(secrets_in(headers_in(path.read_bytes()) if path is not None else {}))
+        except (OSError, ValueError):
+            return frozenset()
+
+
+def _with_trace(body: bytes) -> list[str]:
+    """Returns the names of the folders of targets with a trace."""
+    return [
+        f"{target['pid']}-{target['start_time_ns']}"
+        for target in json.loads(body)["targets"]
+        if any(file["format"] in SUFFIXES for file in target["files"])
+    ]
+
+
+async def _tried(
+    command: Sequence[str],
+    data: bytes,
+    timeout_s: float,
+    read: Callable[[bytes], ReceiverAnswer | None],
+    secrets: Callable[[], frozenset[str]],
+) -> HookOutcome:
+    """One try by a process that sends. secrets: a receiver may repeat the address, or a header."""
+    try:
+        found = await run_program(command, data, os.environ, timeout_s + _OWN_S)
+    except OSError as exc:
+        return HookOutcome(result=HookResult.FAILED, text=f"cannot be called: {exc}", again=True)
+    answer = read(found.output)
+    if found.status is None:
+        return HookOutcome(result=HookResult.TIMEOUT, text=f"did not answer within {timeout_s:g} s", again=True)
+    if answer is None:
+        text = f"cannot be called: its process ended with status {found.status}{last_line(found.output)}"
+        return HookOutcome(result=HookResult.FAILED, text=redacted(text, secrets()), again=True)
+    if not answer.text:
+        return HookOutcome(result=HookResult.OK)
+    text = redacted(answer.text, secrets())
+    return HookOutcome(result=HookResult.FAILED, text=text, again=answer.again, after_s=answer.after_s)

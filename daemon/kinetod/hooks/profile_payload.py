@@ -23,8 +23,7 @@ from kineto_trace.store.parquet_folder import load_columns
 
 from kinetod.config.addresses import ProfileForm
 from kinetod.hooks.profile_sender import FAILED, MADE
-from kinetod.sandbox.confined_jobs import die_with_parent
-from kinetod.sandbox.confinement import CannotConfine, Limits, confine
+from kinetod.sandbox.confinement import CannotConfine, Limits, confine, die_with_parent
 
 # Pyroscope's names for the profiles of a subject. A label with each thread's number would create a series per thread;
 # the rank is already a label of the series.

@@ -28,8 +28,7 @@ from kinetod.base.http_headers import headers_in, secrets_in
 from kinetod.base.safe_text import clean, redacted
 from kinetod.config.addresses import ProfileForm, parse_profiles
 from kinetod.hooks.http_post import ReceiverAnswer, post
-from kinetod.sandbox.confined_jobs import die_with_parent
-from kinetod.sandbox.confinement import ENVIRONMENT
+from kinetod.sandbox.confinement import ENVIRONMENT, die_with_parent
 from kinetod.supervise import child
 
 MADE, FAILED = b"+", b"-"  # first byte from the process that builds a message

@@ -14,7 +14,7 @@ from typing import IO
 from kinetod import __version__
 from kinetod.base import http_headers
 from kinetod.hooks.http_post import ReceiverAnswer, post
-from kinetod.sandbox.confined_jobs import die_with_parent
+from kinetod.sandbox.confinement import die_with_parent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,28 +11,22 @@ from pathlib import Path
 import msgspec
 
 from kinetod import profilers
-from kinetod.host_checks import (
-    clock_check,
-    disk_check,
-    driver_check,
-    gpu_devices_check,
-    rights_check,
-    sandbox_check,
-    systemd_check,
-)
 from kinetod.host_checks.check_protocol import Check, CheckQuestion, Line, packed
+from kinetod.host_checks.daemon_checks import check_rights, check_sandbox, check_store
+from kinetod.host_checks.gpu_checks import check_devices, check_driver
+from kinetod.host_checks.system_checks import check_clock, check_units
 from kinetod.processes.profiler_signs import DCGM, EXPORTER
 from kinetod.profilers import scan
 
 # The check most likely to hang comes last.
 CHECKS: dict[str, Check] = {
-    "rights": rights_check.check,
-    "sandbox": sandbox_check.check,
-    "clock": clock_check.check,
-    "units": systemd_check.check,
-    "driver": driver_check.check,
-    "gpu_devices": gpu_devices_check.check,
-    "store": disk_check.check,
+    "rights": check_rights,
+    "sandbox": check_sandbox,
+    "clock": check_clock,
+    "units": check_units,
+    "driver": check_driver,
+    "gpu_devices": check_devices,
+    "store": check_store,
 }
 PROFILERS = "profilers"
 

@@ -14,8 +14,7 @@ import sys
 from pathlib import Path
 
 from kinetod.base.libc import LIBC
-from kinetod.kineto_ipc.name_holder import holder
-from kinetod.kineto_ipc.poll_sockets import ABSTRACT_IN_PROC, NameTaken, bound_socket
+from kinetod.kineto_ipc.poll_sockets import ABSTRACT_IN_PROC, NameTaken, bound_socket, holder
 from kinetod.processes.identity import PROC, start_time_ns
 
 BOUND = b"bound"

@@ -26,7 +26,6 @@ from queue import SimpleQueue
 from kinetod.base import metrics
 from kinetod.base.errors import StartError
 from kinetod.kineto_ipc.door_findings import ABSTRACT, DoorState
-from kinetod.kineto_ipc.name_holder import holder
 from kinetod.kineto_ipc.network_namespaces import NamespaceOpener, own_namespace
 from kinetod.kineto_ipc.poll_sockets import (
     FILE_NAME,
@@ -37,6 +36,7 @@ from kinetod.kineto_ipc.poll_sockets import (
     NameTaken,
     PollSocket,
     bound_socket,
+    holder,
     queue_length,
 )
 from kinetod.kineto_ipc.poller_registry import (
@@ -151,7 +151,7 @@ class PollThread:
                     swept_s = now_s
                     self._registry.forget_silent(now_s)
                     self._limits.forget_quiet(now_s)
-                    metrics.polling_processes(self._registry.count())
+                    metrics.POLLING_PROCESSES.set(self._registry.count())
             except Exception:  # one bad turn must not end the answers to all others
                 log.exception("answering polls failed")
                 time.sleep(SWEEP_S)
@@ -173,7 +173,7 @@ class PollThread:
             try:
                 self._answer(sock, datagram)
             except Dropped as exc:
-                metrics.poll_dropped(exc.why)
+                metrics.POLLS_DROPPED.labels(exc.why).inc()
         idle = not ready and not self._waiting
         if self._newcomers and (idle or time.monotonic() - self._newcomers.next_since_s >= MEET_WITHIN_S):
             self._meet()
@@ -184,7 +184,7 @@ class PollThread:
         try:
             self._registry.polled(poll, sender, now_s=time.monotonic(), now_ns=time.time_ns(), answered=False)
         except Dropped as exc:
-            metrics.poll_dropped(exc.why)
+            metrics.POLLS_DROPPED.labels(exc.why).inc()
 
     def _receive(self, sock: PollSocket, most: int) -> None:
         """Receives a socket's datagrams; those beyond a limit are not queued for an answer."""
@@ -197,7 +197,7 @@ class PollThread:
             if datagram is None:
                 return
             if (why := self._refusal(datagram)) is not None:
-                metrics.poll_dropped(why)
+                metrics.POLLS_DROPPED.labels(why).inc()
             else:
                 self._waiting.append((sock, datagram))
 
@@ -231,7 +231,7 @@ class PollThread:
                 raise Dropped(Drop.LATE)
             if not sock.send(poll_answer(), sender):
                 raise Dropped(Drop.UNREAD)
-            metrics.poll_answered()
+            metrics.POLLS_ANSWERED.inc()
             return
         late = datagram.age_ns() > LATE_NS
         answer = self._registry.polled(message, sender, now_s=now_s, now_ns=time.time_ns(), answered=not late)
@@ -241,7 +241,7 @@ class PollThread:
             self._registry.not_sent(answer)
             raise Dropped(Drop.UNREAD)
         self._registry.sent(answer)
-        metrics.poll_answered()
+        metrics.POLLS_ANSWERED.inc()
 
 
 class Newcomers:
@@ -274,7 +274,7 @@ class Newcomers:
         last.pop()
         self._count -= 1
         if last is not own:
-            metrics.poll_dropped(Drop.TOO_MANY)
+            metrics.POLLS_DROPPED.labels(Drop.TOO_MANY).inc()
         if not own:
             del self._of_user[sender.uid]
         return last is not own

@@ -13,6 +13,10 @@ Theory of operation
 
     Only root and this daemon's user may be able to replace parts of the path to such a folder: `checked_folder` refuses
     others. The folder itself must be writable by the clients' users, and then have the sticky bit.
+
+    `holder` finds the process that has a name already: the one to stop so that this daemon can answer polls.
+    /proc/net/unix leads from the name to the socket's inode, and processes' descriptors from there to the process. A
+    daemon without rights over other users' processes cannot read those; it then guesses a process called dynolog.
 """
 
 import contextlib
@@ -29,9 +33,10 @@ from typing import Protocol
 
 from kineto_protos import unix_peer
 
+from kinetod.base.safe_text import clean
 from kinetod.base.unix_sockets import remove_stale_socket
 from kinetod.kineto_ipc.poller_registry import MAX_DATAGRAM_BYTES, Sender
-from kinetod.processes.identity import PROC
+from kinetod.processes.identity import PROC, lines
 
 NAME = b"\0dynolog\0"
 ABSTRACT_IN_PROC = "@dynolog@"  # NAME as /proc/net/unix writes it
@@ -43,6 +48,64 @@ _TIMESPEC = struct.Struct("@ll")
 _SO_TIMESTAMPNS = 35  # asm-generic/socket.h; of a message, too
 # No room for descriptors: the kernel drops those.
 _ANCILLARY_SPACE = socket.CMSG_SPACE(_UCRED.size) + socket.CMSG_SPACE(_TIMESPEC.size)
+DYNOLOG = "dynolog"
+_SOCKET = re.compile(r"socket:\[(\d+)\]")
+_INODE, _PATH = 6, 7  # columns of /proc/net/unix
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """The process that has the socket. guessed: only its name suggests that."""
+
+    pid: int
+    name: str
+    guessed: bool = False
+
+    def __str__(self) -> str:
+        return f"process {self.pid} ({self.name}{', by its name' if self.guessed else ''})"
+
+
+def holder(name: str, proc: Path = PROC, *, seen_by: str = "self") -> Holder | None:
+    """The process that has the socket; None if it cannot be found. Blocking.
+
+    name: a path, or an abstract name with @ for each zero, as in /proc/net/unix. seen_by: a pid in its network
+    namespace.
+    """
+    with contextlib.suppress(OSError):
+        inodes = _inodes(name, proc / seen_by)
+        folders = [folder for folder in proc.iterdir() if folder.name.isdecimal()]
+        for folder in folders:
+            if _has(folder, inodes):
+                return Holder(int(folder.name), _name(folder))
+        for folder in folders:
+            if _name(folder) == DYNOLOG:
+                return Holder(int(folder.name), DYNOLOG, guessed=True)
+    return None
+
+
+def _inodes(name: str, folder: Path) -> set[str]:
+    found = set()
+    for line in lines((folder / "net/unix").read_bytes())[1:]:
+        columns = line.split(None, _PATH)
+        if len(columns) > _PATH and columns[_PATH] == name:
+            found.add(columns[_INODE])
+    return found
+
+
+def _has(folder: Path, inodes: set[str]) -> bool:
+    with contextlib.suppress(OSError):
+        for descriptor in (folder / "fd").iterdir():
+            with contextlib.suppress(OSError):
+                match = _SOCKET.fullmatch(str(descriptor.readlink()))
+                if match and match[1] in inodes:
+                    return True
+    return False
+
+
+def _name(folder: Path) -> str:
+    with contextlib.suppress(OSError):
+        return clean((folder / "comm").read_text(errors="replace").rstrip("\n"), 32)
+    return ""
 
 
 class NameTaken(OSError):

@@ -377,7 +377,7 @@ class PollerRegistry:
                     return PollAnswer(poller, offered, sender.address)
                 if offered.times_sent:  # otherwise it traces for another client
                     offered.taken_by = sender.address
-                    metrics.polled_configuration("taken")
+                    metrics.POLLED_CONFIGURATIONS.labels("taken").inc()
                     offered.tell(OfferEvent.TAKEN)
             elif poll.free and sender.address == offered.taken_by:
                 poller.offered, offered.open = None, False
@@ -388,7 +388,7 @@ class PollerRegistry:
         """Notes that the answer to a poll has been sent."""
         if (offered := answer.offered) is None:
             return
-        metrics.polled_configuration("sent")
+        metrics.POLLED_CONFIGURATIONS.labels("sent").inc()
         with self._lock:
             if offered.open:
                 offered.tell(OfferEvent.SENT)

@@ -1,4 +1,4 @@
-"""Asks the API server, with the account that Kubernetes gives to this pod.
+"""Asks the API server, with the account that Kubernetes gives to this pod: also for a token's user and permissions.
 
 Theory of operation
     There are few calls per minute: HTTP/1.1 over persistent connections, each call in a thread of its own with a
@@ -7,23 +7,30 @@ Theory of operation
     thread that reads it. The account is a folder with `token` and `ca.crt`, which the kubelet renews: the token is read
     for each call, the authority for each connection. Answers come from the API server, whose certificate is checked,
     but are limited in size nevertheless.
+
+    A token's user is found by a TokenReview, permissions by a SubjectAccessReview. These answers, yes or no, are kept
+    for KEEP_S. Only a hash of each token is kept.
 """
 
 import asyncio
 import contextlib
+import hashlib
 import http.client
 import os
 import socket
 import ssl
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+from urllib.parse import quote
 
 import msgspec
 
-from kinetod.base.fair_slots import FairSlots
+from kinetod.base.fair_slots import FairSlots, fair_share_key
 from kinetod.base.safe_text import clean
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -34,6 +41,13 @@ THREADS = 8
 SPARE_THREADS = 2  # for users without a request in progress
 _REFUSED = (401, 403)
 T = TypeVar("T")
+MAX_KEPT = 10_000
+_TOKENS = "/apis/authentication.k8s.io/v1/tokenreviews"
+_ACCESS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+KEEP_S = 5.0
+LEAST_S = 0.5  # between two queries, even if a requested pod does not exist
+_METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+_MAX_CHARS = 253
 
 
 class ApiError(Exception):
@@ -188,3 +202,157 @@ def address_in(environ: Mapping[str, str]) -> tuple[str, int]:
     if not host or not (port.isascii() and port.isdecimal() and 0 < int(port) < 1 << 16):
         raise ValueError(f"{HOST_VARIABLE} and {PORT_VARIABLE} do not say where the API server is: is this a pod?")
     return host, int(port)
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """A user as known to the API server; extra in its JSON form."""
+
+    name: str
+    uid: str = ""
+    groups: tuple[str, ...] = ()
+    extra: str = "{}"
+
+
+class _UserInfo(msgspec.Struct, frozen=True):
+    username: str = ""
+    uid: str = ""
+    groups: tuple[str, ...] = ()
+    extra: dict[str, tuple[str, ...]] = {}
+
+
+class _TokenStatus(msgspec.Struct, frozen=True):
+    authenticated: bool = False
+    user: _UserInfo = _UserInfo()
+    audiences: tuple[str, ...] = ()
+
+
+class _TokenReview(msgspec.Struct, frozen=True):
+    status: _TokenStatus = _TokenStatus()
+
+
+class _AccessStatus(msgspec.Struct, frozen=True):
+    allowed: bool = False
+    denied: bool = False
+
+
+class _AccessReview(msgspec.Struct, frozen=True):
+    status: _AccessStatus = _AccessStatus()
+
+
+class Reviews:
+    """Queries the API server and caches the answers briefly."""
+
+    def __init__(self, api: ApiServer, clock: Callable[[], float] = time.monotonic) -> None:
+        self._api = api
+        self._clock = clock
+        self._kept: dict[Hashable, tuple[float, Any]] = {}
+
+    def known_user(self, token: str, audiences: Sequence[str] = ()) -> User | None:
+        """The remembered user of a token; None if there is none."""
+        kept = self._known(_key(token, audiences))
+        return kept[0] if kept is not None else None
+
+    async def user(self, token: str, audiences: Sequence[str] = ()) -> User | None:
+        """The user of a token; None if it is invalid or not for these audiences. Raises ApiError."""
+        key = _key(token, audiences)
+        if (kept := self._known(key)) is not None:
+            return kept[0]  # type: ignore[no-any-return]  # what was put in below
+        spec = {"token": token, **({"audiences": list(audiences)} if audiences else {})}
+        review = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": spec}
+        said = (await self._api.create(_TOKENS, review, _TokenReview)).status
+        meant = not audiences or bool(set(audiences) & set(said.audiences))
+        user = None
+        if said.authenticated and said.user.username and meant:
+            extra = msgspec.json.encode(said.user.extra, order="deterministic").decode()
+            user = User(said.user.username, said.user.uid, said.user.groups, extra)
+        self._keep(key, user)
+        return user
+
+    async def may_exec(self, user: User, namespace: str, pod: str) -> bool:
+        """Whether the user may create pods/exec on this pod. Raises ApiError."""
+        key = (user, namespace, pod)
+        if (kept := self._known(key)) is not None:
+            return bool(kept[0])
+        attributes = {"namespace": namespace, "verb": "create", "version": "v1", "resource": "pods"}
+        spec = {
+            "resourceAttributes": {**attributes, "subresource": "exec", "name": pod},
+            "user": user.name,
+            "groups": list(user.groups),
+            "uid": user.uid,
+            "extra": msgspec.json.decode(user.extra),
+        }
+        review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
+        said = (await self._api.create(_ACCESS, review, _AccessReview)).status
+        allowed = said.allowed and not said.denied
+        self._keep(key, allowed)
+        return allowed
+
+    def _known(self, key: Hashable) -> tuple[Any] | None:
+        until, answer = self._kept.get(key, (float("-inf"), None))
+        return (answer,) if self._clock() < until else None
+
+    def _keep(self, key: Hashable, answer: Any) -> None:
+        if len(self._kept) >= MAX_KEPT:
+            self._kept.clear()
+        self._kept[key] = (self._clock() + KEEP_S, answer)
+
+
+def _key(token: str, audiences: Sequence[str]) -> Hashable:
+    return (hashlib.sha256(token.encode()).digest(), tuple(audiences))
+
+
+# The pods of this node according to the API server: namespace and name by UID. Only metadata is requested, and from the
+# API server's cache: a UID never gets another name.
+class _Metadata(msgspec.Struct, frozen=True):
+    uid: str
+    namespace: str
+    name: str
+
+
+class _Pod(msgspec.Struct, frozen=True):
+    metadata: _Metadata
+
+
+class _Pods(msgspec.Struct, frozen=True):
+    items: tuple[_Pod, ...] = ()
+
+
+Pods = Mapping[str, tuple[str, str]]
+
+
+class NodePods:
+    """Queries the pods of one node."""
+
+    def __init__(self, api: ApiServer, node: str, clock: Callable[[], float] = time.monotonic) -> None:
+        selector = quote(f"spec.nodeName={node}", safe="")
+        self._path = f"/api/v1/pods?fieldSelector={selector}&resourceVersion=0"
+        self._api = api
+        self._clock = clock
+        self._asking = asyncio.Lock()
+        self._asked = float("-inf")
+        self._pods: Pods = {}
+
+    async def current(self, wanted: Iterable[str] = ()) -> Pods:
+        """(namespace, name) by UID, at most KEEP_S old; asks again if a wanted one is unknown. Raises ApiError."""
+        async with self._asking:
+            age = self._clock() - self._asked
+            if age >= KEEP_S or (age >= LEAST_S and not self._pods.keys() >= set(wanted)):
+                found = await self._ask()
+                self._pods = {
+                    each.metadata.uid: (
+                        clean(each.metadata.namespace, _MAX_CHARS),
+                        clean(each.metadata.name, _MAX_CHARS),
+                    )
+                    for each in found.items
+                }
+                self._asked = self._clock()
+            return self._pods
+
+    async def _ask(self) -> _Pods:
+        """Sends one query for all waiting callers, so it uses nobody's turn."""
+        whose = fair_share_key.set("")
+        try:
+            return await self._api.get(self._path, _Pods, accept=_METADATA_ONLY)
+        finally:
+            fair_share_key.reset(whose)

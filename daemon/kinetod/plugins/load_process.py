@@ -16,7 +16,7 @@ from kinetod.base.safe_text import clean
 from kinetod.plugins.accelerator import GROUP, Accelerator, check, to_plain
 from kinetod.plugins.entry_points import MAX_FILES_BYTES, LoadAnswer, LoadQuestion, NoSuchPlugin, PythonFile, find
 from kinetod.plugins.file_trust import ROOT, problem_of, trusted_uids
-from kinetod.sandbox.confined_jobs import die_with_parent
+from kinetod.sandbox.confinement import die_with_parent
 
 _MAX_REASON = 1000
 _ANNOTATIONS = re.compile(r"^from __future__ import .*\bannotations\b", re.MULTILINE)

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from kineto_agent.protocol.plugin_bundle import Signs
 
-from kinetod.processes.proc_folder import ProcessFolder
+from kinetod.processes.identity import ProcessFolder
 
 _MAPPED = re.compile(rb"/([^/\n]+)$", re.MULTILINE)
 _DELETED = b" (deleted)"

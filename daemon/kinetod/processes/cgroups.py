@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from kinetod.processes.identity import PROC
-from kinetod.processes.proc_folder import lines
+from kinetod.processes.identity import PROC, lines
 
 V1, V2 = 1, 2
 _OCTAL = re.compile(r"\\([0-7]{3})")  # mountinfo writes a space as \040

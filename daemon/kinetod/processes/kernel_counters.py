@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kinetod.processes.cgroups import V2, Group, groups
-from kinetod.processes.identity import PROC
-from kinetod.processes.proc_folder import ProcessFolder, lines
+from kinetod.processes.identity import PROC, ProcessFolder, lines
 
 UNKNOWN = -1
 MAX_THREADS = 4096  # a reading of this many takes a tenth of a second

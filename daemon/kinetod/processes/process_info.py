@@ -1,4 +1,15 @@
-"""The kernel's facts about processes: owner, command, GPUs, launcher. Blocking; call it in a thread."""
+"""The kernel's facts about processes: owner, command, GPUs, launcher. Blocking; call it in a thread.
+
+Theory of operation
+    A process's other telemetry is in its environment: OpenTelemetry's resource, and the W3C trace context. A span that
+    is current in a running program is a context variable of one thread or task, which cannot be read from outside
+    without stopping the interpreter; the environment at its start is fixed and harmless to read. Both variables of the
+    resource are OpenTelemetry's (the specification of its SDKs); TRACEPARENT is how a launcher passes its span to a
+    program. The process controls all of it, so sizes are bounded, and it serves as a description only.
+
+    The framework that a Python process trains with is found by its mapped libraries. A loaded library stays, so a
+    result holds until the program ends; without a result, the next call reads the map again.
+"""
 
 import contextlib
 import functools
@@ -9,19 +20,30 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
+from urllib.parse import unquote
 
 import psutil
+from kineto_trace.base.telemetry_ids import SERVICE_NAME, TRACE_PARENT_VARIABLE, TraceContext
 
 from kinetod.base.safe_text import clean
-from kinetod.processes import credentials, telemetry_variables
+from kinetod.processes import credentials
 from kinetod.processes.accelerator_signs import OutsideSigns, shown
 from kinetod.processes.containers import Container, Names, container_in, pod_in, read_cgroups
 from kinetod.processes.credentials import Credentials
 from kinetod.processes.drm_gpus import RENDER_NODE, numbers_by_node
-from kinetod.processes.frameworks import Framework, framework
-from kinetod.processes.identity import PROC, ProcessKey, started_ns
-from kinetod.processes.proc_folder import ProcessFolder, lines
+from kinetod.processes.identity import PROC, ProcessFolder, ProcessKey, lines, started_ns
 
+Framework = Literal["", "torch", "jax", "tensorflow", "cupy"]
+# The first match counts: a program that uses torch may have loaded the others for its data.
+LIBRARIES: dict[Framework, tuple[bytes, ...]] = {
+    "torch": (b"/libtorch_cpu.so", b"/libtorch_python.so", b"/libtorch.so"),
+    "jax": (b"/libjax_common.so", b"/xla_extension.so", b"/_jax."),
+    "tensorflow": (b"/libtensorflow_framework.so", b"/libtensorflow_cc.so", b"/_pywrap_tensorflow_internal.so"),
+    "cupy": (b"/cupy/_core/",),
+}
+_MAX_KNOWN = 4096
+_known: dict[str, Framework] = {}  # program -> framework
 _GPU_DEVICE = re.compile(r"/dev/nvidia(\d+)")
 _PYTHON = re.compile(r"(python|pypy)[\d.]*[a-z]*")
 _MAX_COMMAND_CHARS = 4096  # thousands of processes must fit into one message
@@ -33,11 +55,20 @@ JOB_ID_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "TORCHELASTIC_RUN_
 JOB_STEP_VARIABLES = ("SLURM_STEP_ID", "SLURM_STEPID")
 NODE_VARIABLE = "SLURMD_NODENAME"  # set in every process that slurmd has started
 _STEPS = {"4294967291": "batch", "4294967292": "extern", "4294967290": "interactive"}  # Slurm's numbers for these
+SERVICE_VARIABLE = "OTEL_SERVICE_NAME"
+RESOURCE_VARIABLE = "OTEL_RESOURCE_ATTRIBUTES"
+TELEMETRY_VARIABLES = (TRACE_PARENT_VARIABLE, SERVICE_VARIABLE, RESOURCE_VARIABLE)
+MAX_ATTRIBUTES = 16
+MAX_BYTES = 512  # of all names and values: the facts of many processes must fit into one message
+MAX_NAME_CHARS = 64
+MAX_VALUE_CHARS = 256
+MAX_TRACE_PARENT_CHARS = 64
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
 _WANTED = frozenset(
     name.encode()
     for name in (
         *(*RANK_VARIABLES, *WORLD_SIZE_VARIABLES, *JOB_ID_VARIABLES, *JOB_STEP_VARIABLES, NODE_VARIABLE),
-        *telemetry_variables.VARIABLES,
+        *TELEMETRY_VARIABLES,
     )
 )
 KEEP_NAMES_S = 60.0
@@ -45,6 +76,59 @@ _STAT_STATE, _STAT_PARENT, _STAT_START_TIME = 0, 1, 19  # /proc/PID/stat behind 
 MAX_GENERATIONS = 100  # anybody can make thousands
 _V1 = re.compile(r"/slurm(?:_[\w.-]+)?/uid_(\d+)/job_(\d+)(?:/step_([\w.+-]+))?(?:/.*)?")
 _V2 = re.compile(r"/system\.slice/(?:[\w.-]+_)?slurmstepd\.scope/job_(\d+)(?:/step_([\w.+-]+))?(?:/.*)?")
+
+
+def framework(folder: ProcessFolder, program: str) -> Framework:
+    """A key of LIBRARIES; empty if the process has none of them or may not be inspected.
+
+    program: as named by `credentials.program`; empty: unknown.
+    """
+    if program in _known:
+        return _known[program]
+    with contextlib.suppress(OSError):
+        mapped = folder.read_once("maps")
+        found: Framework = next(
+            (name for name, files in LIBRARIES.items() if any(file in mapped for file in files)), ""
+        )
+        if found and program:
+            if len(_known) >= _MAX_KNOWN:
+                _known.clear()
+            _known[program] = found
+        return found
+    return ""
+
+
+def trace_parent(environ: Mapping[str, str]) -> str:
+    """The trace context in which the process was started; "" for none or an invalid one."""
+    return checked_trace_parent(environ.get(TRACE_PARENT_VARIABLE, "").strip())
+
+
+def checked_trace_parent(text: str) -> str:
+    """The text if it is a valid trace context of a normal length; otherwise ""."""
+    return text if len(text) <= MAX_TRACE_PARENT_CHARS and TraceContext.parse(text) else ""
+
+
+def resource(environ: Mapping[str, str]) -> dict[str, str]:
+    """The attributes of the process's own telemetry, from its environment."""
+    parts = [part.partition("=") for part in environ.get(RESOURCE_VARIABLE, "").split(",")]
+    named = {name.strip(): unquote(value.strip()) for name, separator, value in parts if separator}
+    if service := environ.get(SERVICE_VARIABLE, "").strip():
+        named = {SERVICE_NAME: service, **{name: value for name, value in named.items() if name != SERVICE_NAME}}
+    return checked_resource(named)
+
+
+def checked_resource(named: Mapping[str, str]) -> dict[str, str]:
+    """The attributes with valid names, as far as they fit."""
+    found: dict[str, str] = {}
+    room = MAX_BYTES
+    for name, text in named.items():
+        value = clean(text, MAX_VALUE_CHARS)
+        room -= len(name) + len(value.encode())
+        if len(found) == MAX_ATTRIBUTES or room < 0:
+            break
+        if value and len(name) <= MAX_NAME_CHARS and _NAME.fullmatch(name):
+            found[name] = value
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,8 +304,8 @@ def _read_private(folder: ProcessFolder) -> PrivateFacts:
         job_step=clean(_STEPS.get(step, step), 32),
         is_python=_runs_python(folder),
         own_user_namespace=_in_own_user_namespace(folder),
-        trace_parent=telemetry_variables.trace_parent(environ),
-        resource=telemetry_variables.resource(environ),
+        trace_parent=trace_parent(environ),
+        resource=resource(environ),
     )
 
 

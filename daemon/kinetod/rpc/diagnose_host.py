@@ -21,7 +21,7 @@ from kinetod.captures.request.target_resolution import no_such_process, not_your
 from kinetod.config.settings import Settings
 from kinetod.gpus.gpu_reader import GpuReader
 from kinetod.gpus.gpu_types import NAMES, GpuState, LibraryState, Snapshot, VendorLibrary
-from kinetod.gpus.nvml_gpm import IN_MIG_MODE, NOT_ALLOWED, OFF, OLD_DRIVER
+from kinetod.gpus.nvml import IN_MIG_MODE, NOT_ALLOWED, OFF, OLD_DRIVER
 from kinetod.host_checks.check_protocol import CheckQuestion
 from kinetod.host_checks.check_runner import HostLooker, Searcher
 from kinetod.kineto_ipc.door_findings import DoorState

@@ -12,10 +12,8 @@ from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from kinetod.access.call_gate import Authorizer
-from kinetod.access.call_limits import FLOODS
-from kinetod.access.callers import Auth
-from kinetod.access.delegation import KEYS
+from kinetod.access.call_gate import FLOODS, Authorizer
+from kinetod.access.callers import KEYS, Auth
 from kinetod.access.token_users import TOKEN_KEY
 from kinetod.base import errors, metrics
 from kinetod.base.errors import invalid

@@ -13,7 +13,7 @@ from grpc_reflection.v1alpha import reflection
 from kineto_protos.services import add_to_server
 from kineto_protos.v1 import profiler_pb2 as pb
 
-from kinetod.access.call_limits import CallTracker
+from kinetod.access.call_gate import CallTracker
 from kinetod.access.connections.certificates import Certificates
 from kinetod.access.connections.connection_proxy import (
     PLAIN_SOCKET,

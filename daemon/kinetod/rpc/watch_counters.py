@@ -1,8 +1,8 @@
 """ListCounters and WatchCounters: hardware counters of GPUs for callers who may read them.
 
 Theory of operation
-    The caller's access to the counters of a GPU (`captures.counters.gpu_access`) is checked before the sampling, and
-    every LOOK_S during it: it ends when another user's process appears on the GPU.
+    The caller's access to the counters of a GPU (`captures.counters.counter_request`) is checked before the sampling,
+    and every LOOK_S during it: it ends when another user's process appears on the GPU.
 
     A caller who names no GPU watches those that have the requested counters. The answer also says why others are not
     watched.
@@ -29,10 +29,8 @@ from kinetod.base.errors import (
     Reason,
     invalid,
 )
-from kinetod.captures.counters.capture_counters import CounterSource
-from kinetod.captures.counters.counter_request import checked_sampling
-from kinetod.captures.counters.gpu_access import why_strange
-from kinetod.captures.counters.recovered_counters import left_out_metrics, metrics_of
+from kinetod.captures.counters.capture_counters import CounterSource, left_out_metrics, metrics_of
+from kinetod.captures.counters.counter_request import checked_sampling, why_strange
 from kinetod.config.settings import Settings
 from kinetod.counters.counter_client import CounterSession, GpuList
 from kinetod.counters.interface import (

@@ -21,8 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from kinetod.sandbox.confined_jobs import die_with_parent
-from kinetod.sandbox.confinement import Limits, close_descriptors, confine, prepare
+from kinetod.sandbox.confinement import Limits, close_descriptors, confine, die_with_parent, prepare
 
 READY, ANSWER = b"ready", b"session"
 MAX_ASKED_BYTES = 64 << 10

@@ -10,8 +10,7 @@ from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetod.agents.agent_hub import ConnectedAgent
 from kinetod.permissions.role_policy import Action, Caller, Resource, may
-from kinetod.processes.identity import PROC, ProcessKey
-from kinetod.processes.proc_folder import lines
+from kinetod.processes.identity import PROC, ProcessKey, lines
 from kinetod.processes.process_info import ProcessFacts
 
 

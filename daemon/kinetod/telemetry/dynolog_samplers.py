@@ -20,9 +20,8 @@ from types import MappingProxyType
 
 from kinetod.base.errors import StartError
 from kinetod.config.metrics_settings import JSON_LOG_OWN
-from kinetod.gpus.container_owners import GpuContainer, Owners
+from kinetod.gpus.gpu_owners import GpuContainer, Jobs, Owners, Said, agreed, jobs_of
 from kinetod.gpus.gpu_types import GpuState, Snapshot, between
-from kinetod.gpus.slurm_variables import Jobs, Said, agreed, jobs_of
 from kinetod.processes import credentials, process_info
 from kinetod.processes.credentials import PROC
 from kinetod.processes.process_info import user_name

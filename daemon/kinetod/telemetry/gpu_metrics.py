@@ -11,9 +11,8 @@ from pathlib import Path
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from kinetod.gpus.container_owners import GpuContainer, Owners
+from kinetod.gpus.gpu_owners import GpuContainer, Jobs, Owners, jobs_of
 from kinetod.gpus.gpu_types import GpuState, LibraryState, Snapshot
-from kinetod.gpus.slurm_variables import Jobs, jobs_of
 from kinetod.processes.drm_gpus import PROC, SYS, drm_gpus, nvidia_gpus
 
 DEADLINE_S = 1.2

@@ -33,15 +33,15 @@ from kinetod.base.unix_sockets import receive, send
 from kinetod.permissions.caller_limits import RequestRate
 from kinetod.supervise.helper_service import Connections, HelperCaller, HungUp
 from kinetod.trace_writing import writer_messages as messages
-from kinetod.trace_writing.writer_messages import PlaceTraces
-from kinetod.trace_writing.writing_process import (
+from kinetod.trace_writing.writer_messages import (
     CHECK_S,
     FILES_AT_ONCE,
     WRITE_S,
     WRITER,
     NoAnswer,
+    PlaceTraces,
     WriteQuestion,
-    answer,
+    run_writer,
 )
 
 log = logging.getLogger(__name__)
@@ -232,7 +232,7 @@ class WriterService:
         deadline_s = self._write_s if question.files else self._check_s
         with _pipe() as (kept, alive):
             try:
-                return await answer(question, deadline_s=deadline_s, command=self._command, alive=alive)
+                return await run_writer(question, deadline_s=deadline_s, command=self._command, alive=alive)
             except NoAnswer as exc:
                 hang = _Hang(os.dup(kept), self._clock() + HANG_S, str(exc))
                 self._hung.setdefault(where, []).append(hang)

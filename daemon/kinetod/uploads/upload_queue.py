@@ -91,7 +91,7 @@ class Uploader:
         self._wake.set()
 
     def _changed(self) -> None:
-        metrics.uploads_waiting(len(self._items))
+        metrics.UPLOADS_WAITING.set(len(self._items))
         self._wake.set()
 
     async def run(self) -> None:
@@ -126,7 +126,7 @@ class Uploader:
             for holding in await self._store.run(self._store.holdings):
                 if holding.ended_ns and holding.local_bytes != 0 and not holding.uploaded:
                     self._items.setdefault(holding.id, _Item(owner_uid=holding.owner_uid))
-        metrics.uploads_waiting(len(self._items))
+        metrics.UPLOADS_WAITING.set(len(self._items))
 
     def _start_due(self, now: float) -> float | None:
         """Starts what may start; returns the seconds until more may, None: at the next event."""

@@ -32,10 +32,8 @@ from kineto_trace.store.upload_manifest import Manifest
 from kinetod.base.libc import drop_capabilities
 from kinetod.base.safe_text import redacted
 from kinetod.sandbox import landlock, seccomp_filter
-from kinetod.sandbox.confined_jobs import die_with_parent
-from kinetod.sandbox.confinement import code, no_new_rights
-from kinetod.uploads.sinks import Throttle, sink_for
-from kinetod.uploads.upload_job import RemoteCapture, UploadJob, open_store, upload_capture
+from kinetod.sandbox.confinement import code, die_with_parent, no_new_rights
+from kinetod.uploads.upload_job import RemoteCapture, Throttle, UploadJob, open_store, sink_for, upload_capture
 from kinetod.uploads.worker_protocol import Cancelled, LocalDamage, RemoteDamage, UploadError, WorkerOptions, secrets_of
 
 MAX_JOBS = 64

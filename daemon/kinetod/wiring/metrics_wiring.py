@@ -11,9 +11,8 @@ from kinetod.attach.attach_types import Finding, Status
 from kinetod.config.metrics_settings import COMPAT_DYNOLOG
 from kinetod.config.settings import SECOND_NS, Config
 from kinetod.counters.counter_client import CounterClient, CountersChild, CountersService
-from kinetod.gpus.container_owners import ContainerOwners
+from kinetod.gpus.gpu_owners import ContainerOwners, JobFolder, SlurmVariables
 from kinetod.gpus.gpu_reader import GpuReader
-from kinetod.gpus.slurm_variables import JobFolder, SlurmVariables
 from kinetod.kubernetes.pod_names import KubeletGpuHolders
 from kinetod.telemetry.dynolog_page import DynologCollector
 from kinetod.telemetry.dynolog_samplers import Every, GpuSampler, HostSampler, JsonLog

@@ -27,22 +27,19 @@ from kinetod.app import start_keeping
 from kinetod.base import logs
 from kinetod.base.fair_slots import FairSlots
 from kinetod.captures.counters.capture_counters import CounterSource
-from kinetod.captures.counters.gpu_access import GpuAccess
+from kinetod.captures.counters.counter_request import GpuAccess
 from kinetod.captures.manager import CaptureManager, no_such_capture
 from kinetod.captures.result.decode_pool import WorkerPool
-from kinetod.captures.target.profiler_conflicts import Conflicts
-from kinetod.captures.target.services import Services
+from kinetod.captures.target.services import Conflicts, Services
 from kinetod.config.addresses import ListenAddress
 from kinetod.config.settings import Config, Settings
 from kinetod.gpus.gpu_reader import GpuReader
 from kinetod.rpc.diagnose_host import Diagnoser, HostDiagnoser
 from kinetod.rpc.grpc_server import RpcServer
-from kinetod.rpc.profiler_service import ProfilerService
+from kinetod.rpc.profiler_service import HostInfo, HostWatcher, ProfilerService
 from kinetod.rpc.watch_counters import CounterWatcher
-from kinetod.rpc.watch_host import HostWatcher
 from kinetod.selection.process_registry import Registry
 from kinetod.store.capture_store import Store
-from kinetod.telemetry.host_info import HostInfo
 from kinetod.wiring.access_wiring import make_access
 from kinetod.wiring.metrics_wiring import make_counters
 

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterator
 
 from kineto_agent.protocol import arena
-from kinetod.captures.target.arena_reader import ArenaReader, BadArena
+from kinetod.captures.target.record_spool import ArenaReader, BadArena
 
 MOST_BYTES = 1 << 22
 BUFFERS, BUFFER_BYTES, STRINGS_BYTES = 3, 512, 256

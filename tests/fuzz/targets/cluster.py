@@ -7,9 +7,8 @@ from kineto_protos.kubelet.v1 import pod_resources_pb2 as pb
 from kinetoctl.client import slurm
 from kinetoctl.errors import CliError
 from kinetod.kubernetes import pod_names
-from kinetod.kubernetes.api_server import ApiError, ApiServer, Exchange
+from kinetod.kubernetes.api_server import ApiError, ApiServer, Exchange, NodePods, Reviews, User
 from kinetod.kubernetes.pod_names import called, matched
-from kinetod.kubernetes.token_reviews import NodePods, Reviews, User
 
 from fuzz import event_loop
 

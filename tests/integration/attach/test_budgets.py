@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from kinetod.processes.budgets import BUDGETS
-from kinetod.processes.memory_limits import stack_bytes
+from kinetod.processes.budgets import BUDGETS, stack_bytes
 from support.agent.python_child import environment
 from support.machine.cgroups import MIB, real_group
 from support.machine.kernel import allowed_to_trace

@@ -13,8 +13,7 @@ from typing import TypeVar
 
 import pytest
 from kinetod.attach_helper import messages
-from kinetod.attach_helper.helper_client import HelperService, target_of
-from kinetod.attach_helper.helper_folders import HelperTraceFolders
+from kinetod.attach_helper.helper_client import HelperService, HelperTraceFolders, target_of
 from kinetod.kineto_files.interface import FileRefused, FileTooLarge, FolderUnreachable, OpenTraceFolder, Sight
 from kinetod.processes.identity import BOOT_TIME_NS, ProcessKey, start_time_ns
 from support.service import attach_service, subjects

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from kinetod.attach.inspect.process_inspection import read_own
-from kinetod.attach.policy.attach_syscalls import CALLS
+from kinetod.attach.policy.seccomp_check import CALLS
 from support.machine import native
 from support.machine.descriptors import open_files
 from support.machine.seccomp_host import ALLOW, ERRNO, KILL_PROCESS, all_but

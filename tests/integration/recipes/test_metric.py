@@ -26,12 +26,11 @@ def test_a_metric_takes_a_declaration_and_a_call_and_is_then_served_and_document
     tree = SourceTree(tmp_path)
     tree.insert(
         METRICS,
-        '_CRASHES = _counter("kineto_decode_worker_crashes", "Decode workers that crashed.")\n',
-        '_LISTS = _counter("kineto_process_lists", "Lists of processes that were sent.")\n',
+        'DECODER_CRASHES = _counter("kineto_decode_worker_crashes", "Decode workers that crashed.")\n',
+        'LISTS = _counter("kineto_process_lists", "Lists of processes that were sent.")\n',
     )
-    tree.insert(METRICS, "# captures\n\n\n", "def processes_listed() -> None:\n    _LISTS.inc()\n\n\n")
     tree.insert(SERVICE, "from kinetod.agents.agent_hub import AgentHub\n", "from kinetod.base import metrics\n")
-    tree.insert(SERVICE, "everything = request.include_without_agent\n", "            metrics.processes_listed()\n")
+    tree.insert(SERVICE, "everything = request.include_without_agent\n", "            metrics.LISTS.inc()\n")
     assert "kineto_process_lists_total 1.0\n" in tree.python("-c", USE)
     tree.python("docs/generate_metrics.py")
     assert "| `kineto_process_lists_total` | counter |  | Lists of processes that were sent. |" in tree.text(

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
-from kinetod.sandbox import decode_limits
+from kinetod.captures.result import decode_pool
 from support.agent.scripted_agent import RemoteAgent, ScriptedAgent
 from support.service.cli import kinetoctl
 from support.service.daemon import STOP_DEADLINE_S, Daemon, DaemonFailed, running_daemon, watch_to_end
@@ -182,8 +182,8 @@ def test_records_that_ended_two_daemons_are_kept_and_not_decoded_again(mortal: D
         next(event for event in events if has_records(event))
         mortal.kill()
         (raw,) = (mortal.state_dir / "captures" / capture_id).glob(f"targets/{agent.pid}-*/raw")
-        for _ in range(decode_limits.MAX_TRIES):
-            assert decode_limits.begin(raw.parent)
+        for _ in range(decode_pool.MAX_TRIES):
+            assert decode_pool.begin_try(raw.parent)
         mortal.start()
         target = end_of(mortal, capture_id)
     assert (target.verdict, target.reason_code) == (pb.VERDICT_FAILED, "DECODE_FAILED")

@@ -12,7 +12,7 @@ from pathlib import Path
 import grpc
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
-from kinetod.gpus.nvml_gpm import IN_MIG_MODE, OFF
+from kinetod.gpus.nvml import IN_MIG_MODE, OFF
 from prometheus_client.parser import text_string_to_metric_families
 from support.machine.gpus import FakeGpus
 from support.service.cli import Result, run_process

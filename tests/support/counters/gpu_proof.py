@@ -23,7 +23,7 @@ from kinetod.counters.counter_client import CounterClient, CountersChild
 from kinetod.counters.counter_recording import CounterRecording, RecordedGpu, record_counters
 from kinetod.counters.interface import OVERVIEW, SETS, CounterError, WantedCounters
 from kinetod.counters.power.interface import POWER, SM_CLOCK
-from kinetod.counters.power.nvml_power import NvmlPower, open_nvml
+from kinetod.counters.power.power_process import NvmlPower, open_nvml
 
 from support.machine.native import ROOT
 

@@ -26,7 +26,7 @@ DAEMON_STEPS = {
     "adopted": ("kinetod.agents.attacher", "Attacher._connect", AFTER),
     "introduced": ("kinetod.captures.request.target_resolution", "_with_agents", AFTER),
     "decided": ("kinetod.captures.request.target_resolution", "resolve", AFTER),
-    "made": ("kinetod.captures.target_runs", "TargetRuns.new", AFTER),
+    "made": ("kinetod.captures.live_capture", "TargetRuns.new", AFTER),
     "collecting": ("kinetod.captures.target.target_run", "TargetRun._collect", BEFORE),
     "collected": ("kinetod.captures.target.target_run", "TargetRun._collect", AFTER),
     "storing": ("kinetod.captures.target.target_run", "TargetRun._store", BEFORE),

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
-from kinetod.uploads.sinks import Throttle, sink_for
-from kinetod.uploads.upload_job import RemoteCapture, UploadJob, upload_capture
+from kinetod.uploads.upload_job import RemoteCapture, Throttle, UploadJob, sink_for, upload_capture
 
 from support.service.stored import store
 

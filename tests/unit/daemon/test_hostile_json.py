@@ -14,8 +14,7 @@ from kineto_trace.store import upload_manifest
 from kinetod.attach_helper import diagnosis, messages
 from kinetod.captures.result.decode_pool import DecodeError
 from kinetod.captures.target.conversion import checked
-from kinetod.kubernetes.api_server import ApiError
-from kinetod.kubernetes.token_reviews import NodePods
+from kinetod.kubernetes.api_server import ApiError, NodePods
 
 HEAD = messages.encode(messages.Connected()).partition(b"{")[0]
 DEEP = b"[" * 100_000

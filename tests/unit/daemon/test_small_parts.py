@@ -13,8 +13,7 @@ from kinetod.base.errors import StartError
 from kinetod.base.instance_lock import Lock
 from kinetod.base.notify import notify
 from kinetod.base.safe_text import clean, clean_code
-from kinetod.captures.live_capture import Watchers
-from kinetod.captures.request.factory import new_id
+from kinetod.captures.live_capture import Watchers, new_id
 from kinetod.captures.result.decode_pool import DecodeError
 from kinetod.captures.target.conversion import checked, overhead_of
 

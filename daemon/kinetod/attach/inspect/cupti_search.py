@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 from kineto_agent.system import env
 from kineto_agent.system.mappings import mapped_files
 
-from kinetod.attach.inspect.elf_symbols import PT_LOAD, Elf, NotElfError, Reader
+from kinetod.attach.inspect.target_image import PT_LOAD, Elf, NotElfError, Reader
 
 _PROC = Path("/proc")
 _FILES = "libcupti.so.[0-9]*"

@@ -5,7 +5,7 @@
  * compiles it into the bytes of collector_code.py. Only these bytes are copied into the target: no data, no relocation,
  * no libc. It makes its own system calls, and gets functions of the target in the argument. It may block and may take
  * any lock, since it runs on a thread of its own. collector_thread.py is the other half. It makes only system calls
- * that attach_syscalls.py lists: a filter may kill the process for others.
+ * that seccomp_check.py lists: a filter may kill the process for others.
  *
  * It leaves no frame on the stack while the collector serves, possibly for days: kc_serve is a tail call, so the memory
  * of these bytes can be reused by then.

@@ -10,7 +10,7 @@ Theory of operation
     there and closes its files; `release` closes them at once. With the last one of a GPU its sampling ends.
 
     Every LOOK_S, and when a window is over, the driver is asked again which processes are on the GPUs
-    (gpu_access.AccessWatch). Another user's process ends the sampling of its GPU, and files end at the last check
+    (counter_request.AccessWatch). Another user's process ends the sampling of its GPU, and files end at the last check
     before it.
 
     Power, clocks and throttling of the same GPUs, for the same callers, are read at the same time into files of their
@@ -19,6 +19,8 @@ Theory of operation
 Rules
     Counters never make a capture fail and never delay it beyond BEGIN_S, and 3 s after a window. If there are none, or
     fewer, every target that uses the GPU gets a warning with the reason, as does Capture.counters.
+    Of a capture that a killed daemon left behind, `recover_counters` finds the counters in its files, without the
+    samples since the last check of the processes on the GPU.
 """
 
 import asyncio
@@ -33,18 +35,33 @@ from typing import Any
 
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.base.quantities import format_duration
-from kineto_trace.errors import FileError
-from kineto_trace.spool.counter_samples import MAX_FILE_BYTES, SUFFIX, TargetGpus, cut_off, row_type
+from kineto_trace.errors import FileError, SpoolError
+from kineto_trace.spool.counter_samples import (
+    MAX_FILE_BYTES,
+    SUFFIX,
+    CounterSamples,
+    TargetGpus,
+    cut_off,
+    read_counter_samples,
+    row_type,
+    sample_files,
+)
 
 from kinetod.base.safe_text import clean
-from kinetod.captures.counters.counter_request import MAX_SAMPLES, SamplingRequest
-from kinetod.captures.counters.gpu_access import AccessWatch, GpuAccess, UsedGpu, why_strange
-from kinetod.captures.counters.recovered_counters import recorded_counters
+from kinetod.captures.counters.counter_request import (
+    MAX_SAMPLES,
+    SINCE,
+    AccessWatch,
+    GpuAccess,
+    SamplingRequest,
+    UsedGpu,
+    why_strange,
+)
 from kinetod.counters.counter_client import CounterClient
 from kinetod.counters.counter_recording import CounterRecording, RecordedGpu, record_counters, refusal
-from kinetod.counters.interface import CounterCode, CounterError
+from kinetod.counters.interface import CounterCode, CounterError, CounterPlan
 from kinetod.counters.power.interface import MAX_FILE_BYTES as MAX_POWER_BYTES
-from kinetod.counters.power.interface import POWER_SUFFIX
+from kinetod.counters.power.interface import POWER_SUFFIX, SET_NAME
 from kinetod.counters.power.power_recording import PowerRecording, RecordedPower, record_power
 from kinetod.gpus.gpu_reader import HOLDERS_DEADLINE_S, GpuReader
 from kinetod.permissions.role_policy import Caller
@@ -66,6 +83,88 @@ _MAX_NOTES = 16
 _INTERVALS = 3  # of samples that may be missing at the ends of a window without a warning
 _MOMENT_NS = 1_000_000
 _USUAL_METRICS = 8
+_WHY = "the daemon ended before the sampling did (killed, crashed or stopped); samples since then are missing"
+
+
+def recover_counters(capture: pb.Capture, directory_of: Callable[[pb.Target], Path]) -> None:
+    """Sets Capture.counters and warns the targets that have no verdict, before their files are decoded. Blocks."""
+    found: dict[str, pb.RecordedCounters] = {}
+    for target in capture.targets:
+        if target.verdict != pb.VERDICT_UNSPECIFIED:
+            continue
+        directory = directory_of(target)
+        for path in sample_files(directory / "raw"):
+            try:
+                samples, why = _permitted(path, TargetGpus.read(directory))
+            except (FileError, SpoolError) as exc:
+                path.unlink(missing_ok=True)
+                target.warnings.append(clean(f"hardware counters: {exc}", 500))
+                continue
+            header = samples.header
+            is_power = header.set == SET_NAME
+            what = "power and clocks" if is_power else "hardware counters"
+            target.warnings.append(f"{what} of GPU {header.gpu_index}: {why}")
+            if is_power:
+                continue
+            before = found.get(header.gpu_uuid)
+            if before is None or before.samples < len(samples.start_ns):
+                found[header.gpu_uuid] = _recorded(samples, why)
+    capture.counters.extend(sorted(found.values(), key=lambda each: (each.gpu.index, each.gpu.uuid)))
+
+
+def _permitted(path: Path, gpus: TargetGpus) -> tuple[CounterSamples, str]:
+    """Cuts off rows that the caller may not have. Returns the rest, and why it ends there. Raises FileError."""
+    samples = read_counter_samples(path)
+    until_ns = gpus.permitted_ns.get(samples.header.gpu_uuid)
+    if until_ns is None or not (samples.end_ns > until_ns).any():
+        return samples, _WHY
+    cut_off(path, until_ns)
+    return read_counter_samples(path), f"{_WHY}; {SINCE}"
+
+
+def _recorded(samples: CounterSamples, why: str) -> pb.RecordedCounters:
+    header = samples.header
+    return pb.RecordedCounters(
+        gpu=pb.Gpu(index=header.gpu_index, uuid=clean(header.gpu_uuid, 64)),
+        metrics=[
+            pb.CounterMetric(name=clean(each.name, 128), label=clean(each.label, 128), unit=clean(each.unit, 32))
+            for each in header.metrics
+        ],
+        samples=len(samples.start_ns),
+        reason_code=CounterCode.FAILED,
+        reason=why,
+        start_ns=int(samples.start_ns[0]) if len(samples.start_ns) else 0,
+        end_ns=int(samples.end_ns[-1]) if len(samples.end_ns) else 0,
+    )
+
+
+def metrics_of(plan: CounterPlan) -> list[pb.CounterMetric]:
+    """The measured metrics."""
+    return [pb.CounterMetric(name=each.name, label=each.label, unit=each.unit) for each in plan.metrics]
+
+
+def left_out_metrics(plan: CounterPlan) -> list[pb.LeftOutMetric]:
+    """The left-out metrics, with reasons."""
+    return [pb.LeftOutMetric(name=each.name, why=each.why) for each in plan.left_out]
+
+
+def recorded_counters(result: RecordedGpu, gpu: UsedGpu | None) -> pb.RecordedCounters:
+    """The public result for a GPU. gpu: as known to the driver."""
+    losses = result.losses
+    index = result.gpu_index if result.gpu_index is not None else gpu.index if gpu is not None else 0
+    return pb.RecordedCounters(
+        gpu=pb.Gpu(index=index, uuid=result.gpu_uuid, name=gpu.name if gpu is not None else ""),
+        metrics=metrics_of(result.plan),
+        left_out=left_out_metrics(result.plan),
+        samples=losses.rows,
+        gaps=losses.gaps,
+        lost_ns=losses.lost_ns,
+        dropped_samples=losses.dropped_rows,
+        reason_code=losses.code,
+        reason=losses.reason,
+        start_ns=result.start_ns,
+        end_ns=result.end_ns,
+    )
 
 
 @dataclass(frozen=True, slots=True)

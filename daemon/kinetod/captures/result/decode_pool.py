@@ -1,8 +1,14 @@
 """A pool of warm decode processes: started ahead of time, given a deadline, replaced when they die.
 
-A trace may be anything that a target sent, and its decoder may crash, hang or be compromised: that must affect neither
-the daemon nor another capture. So each job is confined to its own folder (`sandbox`), and a folder that has crashed its
-decoder, or the daemon, MAX_TRIES times is not tried again, however often the daemon starts.
+Theory of operation
+    A trace may be anything that a target sent, and its decoder may crash, hang or be compromised: that must affect
+    neither the daemon nor another capture. So each job is confined to its own folder (`sandbox`), and a folder that has
+    crashed its decoder, or the daemon, MAX_TRIES times is not tried again, however often the daemon starts.
+
+    RLIMIT_FSIZE limits one file, and a decoder may create many. So every WATCH_S the target's folder is scanned,
+    without its raw records. A decoder is killed when its output exceeds any trace of that many records, or the number
+    of files of any trace, or when it has written much and the disk comes close to its reserve, before other captures
+    are ended for that. Files that it has removed but keeps open are not visible here.
 """
 
 import asyncio
@@ -17,26 +23,123 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kineto_trace.base.atomic_files import is_full
+from kineto_trace.base.atomic_files import is_full, write_atomically
 from kineto_trace.base.own_processes import safe_environment
-from kineto_trace.base.quantities import format_duration
+from kineto_trace.base.quantities import format_duration, format_size
 
 from kinetod.base import metrics
 from kinetod.base.errors import VerdictReason
 from kinetod.base.fair_slots import FairSlots
 from kinetod.base.safe_text import clean, clean_code
-from kinetod.sandbox import decode_limits
-from kinetod.sandbox.confined_jobs import MAX_ANSWER_BYTES
-from kinetod.sandbox.decode_limits import WATCH_S, OutputWatch, Overrun
+from kinetod.sandbox.confinement import MAX_ANSWER_BYTES, most_output_bytes
 from kinetod.supervise import child
 from kinetod.supervise.child import Crashed, TooLate, WarmChild
 
 log = logging.getLogger(__name__)
 
+WATCH_S = 0.5
+MAX_FILES = 4096  # a trace has about 50, and some attachments of a rank
+_RAW = "raw"
+_BLOCK_BYTES = 512  # of st_blocks, on all file systems
+_MUCH_BYTES = 256 << 20  # a decoder that has written less is not what fills the disk
+MAX_TRIES = 2
+_TRIES_SUFFIX = ".tries"
 COMMAND = child.python("kinetod.captures.result.decode_worker")
 FATAL_ROUNDS = 3
 SPARE_KEPT_S = 600.0
 RAW_KEPT = "the raw records are kept in"  # part of a reason: the folder stays
+
+
+class Overrun(Exception):
+    """A decoder wrote too much. code: of the verdict."""
+
+    def __init__(self, code: VerdictReason, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class OutputWatch:
+    """Watches the output of one decode. room: free bytes of the disk beyond its reserve."""
+
+    def __init__(self, folder: Path, room: Callable[[], int]) -> None:
+        self._folder = folder
+        self._room = room
+        self._most = 0
+        self.bytes = 0
+
+    def look(self) -> None:
+        """Checks the folder. Blocking. Raises Overrun, OSError."""
+        self._most = self._most or most_output_bytes(self._folder)
+        files, self.bytes = measured(self._folder)
+        if files > MAX_FILES:
+            raise Overrun(VerdictReason.DECODE_FAILED, f"the decoder was killed: it made more than {MAX_FILES} files")
+        if self.bytes > self._most:
+            text = f"the decoder was killed: it wrote {format_size(self.bytes)}, more than these records can amount to"
+            raise Overrun(VerdictReason.DECODE_FAILED, text)
+        if self.bytes > _MUCH_BYTES and self._room() <= 0:
+            text = (
+                f"the decoder was killed: it had written {format_size(self.bytes)} when the disk came close to its "
+                "reserve (store.min_free_bytes, store.start_free_bytes)"
+            )
+            raise Overrun(VerdictReason.DISK_FULL, text)
+
+
+def measured(folder: Path) -> tuple[int, int]:
+    """The number of files and folders, and their bytes on disk; stops counting at MAX_FILES."""
+    files = size = 0
+    waiting = [str(folder)]
+    while waiting and files <= MAX_FILES:
+        top = waiting.pop()
+        try:
+            with os.scandir(top) as entries:
+                for entry in entries:
+                    if top == str(folder) and entry.name == _RAW:
+                        continue
+                    files += 1
+                    size += entry.stat(follow_symlinks=False).st_blocks * _BLOCK_BYTES
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(entry.path)
+                    if files > MAX_FILES:
+                        break
+        except OSError:  # removed in between, or a path that is too long, whose parent folders are counted
+            continue
+    return files, size
+
+
+# Counts unfinished attempts at decoding a folder, in a file FOLDER.tries beside it, which its decoder cannot reach. The
+# file is written before each try, so that a try that kills the daemon counts as well; it is removed once there is an
+# answer.
+def begin_try(folder: Path) -> bool:
+    """Counts one more try and returns whether it is allowed. Raises OSError."""
+    count = _count(folder)
+    if count >= MAX_TRIES:
+        return False
+    write_atomically(_file(folder), b"%d" % (count + 1))
+    return True
+
+
+def take_back_try(folder: Path) -> None:
+    """Takes the last try back."""
+    with contextlib.suppress(OSError):
+        write_atomically(_file(folder), b"%d" % max(0, _count(folder) - 1))
+
+
+def forget_tries(folder: Path) -> None:
+    """Forgets the tries of a folder that was decoded or refused."""
+    with contextlib.suppress(OSError):
+        _file(folder).unlink(missing_ok=True)
+
+
+def _count(folder: Path) -> int:
+    with contextlib.suppress(OSError, ValueError):
+        descriptor = os.open(_file(folder), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
+            return int(file.read(8))
+    return 0
+
+
+def _file(folder: Path) -> Path:
+    return folder.with_name(folder.name + _TRIES_SUFFIX)
 
 
 class DecodeError(Exception):
@@ -160,27 +263,27 @@ class WorkerPool:
                 except Crashed as exc:
                     log.error("decoding %s crashed its worker (%s)", target_dir, exc.how)
                     crash = exc.how
-                    metrics.worker_crashed()
+                    metrics.DECODER_CRASHES.inc()
                 except DecodeError as exc:
                     if exc.code != VerdictReason.DECODE_TIMEOUT:
-                        decode_limits.forget(target_dir)
+                        forget_tries(target_dir)
                     raise
                 except asyncio.CancelledError:
-                    decode_limits.take_back(target_dir)  # the daemon is being stopped; the trace is not to blame
+                    take_back_try(target_dir)  # the daemon is being stopped; the trace is not to blame
                     raise
                 else:
-                    decode_limits.forget(target_dir)
+                    forget_tries(target_dir)
                     return conversion
             why = f"the decoder crashed ({crash})" if crash else "decoding it ended its process or the daemon before"
             raise DecodeError(
                 VerdictReason.DECODE_FAILED,
-                f"{why}; after {decode_limits.MAX_TRIES} tries it is not tried again; {RAW_KEPT} {target_dir}/raw",
+                f"{why}; after {MAX_TRIES} tries it is not tried again; {RAW_KEPT} {target_dir}/raw",
             )
 
     async def _may_try(self, target_dir: Path) -> bool:
         """Notes the try on disk first, so that the next daemon knows of it whatever happens to this one."""
         try:
-            return await asyncio.to_thread(decode_limits.begin, target_dir)
+            return await asyncio.to_thread(begin_try, target_dir)
         except OSError as exc:
             raise DecodeError(
                 VerdictReason.DISK_FULL if is_full(exc) else VerdictReason.STORE_IO,

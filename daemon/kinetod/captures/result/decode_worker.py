@@ -5,8 +5,7 @@ import os
 import signal
 import sys
 
-from kinetod.sandbox.confined_jobs import die_with_parent, serve
-from kinetod.sandbox.confinement import ENVIRONMENT
+from kinetod.sandbox.confinement import ENVIRONMENT, die_with_parent, serve
 
 _NICE = 5  # a third of others' share of the CPU: the traced programs and the daemon's answers have priority
 

@@ -22,8 +22,8 @@ from kineto_trace.store.output_formats import STORED_NAMES
 from kinetod.base.errors import DataLoss, KinetodError, NotFound, OutOfRange, Precondition, Reason, invalid
 from kinetod.store.capture_store import Store, key_of
 from kinetod.store.path_guard import open_regular
-from kinetod.uploads.remote_reader import RemoteReader
 from kinetod.uploads.upload_queue import stored_path
+from kinetod.uploads.worker_client import RemoteReader
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from kinetod.base.errors import KinetodError, Precondition, Reason
 from kinetod.captures.result.fetch import check_local, is_here, note_check
 from kinetod.store.capture_store import Store
 from kinetod.store.retention import Retention
-from kinetod.uploads.remote_reader import RemoteReader
 from kinetod.uploads.upload_queue import Uploader, stored_path
+from kinetod.uploads.worker_client import RemoteReader
 
 log = logging.getLogger(__name__)
 

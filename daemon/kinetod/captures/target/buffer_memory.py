@@ -22,8 +22,7 @@ from kineto_trace.base.quantities import format_size
 from kinetod.base.errors import VerdictReason
 from kinetod.captures.request.capture_spec import MIN_BUFFER_BYTES
 from kinetod.captures.result.verdict import Ending, EndState
-from kinetod.processes.budgets import what_is_left
-from kinetod.processes.memory_limits import MemoryWatch, Room, memory_room
+from kinetod.processes.budgets import MemoryWatch, Room, memory_room, what_is_left
 
 LEAST_LEFT_BYTES = 4 << 20
 LOOK_EVERY_S = 0.5

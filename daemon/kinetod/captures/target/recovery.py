@@ -18,8 +18,8 @@ from kinetod.base.safe_text import clean, clean_code
 from kinetod.captures.request.capture_spec import DEFAULT_FORMATS
 from kinetod.captures.result.decode_pool import DecodeError
 from kinetod.captures.result.verdict import DONE, REASON_CHARS, Ending, EndState, final
-from kinetod.captures.target.arena_reader import made_records
 from kinetod.captures.target.conversion import convert
+from kinetod.captures.target.record_spool import made_records
 from kinetod.captures.target.services import Services
 
 _NAME = "ending.json"

@@ -31,7 +31,6 @@ from kinetod.captures.counters.capture_counters import TargetSampling
 from kinetod.captures.result.decode_pool import DecodeError
 from kinetod.captures.result.verdict import Ending, EndState, Final, final, worse
 from kinetod.captures.target import recovery
-from kinetod.captures.target.arena_reader import BadArena, made_records, noted_ways, source_counts
 from kinetod.captures.target.buffer_memory import MemoryShare
 from kinetod.captures.target.collection import (
     STOP_GRACE_S,
@@ -63,10 +62,17 @@ from kinetod.captures.target.endings import (
     with_exit_status,
     with_plugins,
 )
-from kinetod.captures.target.kernel_readings import KernelReadings
-from kinetod.captures.target.record_spool import DiskFull, Spool, TraceLimit
+from kinetod.captures.target.record_spool import (
+    BadArena,
+    DiskFull,
+    Spool,
+    TraceLimit,
+    made_records,
+    noted_ways,
+    source_counts,
+)
 from kinetod.captures.target.services import Services
-from kinetod.captures.target.target_description import describe_target
+from kinetod.captures.target.target_description import KernelReadings, describe_target
 from kinetod.processes.credentials import Credentials
 
 log = logging.getLogger(__name__)

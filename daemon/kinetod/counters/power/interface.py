@@ -3,7 +3,7 @@
 Theory of operation
     power_recording.py (in the daemon)   opens the files, starts the process, reports the result for each GPU
     power_process.py (the process)       one thread for each GPU: a reading, a row, every PERIOD_NS
-    a source                             one file for each: nvml_power.py, drm_power.py
+    a source                             a class for each kind of GPU, in power_process.py
 
     These values need no lock and no permission: they are available even if somebody else has the hardware counters of
     the GPU, or the driver refuses them. A driver may hang in any call, so a separate process makes the calls, for one

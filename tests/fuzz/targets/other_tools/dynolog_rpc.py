@@ -12,9 +12,18 @@ from kinetod.base.errors import KinetodError
 from kinetod.captures.request.capture_spec import checked_spec
 from kinetod.config.addresses import ListenAddress
 from kinetod.config.settings import Config
-from kinetod.dynolog_door import door_service, requests
-from kinetod.dynolog_door.door_service import limited, requested_trace
-from kinetod.dynolog_door.requests import PREFIX, BadFrame, TraceAsked, WrongArgument, body_size, frame, read_object
+from kinetod.dynolog_door import door_service
+from kinetod.dynolog_door.door_service import (
+    PREFIX,
+    BadFrame,
+    TraceAsked,
+    WrongArgument,
+    body_size,
+    frame,
+    limited,
+    read_object,
+    requested_trace,
+)
 
 NOW_NS = 1_790_000_000 * 10**9
 CONFIG = Config(listen=(ListenAddress(path=Path("/x")),), agent_socket=Path("/y"), state_dir=Path("/z"))
@@ -37,12 +46,12 @@ def play(data: bytes) -> None:
             body = body[: body_size(prefix)]
     try:
         request = read_object(body)
-        function = requests.function_of(request)
+        function = door_service.function_of(request)
     except BadFrame as exc:
         assert len(str(exc)) < 1000
         return
     try:
-        asked = requests.arguments_of(function, request)
+        asked = door_service.arguments_of(function, request)
     except WrongArgument as exc:
         _check_answer(door_service.wrong_argument(function, str(exc)))
         return

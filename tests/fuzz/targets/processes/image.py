@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import numpy as np
 from kinetod.attach.attach_types import AttachError
-from kinetod.attach.inspect.elf_symbols import Elf, NotElfError
 from kinetod.attach.inspect.process_inspection import elf_kind
+from kinetod.attach.inspect.target_image import Elf, NotElfError
 from kinetod.attach.inspect.target_memory import TargetMemory
 
 ROOM = 1 << 16

@@ -16,7 +16,7 @@ from pathlib import Path
 from kinetod.agents import proxy_agent
 from kinetod.attach.attach_types import AttachError
 from kinetod.attach.inspect import process_inspection, target_image
-from kinetod.processes import budgets, cgroups, containers, credentials, identity, memory_limits, process_info
+from kinetod.processes import budgets, cgroups, containers, credentials, identity, process_info
 from kinetod.processes.accelerator_signs import OutsideSigns
 
 from fuzz.parts import joined, parted
@@ -108,7 +108,7 @@ def _read_all() -> None:
     containers.container_of(PID, _proc)
     containers.names_of(PID, "host", _proc)
     cgroups.frozen_by(PID, _proc)
-    memory_limits.soft_limits(_folder / "limits")
+    budgets.soft_limits(_folder / "limits")
     proxy_agent.inner_number(_folder / "status", PID)
     budgets._threads_of("0", _proc)
     process_info.jobs_of(UIDS[1], _proc)

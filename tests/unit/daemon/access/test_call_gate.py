@@ -11,8 +11,7 @@ from typing import Any, cast
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kinetod.access.audit_log import AuditLog
-from kinetod.access.call_gate import Authorizer, audit_fields
-from kinetod.access.call_limits import CallTracker
+from kinetod.access.call_gate import Authorizer, CallTracker, audit_fields
 from kinetod.access.callers import Callers, CallerStatus
 from kinetod.base.errors import KinetodError, NotFound, NotIdentified, NotPermitted, Reason
 from kinetod.base.fair_slots import fair_share_key

@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from kineto_protos.call_values import MAX_NAMES
+from kineto_protos.call_values import CERTIFICATE_KEY, MAX_NAMES, USER_KEY
 from kinetod.access import callers as callers_module
-from kinetod.access.callers import KEEP_JOBS_S, KEEP_NAMES_S, Callers
-from kinetod.access.delegation import KEYS, behalf
+from kinetod.access.callers import KEEP_JOBS_S, KEEP_NAMES_S, KEYS, Behalf, Callers, behalf, is_asked, is_web_proxy
 from kinetod.access.peers import Peer
 from kinetod.access.token_users import KubernetesUsers
 from kinetod.base.errors import NotIdentified, NotPermitted
@@ -17,10 +16,57 @@ from kinetod.config.settings import Config, Settings
 from kinetod.permissions.role_grants import GIVEN, parse_grant
 from kinetod.permissions.role_policy import Action, Caller, Role, Via
 
+NAMES = tuple(b"DNS:a%d.example" % number for number in range(MAX_NAMES + 1))
 ADA = 61001
 NAME = "unix-abstract:kinetod-1"
 CONFIG = Config(listen=(ListenAddress(path=Path("/x")),), agent_socket=Path("/y"), state_dir=Path("/z"))
 STEP = "0::/system.slice/slurmstepd.scope/job_77/step_0/user/task_0\n"
+
+
+@pytest.mark.parametrize(
+    ("users", "names", "found"),
+    [
+        ([b"ada"], [], Behalf(user="ada")),
+        ([], NAMES[:2], Behalf(certificates=("DNS:a0.example", "DNS:a1.example"))),
+        ([], NAMES[:MAX_NAMES], Behalf(certificates=tuple(name.decode() for name in NAMES[:MAX_NAMES]))),
+        ([], NAMES, None),
+        ([b"ada", b"ada"], [], None),
+        ([b"ada"], NAMES[:1], None),
+        ([b"ada bob"], [], None),
+        ([b"\xff"], [], None),
+        ([b""], [], None),
+        ([], [NAMES[0], b"a\tb"], None),
+        ([], [b""], None),
+    ],
+)
+def test_a_call_is_for_one_user_or_one_certificate(
+    users: list[bytes], names: list[bytes], found: Behalf | None
+) -> None:
+    asked = {USER_KEY: users, CERTIFICATE_KEY: names}
+    assert behalf(asked) == found
+    assert is_asked(asked)
+
+
+def test_a_call_that_names_nobody_is_for_its_caller() -> None:
+    assert not is_asked({})
+    assert not is_asked({USER_KEY: (), "authorization": (b"token",)})
+    assert behalf({}) is None
+
+
+@pytest.mark.parametrize(
+    ("via", "name", "may"),
+    [
+        (Via.UNIX, "web", True),
+        (Via.TLS, "web", True),
+        (Via.LOOPBACK, "web", False),
+        (Via.KUBERNETES, "web", False),
+        (Via.DYNOLOG, "web", False),
+        (Via.UNIX, "ada", False),
+        (Via.TLS, "", False),
+    ],
+)
+def test_front_ends_speak_for_others_where_it_is_known_who_they_are(via: Via, name: str, may: bool) -> None:
+    assert is_web_proxy(via, name, ("web",)) is may
 
 
 class Clock:

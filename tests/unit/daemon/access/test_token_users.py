@@ -16,8 +16,7 @@ from kinetod.base.fair_slots import fair_share_key
 from kinetod.config.addresses import ListenAddress
 from kinetod.config.config_sources import access_problems
 from kinetod.config.settings import Config, Settings
-from kinetod.kubernetes.api_server import ApiServer
-from kinetod.kubernetes.token_reviews import NodePods, Reviews
+from kinetod.kubernetes.api_server import ApiServer, NodePods, Reviews
 from kinetod.permissions.role_policy import Action, Caller, Resource, Role, Via, may
 from support.peers import api_server as fake
 from support.waiting import scaled, soon

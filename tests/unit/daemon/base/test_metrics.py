@@ -103,7 +103,7 @@ def test_a_call_is_counted_by_what_it_ended_with() -> None:
 def test_uploads_and_retention_are_counted() -> None:
     metrics.uploaded(1000, 2.0)
     metrics.upload_failed("TIMEOUT")
-    metrics.uploads_waiting(3)
+    metrics.UPLOADS_WAITING.set(3)
     metrics.pruned("age", 4000)
     assert value("kineto_uploaded_bytes_total") >= 1000
     assert value("kineto_upload_failures_total", reason="TIMEOUT") >= 1

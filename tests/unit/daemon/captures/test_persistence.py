@@ -14,15 +14,13 @@ from kinetod.base.fair_slots import FairSlots
 from kinetod.captures.manager import CaptureManager
 from kinetod.captures.result.decode_pool import WorkerPool
 from kinetod.captures.result.lifecycle import Keeping
-from kinetod.captures.target.profiler_conflicts import Conflicts
-from kinetod.captures.target.services import Services
+from kinetod.captures.target.services import Conflicts, Services
 from kinetod.config.settings import Config, Settings
 from kinetod.selection.process_registry import Registry
 from kinetod.store.capture_store import Store, key_of
 from kinetod.store.retention import Retention
-from kinetod.uploads.remote_reader import RemoteReader
 from kinetod.uploads.upload_queue import Uploader
-from kinetod.uploads.worker_client import UploadWorker
+from kinetod.uploads.worker_client import RemoteReader, UploadWorker
 from kinetod.uploads.worker_protocol import WorkerOptions
 from support.waiting import scaled
 

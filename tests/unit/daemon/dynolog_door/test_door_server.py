@@ -14,8 +14,7 @@ from kinetod.access.peers import Peer
 from kinetod.config.addresses import ListenAddress
 from kinetod.dynolog_door import door_server
 from kinetod.dynolog_door.door_server import ALL, CONNECTIONS_PER_SECOND, MAX_HOLD_S, OWN, ClientLimits, DynologServer
-from kinetod.dynolog_door.door_service import Answer
-from kinetod.dynolog_door.requests import BadFrame
+from kinetod.dynolog_door.door_service import Answer, BadFrame
 from kinetod.permissions.role_policy import Via
 from support.dynolog import client, recorded
 from support.waiting import soon

@@ -18,9 +18,8 @@ from kinetod.attach.attach_types import Finding, Status
 from kinetod.base.fair_slots import FairSlots
 from kinetod.config.addresses import ListenAddress
 from kinetod.config.settings import Config, Settings
-from kinetod.dynolog_door.door_service import DynologService, MatchedProcesses
+from kinetod.dynolog_door.door_service import DynologService, MatchedProcesses, TraceAsked
 from kinetod.dynolog_door.log_files import BackgroundTasks, LogFiles
-from kinetod.dynolog_door.requests import TraceAsked
 from kinetod.permissions.role_policy import Caller
 from kinetod.processes.identity import ProcessKey
 from support.service.callers import caller

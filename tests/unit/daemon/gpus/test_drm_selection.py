@@ -14,7 +14,7 @@ from kinetod.gpus import gpu_reader
 from kinetod.gpus.gpu_reader import ContextHolders, GpuReader
 from kinetod.permissions.role_policy import Caller, Role, Via
 from kinetod.processes import drm_gpus, process_info
-from kinetod.processes.proc_folder import ProcessFolder
+from kinetod.processes.identity import ProcessFolder
 from kinetod.selection import process_registry
 from kinetod.selection.process_registry import Registry, checked_selector
 from support.accelerators.drm_host import DrmHost, client

@@ -81,3 +81,10 @@ def test_an_address_s_secrets_are_in_no_message_even_if_the_receiver_says_them()
     for secret in (*secrets, "s3cret"):
         assert secret not in outcome.text + name
     assert name == f"http://127.0.0.1:{port}/services/…"
+
+
+def test_a_sender_that_crashes_tells_no_secret_of_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    crash = "echo no address: /services/T0KENpathT0KENpath; exit 1"
+    monkeypatch.setattr(hook_runner, "_WEBHOOK_COMMAND", ("/bin/sh", "-c", crash))
+    outcome = told("http://127.0.0.1:1/services/T0KENpathT0KENpath")
+    assert outcome.text == "cannot be called: its process ended with status 1: no address: /services/(hidden)"

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from kinetod.kubernetes.api_server import THREADS, ApiError, ApiServer, address_in
-from kinetod.kubernetes.token_reviews import NodePods, Reviews, User
+from kinetod.kubernetes.api_server import THREADS, ApiError, ApiServer, NodePods, Reviews, User, address_in
 from support.peers import api_server as fake
 from support.peers.certificates import Authority
 from support.peers.dripping import BODY, HANDSHAKE, HEAD, dripping

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from kineto_agent.protocol.plugin_bundle import Signs
 from kinetod.processes.accelerator_signs import OutsideSigns, outside, shown
-from kinetod.processes.proc_folder import ProcessFolder
+from kinetod.processes.identity import ProcessFolder
 
 MAPS = b"""\
 7f0000000000-7f0000001000 r-xp 00000000 08:01 42   /opt/pebble/libpebble.so.2 (deleted)

@@ -3,8 +3,7 @@
 from pathlib import Path
 
 import pytest
-from kinetod.processes.budgets import descriptor_room, mapping_room, thread_room
-from kinetod.processes.memory_limits import Room
+from kinetod.processes.budgets import Room, descriptor_room, mapping_room, thread_room
 from support.machine import cgroups
 from support.machine.cgroups import Written
 from support.service import subjects

@@ -9,8 +9,7 @@ from kinetod.attach.inspect import target_image
 from kinetod.processes import process_info
 from kinetod.processes.budgets import _head
 from kinetod.processes.containers import pod_in, read_cgroups
-from kinetod.processes.identity import ProcessKey, identity_of, start_time_ns
-from kinetod.processes.proc_folder import lines
+from kinetod.processes.identity import ProcessKey, identity_of, lines, start_time_ns
 
 ENDS = ("\r", "\v", "\f", "\x1c", "\x1e", "\x85", "\u2028", "\u2029")  # of lines, for str.splitlines
 POD = "8f2c1d3e-1111-2222-3333-123456789012"

@@ -54,7 +54,7 @@ def test_io_that_may_not_be_read_is_unknown(proc: Path, monkeypatch: pytest.Monk
             raise PermissionError(13, "refused")
         return read(name)
 
-    monkeypatch.setattr("kinetod.processes.proc_folder.ProcessFolder.read", lambda _self, name: refused(name))
+    monkeypatch.setattr("kinetod.processes.identity.ProcessFolder.read", lambda _self, name: refused(name))
     assert reader.process().read_bytes == UNKNOWN
 
 
@@ -62,7 +62,7 @@ def test_what_a_process_reads_that_has_become_another_users_is_unknown(
     proc: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reader = CounterReader(7, proc)
-    monkeypatch.setattr("kinetod.processes.proc_folder.ProcessFolder.owner", lambda _self, _name: 0xFFFE)
+    monkeypatch.setattr("kinetod.processes.identity.ProcessFolder.owner", lambda _self, _name: 0xFFFE)
     found = reader.process()
     assert (found.read_bytes, found.read_chars, found.minor_faults) == (UNKNOWN, UNKNOWN, 50)
 

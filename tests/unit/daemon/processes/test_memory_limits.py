@@ -4,7 +4,7 @@ import resource
 from pathlib import Path
 
 import pytest
-from kinetod.processes.memory_limits import (
+from kinetod.processes.budgets import (
     MemoryWatch,
     address_room,
     data_room,

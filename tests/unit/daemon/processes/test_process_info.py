@@ -7,18 +7,22 @@ from typing import Any
 
 import pytest
 from kinetod.processes import process_info
-from kinetod.processes.identity import ProcessKey
-from kinetod.processes.proc_folder import ProcessFolder
+from kinetod.processes.identity import ProcessFolder, ProcessKey
 from kinetod.processes.process_info import (
+    MAX_ATTRIBUTES,
+    MAX_BYTES,
     Family,
     Job,
     foreign_pids,
+    framework,
     job_in,
     jobs_of,
     open_gpus,
     owned_by,
     read_facts,
+    resource,
     step_in,
+    trace_parent,
     with_descendants,
 )
 from support.service.calls_as import plain_python
@@ -26,6 +30,76 @@ from support.service.daemon import as_user
 from support.waiting import until
 
 SLEEP = "import sys; print(flush=True); sys.stdin.read()"
+VALID = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+LINE = "7f0000000000-7f0000001000 r-xp 00000000 08:01 77 {}\n"
+
+
+def found(proc: Path, *files: str, program: str = "") -> str:
+    (proc / "7").mkdir(exist_ok=True)
+    (proc / "7/maps").write_text("".join(map(LINE.format, files)))
+    with ProcessFolder(7, proc) as folder:
+        return framework(folder, program)
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        (("/v/torch/lib/libtorch_cpu.so",), "torch"),
+        (("/v/tensorflow/libtensorflow_framework.so.2", "/v/torch/lib/libtorch.so (deleted)"), "torch"),
+        (("/v/jaxlib/xla_extension.so",), "jax"),
+        (("/v/tensorflow/libtensorflow_framework.so.2",), "tensorflow"),
+        (("/v/cupy/_core/core.cpython-312-x86_64-linux-gnu.so",), "cupy"),
+        (("/v/lib/libtorchvision.so", "/v/numpy/_core/_multiarray_umath.so", "/usr/lib/libc.so.6"), ""),
+        ((), ""),
+    ],
+)
+def test_a_framework_is_known_by_its_libraries(tmp_path: Path, files: tuple[str, ...], expected: str) -> None:
+    assert found(tmp_path, *files) == expected
+
+
+def test_what_a_program_has_loaded_is_looked_for_until_it_is_there_and_then_remembered(tmp_path: Path) -> None:
+    assert found(tmp_path, "/usr/lib/libc.so.6", program="first-run") == ""
+    assert found(tmp_path, "/v/torch/lib/libtorch_cpu.so", program="first-run") == "torch"
+    assert found(tmp_path, program="first-run") == "torch"
+    assert found(tmp_path, program="another-run") == ""
+
+
+def test_a_process_that_may_not_be_looked_at_has_none(tmp_path: Path) -> None:
+    (tmp_path / "7").mkdir()
+    with ProcessFolder(7, tmp_path) as folder:
+        assert framework(folder, "") == ""
+
+
+def test_a_valid_trace_context_is_taken_and_no_other() -> None:
+    assert trace_parent({"TRACEPARENT": VALID}) == VALID
+    assert trace_parent({"TRACEPARENT": "00-1"}) == ""
+    assert trace_parent({"TRACEPARENT": f"01{VALID[2:]}-{'x' * 99}"}) == ""  # too long
+    assert trace_parent({}) == ""
+
+
+def test_attributes_are_decoded_and_the_service_s_own_variable_counts_more() -> None:
+    environ = {
+        "OTEL_RESOURCE_ATTRIBUTES": "service.name=a, team=b%2Cc%20d ,odd name=x,nothing,empty=",
+        "OTEL_SERVICE_NAME": "trainer",
+    }
+    assert resource(environ) == {"service.name": "trainer", "team": "b,c d"}
+
+
+def test_without_that_variable_the_attribute_names_the_service() -> None:
+    assert resource({"OTEL_RESOURCE_ATTRIBUTES": "service.name=a"}) == {"service.name": "a"}
+
+
+def test_a_process_that_says_much_is_cut_short_and_its_service_stays() -> None:
+    many = ",".join(f"k{number}=v" for number in range(1000))
+    found = resource({"OTEL_RESOURCE_ATTRIBUTES": many, "OTEL_SERVICE_NAME": "trainer"})
+    assert (len(found), found["service.name"]) == (MAX_ATTRIBUTES, "trainer")
+    long = ",".join(f"k{number}={'é' * 100}" for number in range(9))
+    found = resource({"OTEL_RESOURCE_ATTRIBUTES": long})
+    assert 0 < sum(len(name) + len(value.encode()) for name, value in found.items()) <= MAX_BYTES
+
+
+def test_controls_and_bytes_that_are_no_text_are_replaced() -> None:
+    assert resource({"OTEL_RESOURCE_ATTRIBUTES": "a=x%0Ay,b=%FF"}) == {"a": "x y", "b": "\ufffd"}
 
 
 def test_this_process_is_read() -> None:

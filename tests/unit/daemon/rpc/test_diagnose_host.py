@@ -3,7 +3,7 @@
 import pytest
 from kinetod.attach.attach_types import Status
 from kinetod.gpus.gpu_types import NAMES, GpuActivity, GpuState, LibraryState, Snapshot, VendorLibrary
-from kinetod.gpus.nvml_gpm import IN_MIG_MODE, OFF
+from kinetod.gpus.nvml import IN_MIG_MODE, OFF
 from kinetod.rpc.diagnose_host import gpu_findings
 
 

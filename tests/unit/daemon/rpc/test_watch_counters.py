@@ -13,7 +13,7 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.spool.counter_samples import row_type
 from kinetod.base.errors import InvalidRequest, KinetodError, NotFound, NotPermitted, Precondition, Reason
 from kinetod.captures.counters.capture_counters import CounterSource
-from kinetod.captures.counters.gpu_access import GpuAccess
+from kinetod.captures.counters.counter_request import GpuAccess
 from kinetod.config.settings import Config, Settings
 from kinetod.counters.counter_client import CounterClient
 from kinetod.counters.interface import CounterCode, CounterError, Sampling

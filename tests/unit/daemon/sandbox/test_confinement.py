@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 from kinetod.attach.attach_types import Status
-from kinetod.host_checks.sandbox_check import findings
-from kinetod.sandbox import confinement, decode_limits, landlock, seccomp_filter
+from kinetod.captures.result import decode_pool
+from kinetod.host_checks.daemon_checks import sandbox_findings
+from kinetod.sandbox import confinement, landlock, seccomp_filter
 from kinetod.sandbox.confinement import CannotConfine, Limits, Support, support
 
 WHOLE = Support(landlock=7, seccomp=True)
@@ -33,7 +34,7 @@ def test_what_is_missing_is_told_with_its_cost() -> None:
     ],
 )
 def test_the_doctor_says_it(found: Support, status: Status, says: str) -> None:
-    (finding,) = findings(found)
+    (finding,) = sandbox_findings(found)
     assert (finding.name, finding.status) == ("sandbox", status)
     assert finding.detail.startswith(says)
 
@@ -61,16 +62,16 @@ def test_a_required_part_that_is_missing_is_an_error(
 
 def test_a_folder_may_be_tried_twice_whoever_asks(tmp_path: Path) -> None:
     folder = tmp_path / "12-34"
-    assert [decode_limits.begin(folder) for _ in range(3)] == [True, True, False]
-    decode_limits.take_back(folder)
-    assert [decode_limits.begin(folder), decode_limits.begin(folder)] == [True, False]
-    decode_limits.forget(folder)
-    assert decode_limits.begin(folder)
+    assert [decode_pool.begin_try(folder) for _ in range(3)] == [True, True, False]
+    decode_pool.take_back_try(folder)
+    assert [decode_pool.begin_try(folder), decode_pool.begin_try(folder)] == [True, False]
+    decode_pool.forget_tries(folder)
+    assert decode_pool.begin_try(folder)
     assert [path.name for path in tmp_path.iterdir()] == ["12-34.tries"]
 
 
 def test_a_count_that_is_a_link_or_nonsense_is_none(tmp_path: Path) -> None:
     (tmp_path / "a.tries").symlink_to("/etc/passwd")
     (tmp_path / "b.tries").write_bytes(b"\xff" * 9)
-    assert decode_limits.begin(tmp_path / "a") and decode_limits.begin(tmp_path / "b")
+    assert decode_pool.begin_try(tmp_path / "a") and decode_pool.begin_try(tmp_path / "b")
     assert not (tmp_path / "a.tries").is_symlink()

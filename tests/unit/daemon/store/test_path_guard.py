@@ -13,7 +13,7 @@ from kinetod.captures.result.fetch import check_local
 from kinetod.store import path_guard
 from kinetod.store.capture_store import Store
 from kinetod.store.path_guard import check_store, open_regular
-from kinetod.uploads.local_source import LocalFile
+from kinetod.uploads.upload_job import LocalFile
 from kinetod.uploads.worker_protocol import LocalDamage
 
 OTHER = 61001

@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 from kinetod.base.errors import StartError
-from kinetod.gpus.container_owners import GpuContainer
+from kinetod.gpus.gpu_owners import GpuContainer, SlurmNames
 from kinetod.gpus.gpu_types import GpuActivity, GpuProcess, GpuState, Snapshot
-from kinetod.gpus.slurm_variables import SlurmNames
 from kinetod.telemetry.dynolog_page import HostCounters
 from kinetod.telemetry.dynolog_samplers import Every, GpuSampler, HostSampler, JsonLog, json_line
 from support.waiting import scaled

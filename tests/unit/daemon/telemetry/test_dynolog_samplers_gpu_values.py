@@ -5,9 +5,8 @@ import pwd
 from pathlib import Path
 
 import pytest
-from kinetod.gpus.container_owners import GpuContainer
+from kinetod.gpus.gpu_owners import GpuContainer, SlurmNames
 from kinetod.gpus.gpu_types import NAMES, GpuActivity, GpuProcess, GpuState
-from kinetod.gpus.slurm_variables import SlurmNames
 from kinetod.telemetry.dynolog_samplers import GpuUser, gpu_user, gpu_values, json_line
 
 NOBODY = GpuUser()

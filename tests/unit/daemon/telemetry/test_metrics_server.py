@@ -19,7 +19,7 @@ from types import SimpleNamespace
 import pytest
 from kinetod.base.errors import StartError
 from kinetod.config.addresses import ListenAddress
-from kinetod.gpus.container_owners import GpuContainer
+from kinetod.gpus.gpu_owners import GpuContainer
 from kinetod.gpus.gpu_types import GpuActivity, GpuProcess, GpuState, LibraryState, Snapshot, VendorLibrary
 from kinetod.permissions.caller_limits import RequestRate
 from kinetod.supervise.thread_deadline import WithinDeadline

@@ -12,7 +12,7 @@ from pathlib import Path, PurePath
 
 import pytest
 from kinetod.base.policy_file import PolicyError, PolicyUsers, Uids
-from kinetod.trace_writing import writer_client, writer_server, writing_process
+from kinetod.trace_writing import writer_client, writer_messages, writer_server
 from kinetod.trace_writing import writer_messages as messages
 from kinetod.trace_writing.writer_messages import PlaceTraces
 from kinetod.trace_writing.writer_server import HANG_S, REQUESTS_PER_SECOND, WriterPolicy, WriterService
@@ -126,7 +126,7 @@ def test_a_child_that_dies_or_lies_is_a_reason(tmp_path: Path, command: tuple[st
 
 
 def test_who_hung_is_refused_for_a_while_and_others_are_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing_process, "GRACE_S", 0.0)
+    monkeypatch.setattr(writer_messages, "GRACE_S", 0.0)
     clock = Clock()
     service = WriterService(lambda: policy(tmp_path), command=IGNORES_ITS_TIMER, check_s=0.2, clock=clock)
     asked = PlaceTraces(uid=OTHER, folder=str(tmp_path))
@@ -163,15 +163,15 @@ def test_who_gets_no_turn_is_told_before_the_front_end_gives_up(
 
 
 def test_the_front_end_waits_for_longer_than_the_service_takes() -> None:
-    taken = writer_server.TURN_S + writing_process.GRACE_S
-    assert taken + writing_process.CHECK_S < writing_process.CHECK_S + writer_client.START_GRACE_S
-    assert taken + writing_process.WRITE_S < writing_process.WRITE_S + writer_client.START_GRACE_S
+    taken = writer_server.TURN_S + writer_messages.GRACE_S
+    assert taken + writer_messages.CHECK_S < writer_messages.CHECK_S + writer_client.START_GRACE_S
+    assert taken + writer_messages.WRITE_S < writer_messages.WRITE_S + writer_client.START_GRACE_S
 
 
 def test_as_long_as_a_process_cannot_be_ended_its_user_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writing_process, "GRACE_S", 0.0)
+    monkeypatch.setattr(writer_messages, "GRACE_S", 0.0)
     clock = Clock()
     holding = tmp_path / "pid"
     # A process that the service does not know of keeps the pipe, as one does that the kernel does not release.

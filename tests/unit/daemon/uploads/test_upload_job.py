@@ -10,9 +10,16 @@ import fsspec
 import pytest
 from kineto_trace.errors import FileError
 from kineto_trace.store import upload_manifest
-from kinetod.uploads.local_source import LocalFile, part_bytes
-from kinetod.uploads.sinks import Throttle, sink_for
-from kinetod.uploads.upload_job import Notes, RemoteCapture, UploadJob, upload_capture
+from kinetod.uploads.upload_job import (
+    LocalFile,
+    Notes,
+    RemoteCapture,
+    Throttle,
+    UploadJob,
+    part_bytes,
+    sink_for,
+    upload_capture,
+)
 from kinetod.uploads.worker_protocol import BLOCK_BYTES, PART_BYTES, LocalDamage, RemoteDamage
 
 CONTENT = bytes(range(256)) * 4096 * 5  # 5 MiB: two blocks

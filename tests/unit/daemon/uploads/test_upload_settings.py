@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from kineto_trace.store.object_stores import scheme_of
 from kinetod.base.object_store_urls import capture_url, checked_endpoint, checked_url, missing_extra
-from kinetod.uploads.sinks import Throttle
+from kinetod.uploads.upload_job import Throttle
 from kinetod.uploads.upload_worker import Worker
 from kinetod.uploads.worker_protocol import WorkerOptions, credential_variables, secrets_of
 

@@ -6,11 +6,13 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from kinetod.attach.attach_types import AttachCode, AttachError, Finding, Status
+from kinetod.attach.attach_types import AttachCode, AttachError, Deadline, Finding, Status
 from kinetod.attach.inspect import standstill
 from kinetod.attach.inspect.process_inspection import (
     Access,
@@ -20,17 +22,19 @@ from kinetod.attach.inspect.process_inspection import (
     read_own,
     read_process,
 )
+from kinetod.attach.inspect.target_image import TargetImage
 from kinetod.attach.policy import preconditions
-from kinetod.attach.policy.preconditions import check, suitable_image
+from kinetod.attach.policy.preconditions import await_quiet, check, find, suitable_image
 from kinetod.attach.policy.seccomp_check import Filter
-from kinetod.processes.budgets import BUDGETS, BudgetRoom
-from kinetod.processes.memory_limits import Room
+from kinetod.processes.budgets import BUDGETS, BudgetRoom, Room
 from support.machine import native
 from support.machine.seccomp_host import ERRNO, KILL_PROCESS, Host, all_but
 from support.service import subjects
 from support.service.daemon import IMPORT_PATH, as_user
 from support.service.subjects import executable, own_facts, process_facts, subject
-from support.waiting import until
+from support.targets.live_target import pythons
+from support.targets.python_versions import other_versions_slow
+from support.waiting import scaled, until
 
 SOCKETPAIR, MADVISE = 53, 28
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -38,6 +42,66 @@ reads_filters = pytest.mark.skipif(
     "CAP_SYS_ADMIN" not in read_own().capabilities or read_own().seccomp.mode != 0 or read_own().machine != "x86-64",
     reason="reading seccomp filters takes CAP_SYS_ADMIN and no filter of one's own",
 )
+PROGRAM = """
+import faulthandler, itertools, sys
+file = open(sys.argv[1], "w")
+for line in itertools.chain(["dump_traceback_later(%s, file=file)" % sys.argv[2]], sys.stdin):
+    eval("faulthandler." + line)
+    print("done", flush=True)
+"""
+each_python = pytest.mark.parametrize("python", other_versions_slow(pythons()))
+
+
+@contextmanager
+def watched(
+    arguments: str, file: Path = Path("/dev/null"), python: str = sys.executable
+) -> Iterator["subprocess.Popen[str]"]:
+    command = [python, "-c", PROGRAM, str(file), arguments]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "done\n"
+            yield process
+        finally:
+            process.kill()
+
+
+@each_python
+def test_a_process_that_dumps_often_is_refused_untouched(python: str) -> None:
+    with watched("0.002, repeat=True", python=python) as process, pytest.raises(AttachError) as caught:
+        suitable_image(process.pid)
+    assert caught.value.code is AttachCode.UNSUITABLE
+    assert "dump_traceback_later() watches it with a period of 0.002 s" in caught.value.reason
+    assert caught.value.reason.endswith("; let it dump every 1 s at most, or cancel_dump_traceback_later()")
+
+
+@each_python
+def test_one_that_dumps_seldom_is_known_and_may_be_entered(python: str) -> None:
+    with watched("3700.25", python=python) as process:
+        until(lambda: (found := find(TargetImage(process.pid))) and found.left_s > 0, "it waits")
+        image = suitable_image(process.pid)
+        found = find(image)
+        assert found is not None
+        assert found.period_s == 3700.25
+        assert 1800 < found.left_s <= 3700.25
+        await_quiet(image, Deadline(scaled(60)))
+
+
+@each_python
+def test_one_that_was_cancelled_is_gone(python: str) -> None:
+    with watched("0.002, repeat=True", python=python) as process:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write("cancel_dump_traceback_later()\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "done\n"
+        assert find(suitable_image(process.pid)) is None
+
+
+def test_an_attach_waits_until_a_dump_that_is_due_has_been_written(tmp_path: Path) -> None:
+    file = tmp_path / "dump"
+    with watched("0.4", file) as process:
+        await_quiet(TargetImage(process.pid), Deadline(scaled(60)))
+        assert "Timeout" in file.read_text()
 
 
 def refusal(pid: int) -> AttachError:

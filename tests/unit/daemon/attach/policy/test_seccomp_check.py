@@ -14,8 +14,15 @@ from kinetod.attach.attach_types import AttachCode, AttachError
 from kinetod.attach.inject.thread_policy import NativeThreadPolicy, PendingCallPolicy
 from kinetod.attach.inspect.process_inspection import AARCH64, X86_64, Seccomp, read_own, read_process, thread_seccomp
 from kinetod.attach.inspect.target_image import TargetImage
-from kinetod.attach.policy.attach_syscalls import CALLS
-from kinetod.attach.policy.seccomp_check import ActionKind, Filter, SeccompError, evaluate, forbidden, read_filters
+from kinetod.attach.policy.seccomp_check import (
+    CALLS,
+    ActionKind,
+    Filter,
+    SeccompError,
+    evaluate,
+    forbidden,
+    read_filters,
+)
 from support.machine import seccomp_host
 from support.machine.seccomp_host import (
     ALLOW,

@@ -11,7 +11,6 @@ import pytest
 from kinetod.base.fair_slots import fair_share_key
 from kinetod.captures.result import decode_pool
 from kinetod.captures.result.decode_pool import FATAL_ROUNDS, SPARE_KEPT_S, DecodeError, WorkerPool
-from kinetod.sandbox import decode_limits
 from support.waiting import soon
 
 SECOND_NS = 10**9
@@ -250,8 +249,8 @@ def test_a_real_worker_gives_way_to_the_programs_that_are_traced(tmp_path: Path)
 
 
 def test_a_folder_that_ended_the_daemon_while_it_was_decoded_is_given_up_at_the_third_start(tmp_path: Path) -> None:
-    decode_limits.begin(tmp_path / "good")  # by a daemon that was killed with its workers,
-    decode_limits.begin(tmp_path / "good")  # and by the next one
+    decode_pool.begin_try(tmp_path / "good")  # by a daemon that was killed with its workers,
+    decode_pool.begin_try(tmp_path / "good")  # and by the next one
     (error,) = run(tmp_path, "good")
     assert isinstance(error, DecodeError)
     assert error.code == "DECODE_FAILED"

@@ -14,7 +14,7 @@ from kinetod.captures.target.buffer_memory import (
     needed_bytes,
     wanted_sources,
 )
-from kinetod.processes.memory_limits import Room
+from kinetod.processes.budgets import Room
 from support.machine import cgroups
 from support.machine.cgroups import MIB
 from support.service import subjects

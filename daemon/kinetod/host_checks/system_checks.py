@@ -1,0 +1,177 @@
+"""Checks this host's clock, which aligns traces of several hosts, and kinetod's systemd units, if there are any."""
+
+import ctypes
+import errno
+import os
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kinetod.attach.attach_types import Finding, Status
+from kinetod.base.libc import LIBC
+from kinetod.base.safe_text import clean
+from kinetod.host_checks.check_protocol import CheckQuestion
+
+TIMEDATECTL = ("timedatectl", "show", "--property=NTPSynchronized", "--value")
+DEADLINE_S = 3.0
+_STA_UNSYNC, _STA_NANO, _TIME_ERROR = 0x40, 0x2000, 5  # linux/timex.h
+_MUCH_US = 100_000  # of possible error; chrony and ntpd stay far below it
+_ADVICE = "start chrony or systemd-timesyncd; chrony tells the kernel with `rtcsync` in its configuration"
+BOOTED = Path("/run/systemd/system")  # sd_booted(3)
+SERVICE, SOCKET, HELPER = "kinetod.service", "kinetod-attach.socket", "kinetod-attach.service"
+WRITER_SOCKET, WRITER = "kinetod-writer.socket", "kinetod-writer.service"  # not enabled by default
+UNITS = (SERVICE, SOCKET, HELPER, WRITER_SOCKET, WRITER)
+PROPERTIES = ("Id", "LoadState", "ActiveState", "Result", "NRestarts", "MainPID", "UnitFileState")
+COMMAND = ("systemctl", "show", f"--property={','.join(PROPERTIES)}", *UNITS)
+
+
+def check_units(question: CheckQuestion) -> Iterable[Finding]:
+    """The findings about the units. Blocking."""
+    if not BOOTED.is_dir():
+        return [Finding("units", Status.OK, "systemd does not run here")]
+    return ask(question)
+
+
+def ask(question: CheckQuestion, command: Sequence[str] = COMMAND) -> Iterator[Finding]:
+    """Asks systemctl. Blocking."""
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=DEADLINE_S, check=False, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired) as exc:
+        yield Finding("units", Status.UNKNOWN, f"{command[0]} gave no answer: {exc}")
+        return
+    states = parse(done.stdout.decode("utf-8", "replace"))
+    if SERVICE not in states:
+        said = clean(done.stderr.decode("utf-8", "replace").strip(), 200)
+        yield Finding("units", Status.UNKNOWN, f"{command[0]} gave no usable answer: {said or 'nothing'}")
+        return
+    yield from unit_findings(states, question)
+
+
+def parse(text: str) -> dict[str, dict[str, str]]:
+    """The properties of each unit, by its name."""
+    units = {}
+    for block in text.split("\n\n"):
+        unit = {name: value for name, _, value in (line.partition("=") for line in block.splitlines())}
+        if name := unit.get("Id"):
+            units[name] = unit
+    return units
+
+
+def unit_findings(states: Mapping[str, Mapping[str, str]], question: CheckQuestion) -> Iterator[Finding]:
+    """One finding for each installed unit."""
+    if states[SERVICE].get("LoadState") == "not-found":
+        detail = f"{SERVICE} is not installed; this daemon was started by hand"
+        yield Finding("units", Status.OK, detail)
+        return
+    for name in UNITS:
+        if name in states:
+            yield _unit(name, states[name], question)
+
+
+def _unit(name: str, state: Mapping[str, str], question: CheckQuestion) -> Finding:
+    active, look = state.get("ActiveState", "?"), f"`systemctl status {name}`, `journalctl -u {name}`"
+    if state.get("LoadState") == "not-found":
+        return Finding(name, Status.PROBLEM, "not installed, unlike the others", "`kinetoctl host install`")
+    if state.get("LoadState") not in ("loaded", None):
+        return Finding(name, Status.PROBLEM, f"systemd cannot read it: {state['LoadState']}", look)
+    if active == "failed":
+        return Finding(name, Status.PROBLEM, f"has failed: {state.get('Result') or 'without a reason'}", look)
+    if name == WRITER_SOCKET and active == "inactive":
+        return Finding(name, Status.OK, "not enabled; only dynolog.log_roots needs it")
+    if name in (HELPER, WRITER):  # runs only while in use
+        return Finding(name, Status.OK, active)
+    if active not in ("active", "activating", "reloading"):
+        advice = f"`systemctl enable --now {name}`"
+        return Finding(name, Status.PROBLEM if name == SOCKET else Status.NOTE, active, advice)
+    if name == SERVICE and state.get("MainPID") not in (str(question.daemon_pid), None):
+        detail = f"{active} as pid {state['MainPID']}, which is not the daemon that answers (pid {question.daemon_pid})"
+        return Finding(name, Status.NOTE, detail, "does KINETO_ADDRESS point to a daemon other than the host's?")
+    if state.get("UnitFileState") == "disabled":
+        return Finding(name, Status.NOTE, f"{active}, but does not start with the host", f"`systemctl enable {name}`")
+    restarts = state.get("NRestarts", "0")
+    if name == SERVICE and restarts not in ("0", ""):
+        return Finding(name, Status.NOTE, f"{active}, restarted {restarts} times since it was started", look)
+    return Finding(name, Status.OK, active)
+
+
+class _Timex(ctypes.Structure):
+    """struct timex of a 64-bit Linux, all zero: the call only reads."""
+
+    _fields_ = (
+        ("modes", ctypes.c_uint),
+        ("offset", ctypes.c_long),
+        ("freq", ctypes.c_long),
+        ("maxerror", ctypes.c_long),
+        ("esterror", ctypes.c_long),
+        ("status", ctypes.c_int),
+        ("rest", ctypes.c_byte * 160),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """The kernel's view of its clock, in microseconds."""
+
+    synchronised: bool
+    offset_us: float  # still to be corrected
+    estimated_error_us: int
+    possible_error_us: int
+
+
+def read() -> Kernel:
+    """Asks the kernel. Raises OSError, for example in a service whose unit has ProtectClock=."""
+    clock = _Timex()
+    state = LIBC.adjtimex(ctypes.byref(clock))
+    if state < 0:
+        number = ctypes.get_errno() or errno.EPERM
+        raise OSError(number, os.strerror(number))
+    return Kernel(
+        synchronised=state != _TIME_ERROR and not clock.status & _STA_UNSYNC,
+        offset_us=clock.offset / (1000 if clock.status & _STA_NANO else 1),
+        estimated_error_us=clock.esterror,
+        possible_error_us=clock.maxerror,
+    )
+
+
+def check_clock(_question: CheckQuestion) -> Iterable[Finding]:
+    """Asks the kernel, or systemd if the kernel refuses."""
+    try:
+        kernel = read()
+    except OSError as exc:
+        return [by_systemd(str(exc.strerror))]
+    return clock_findings(kernel)
+
+
+def clock_findings(kernel: Kernel) -> Iterator[Finding]:
+    """The finding about the clock."""
+    name = "clock"
+    if not kernel.synchronised:
+        detail = "not synchronised, as far as the kernel knows: traces of several hosts will not line up"
+        yield Finding(name, Status.NOTE, detail, _ADVICE)
+        return
+    detail = (
+        f"synchronised; {kernel.offset_us:.0f} \N{MICRO SIGN}s still to be corrected, estimated error "
+        f"{kernel.estimated_error_us} \N{MICRO SIGN}s, possible error {kernel.possible_error_us / 1000:.1f} ms"
+    )
+    if kernel.possible_error_us > _MUCH_US:
+        yield Finding(name, Status.NOTE, f"{detail}, which is a lot", "check that the time servers answer")
+    else:
+        yield Finding(name, Status.OK, detail)
+
+
+def by_systemd(why: str, command: Sequence[str] = TIMEDATECTL) -> Finding:
+    """Asks systemd, which has no figures. why: why the kernel could not be asked. Blocking."""
+    name = "clock"
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=DEADLINE_S, check=False, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired):
+        return Finding(
+            name, Status.UNKNOWN, f"the daemon may not ask the kernel ({why}), and {command[0]} gave no answer"
+        )
+    said = done.stdout.decode("ascii", "replace").strip()
+    if said == "yes":
+        return Finding(name, Status.OK, f"synchronised, says {command[0]}; the daemon may not ask how well ({why})")
+    if said == "no":
+        return Finding(name, Status.NOTE, "not synchronised: traces of several hosts will not line up", _ADVICE)
+    return Finding(name, Status.UNKNOWN, f"the daemon may not ask the kernel ({why}), and {command[0]} gave no answer")
