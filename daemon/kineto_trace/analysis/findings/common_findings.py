@@ -33,11 +33,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from kineto_trace.analysis.cause_views import time_causes
 from kineto_trace.analysis.distributed.rank_pace import REMEDY
 from kineto_trace.analysis.finding import Finding
 from kineto_trace.analysis.findings.measured_work import function_at, heaviest_op, location_suffix
 from kineto_trace.analysis.host_findings.user_code import IN_COLLECTIVES
-from kineto_trace.analysis.time_causes import time_causes
 from kineto_trace.arrays.intervals import containing, union
 from kineto_trace.base.quantities import format_duration
 from kineto_trace.collectives.rank_matching import rank_collectives

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from kineto_trace.analysis.cause_views import CAUSES, GPU_CAUSES, gpu_causes, time_causes
 from kineto_trace.analysis.distributed.what_if_views import communication_split
 from kineto_trace.analysis.finding import Finding
 from kineto_trace.analysis.findings.common_findings import SMALL_COLLECTIVES, small_collectives
@@ -73,7 +74,6 @@ from kineto_trace.analysis.host_findings.torch_use import compiled_pieces
 from kineto_trace.analysis.idle_gaps import QUEUED, idle_gaps
 from kineto_trace.analysis.idle_pieces import IDLE_CAUSES, PAGEABLE, gil_wait_time, idle_pieces
 from kineto_trace.analysis.step_replay import ReplayChange, step_replay
-from kineto_trace.analysis.time_causes import CAUSES, GPU_CAUSES, gpu_causes, time_causes
 from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.intervals import union
 from kineto_trace.arrays.row_groups import group

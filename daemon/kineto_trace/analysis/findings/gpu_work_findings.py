@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kineto_trace.analysis.cause_views import CAUSES, GPU_CAUSES, gpu_causes, time_causes
 from kineto_trace.analysis.finding import EVALUATION_ADVICE, Finding
 from kineto_trace.analysis.findings.gpu_abilities import gpu_abilities
 from kineto_trace.analysis.findings.measured_work import heaviest_op, longest_names, measured_times, with_replay
@@ -41,7 +42,6 @@ from kineto_trace.analysis.host_time.moment_classes import (
 )
 from kineto_trace.analysis.host_time.user_calls import below, heaviest_below, inclusive_sums
 from kineto_trace.analysis.step_replay import ReplayChange, function_slots
-from kineto_trace.analysis.time_causes import CAUSES, GPU_CAUSES, gpu_causes, time_causes
 from kineto_trace.arrays.intervals import Union, containing
 from kineto_trace.arrays.row_groups import sums
 from kineto_trace.base.array_types import NOTHING, Flags, Floats, Ints

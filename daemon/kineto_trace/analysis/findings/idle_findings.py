@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kineto_trace.analysis.cause_views import detail_text
+from kineto_trace.analysis.cause_views import CAUSES, GPU_CAUSES, Detail, detail_text, time_causes
 from kineto_trace.analysis.finding import COLLECTIVES_OF_THE_HOST, Finding
 from kineto_trace.analysis.findings.gpu_abilities import gpu_abilities
 from kineto_trace.analysis.findings.gpu_work_findings import main_origin, small_kernels
@@ -54,7 +54,6 @@ from kineto_trace.analysis.idle_pieces import (
     idle_pieces,
 )
 from kineto_trace.analysis.step_replay import ReplayChange, allocating_calls, step_replay
-from kineto_trace.analysis.time_causes import CAUSES, GPU_CAUSES, Detail, time_causes
 from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.row_groups import group
 from kineto_trace.base.array_types import NOTHING, Flags, Ints

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from kineto_trace.analysis.cause_views import ELEMENTWISE, GPU_CAUSES, gpu_causes, time_causes
 from kineto_trace.analysis.counters.clock_views import (
     OWN_POWER,
     mean_in,
@@ -39,7 +40,6 @@ from kineto_trace.analysis.findings.gpu_abilities import BFLOAT16, FLOAT8, gpu_a
 from kineto_trace.analysis.findings.gpu_work_findings import COMPUTING, double_kernels
 from kineto_trace.analysis.findings.measured_work import heaviest_op, longest_names, measured_times
 from kineto_trace.analysis.kernels.precision_views import activity_precisions, launch_figures
-from kineto_trace.analysis.time_causes import ELEMENTWISE, GPU_CAUSES, gpu_causes, time_causes
 from kineto_trace.arrays.intervals import Union, intersection, union
 from kineto_trace.base.array_types import Flags, Floats, Ints
 from kineto_trace.base.quantities import format_duration, share, times

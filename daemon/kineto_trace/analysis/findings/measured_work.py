@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from kineto_trace.analysis.cause_views import CAUSES, measured_steps, time_causes
 from kineto_trace.analysis.finding import Finding
 from kineto_trace.analysis.idle_pieces import IDLE_CAUSES
 from kineto_trace.analysis.step_replay import ReplayChange, step_replay
-from kineto_trace.analysis.time_causes import CAUSES, measured_steps, time_causes
 from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.intervals import Union, union
 from kineto_trace.arrays.row_groups import sums

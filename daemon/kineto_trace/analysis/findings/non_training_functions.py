@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kineto_trace.analysis.cause_views import CAUSES, time_causes
 from kineto_trace.analysis.finding import COLLECTIVES_OF_THE_HOST, REMEDIES, Finding
 from kineto_trace.analysis.findings.gpu_work_findings import models_without_backward, work_without_backward
 from kineto_trace.analysis.host_findings.user_code import IN_COLLECTIVES, found_functions
@@ -23,7 +24,6 @@ from kineto_trace.analysis.host_time.moment_classes import framework_calls
 from kineto_trace.analysis.host_time.user_calls import below
 from kineto_trace.analysis.idle_gaps import blocking_calls
 from kineto_trace.analysis.step_replay import ReplayChange, StepReplay, function_slots, step_replay
-from kineto_trace.analysis.time_causes import CAUSES, time_causes
 from kineto_trace.arrays.intervals import Union, union
 from kineto_trace.base.array_types import Flags
 from kineto_trace.base.quantities import format_duration

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from kineto_trace.analysis.cause_views import CAUSES
 from kineto_trace.analysis.finding import Finding
 from kineto_trace.analysis.findings import finding_views
 from kineto_trace.analysis.findings.finding_views import findings
@@ -14,7 +15,6 @@ from kineto_trace.analysis.findings.measured_work import (
     without_recording,
 )
 from kineto_trace.analysis.step_replay import ReplayChange, step_replay
-from kineto_trace.analysis.time_causes import CAUSES
 from kineto_trace.model.context import Context
 from support.trace_files.sampled_stacks import MAIN, stack_rows
 from support.trace_files.simulated.host_and_gpu import US, Program, absolute

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kineto_trace.analysis.cause_views import CAUSES
 from kineto_trace.analysis.finding import COLLECTIVES_OF_THE_HOST, Finding
 from kineto_trace.analysis.findings import non_training_functions as aside
 from kineto_trace.analysis.findings.gpu_work_findings import ModelWithoutBackward
@@ -16,7 +17,6 @@ from kineto_trace.analysis.findings.non_training_functions import (
     non_training_time,
 )
 from kineto_trace.analysis.step_replay import function_slots, step_replay
-from kineto_trace.analysis.time_causes import CAUSES
 from kineto_trace.model.context import Context
 from support.trace_files.sampled_stacks import BACKWARD, FORWARD, MAIN, PERIOD_NS, SITE, Sample, stack_rows
 from support.trace_files.simulated.host_and_gpu import Program
