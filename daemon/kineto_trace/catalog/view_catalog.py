@@ -26,7 +26,6 @@ from kineto_trace.analysis.distributed import (  # noqa: F401
 )
 from kineto_trace.analysis.findings import finding_views, recommendation_views  # noqa: F401
 from kineto_trace.analysis.host_time import (  # noqa: F401
-    module_views,
     operator_views,
     python_views,
     setting_views,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kineto_trace.analysis.host_time.module_views import SEPARATOR, modules
+from kineto_trace.analysis.host_time.operator_views import SEPARATOR, modules
 from kineto_trace.base.array_types import NOTHING, AnyArray, Ints, UInts64
 from kineto_trace.compat.plugin_backward import depths, plugin_backward
 from kineto_trace.compat.plugin_tree import Node, plugin_tree
