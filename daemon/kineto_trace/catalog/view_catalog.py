@@ -28,7 +28,6 @@ from kineto_trace.analysis.findings import finding_views, recommendation_views  
 from kineto_trace.analysis.host_time import (  # noqa: F401
     operator_views,
     python_views,
-    setting_views,
     step_phase_views,
     thread_views,
 )
