@@ -22,7 +22,6 @@ import numpy as np
 
 from kineto_trace.analysis.cause_views import CAUSES, GPU_CAUSES, gpu_causes, time_causes
 from kineto_trace.analysis.finding import EVALUATION_ADVICE, Finding
-from kineto_trace.analysis.findings.gpu_abilities import gpu_abilities
 from kineto_trace.analysis.findings.measured_work import heaviest_op, longest_names, measured_times, with_replay
 from kineto_trace.analysis.host_findings.framework_parts import (
     DOMINATES,
@@ -41,6 +40,7 @@ from kineto_trace.analysis.host_time.moment_classes import (
     optimizer_steps,
 )
 from kineto_trace.analysis.host_time.user_calls import below, heaviest_below, inclusive_sums
+from kineto_trace.analysis.overview.gpu_figures import gpu_abilities
 from kineto_trace.analysis.step_replay import ReplayChange, function_slots
 from kineto_trace.arrays.intervals import Union, containing
 from kineto_trace.arrays.row_groups import sums

@@ -26,7 +26,6 @@ import numpy as np
 
 from kineto_trace.analysis.cause_views import CAUSES, GPU_CAUSES, Detail, detail_text, time_causes
 from kineto_trace.analysis.finding import COLLECTIVES_OF_THE_HOST, Finding
-from kineto_trace.analysis.findings.gpu_abilities import gpu_abilities
 from kineto_trace.analysis.findings.gpu_work_findings import main_origin, small_kernels
 from kineto_trace.analysis.findings.measured_work import (
     function_at,
@@ -53,6 +52,7 @@ from kineto_trace.analysis.idle_pieces import (
     REASONS,
     idle_pieces,
 )
+from kineto_trace.analysis.overview.gpu_figures import gpu_abilities
 from kineto_trace.analysis.step_replay import ReplayChange, allocating_calls, step_replay
 from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.row_groups import group
