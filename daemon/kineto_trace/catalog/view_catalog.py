@@ -32,7 +32,6 @@ from kineto_trace.analysis.host_time import (  # noqa: F401
     thread_views,
 )
 from kineto_trace.analysis.kernels import (  # noqa: F401
-    counter_views,
     graph_views,
     kernel_views,
     precision_views,

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from kineto_trace.analysis.diff.event_diff_views import EventsOn, Side, diff_event_names, side_of
-from kineto_trace.analysis.kernels.counter_views import counter_columns, counters_with_operators
 from kineto_trace.analysis.kernels.kernel_views import (
     LaunchedWork,
     frequent_sequences,
@@ -28,6 +27,7 @@ from kineto_trace.analysis.kernels.kernel_views import (
     names_containing,
     sequence_columns,
 )
+from kineto_trace.analysis.kernels.precision_views import counter_columns, counters_with_operators
 from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.row_groups import group
 from kineto_trace.base.array_types import NOTHING, Flags, Ints, Ints32

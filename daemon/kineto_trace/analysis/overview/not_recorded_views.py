@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kineto_trace.analysis.host_time.operator_views import SHAPES
-from kineto_trace.analysis.kernels.counter_views import CATEGORY
+from kineto_trace.analysis.kernels.precision_views import CATEGORY
 from kineto_trace.arrays.id_sets import distinct
 from kineto_trace.base.quantities import format_duration, format_ranges
 from kineto_trace.model.activity_tables import table_of
