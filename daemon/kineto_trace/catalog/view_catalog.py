@@ -27,7 +27,6 @@ from kineto_trace.analysis.distributed import (  # noqa: F401
 from kineto_trace.analysis.findings import finding_views, recommendation_views  # noqa: F401
 from kineto_trace.analysis.host_time import (  # noqa: F401
     operator_views,
-    python_views,
     step_phase_views,
     thread_views,
 )
