@@ -46,7 +46,6 @@ from kineto_trace.compat import (  # noqa: F401
     hta_critical_path,
     hta_event_views,
     hta_gpu_time_views,
-    hta_launch_views,
     plugin_diff_tree,
     plugin_distributed_views,
     plugin_kernels,
