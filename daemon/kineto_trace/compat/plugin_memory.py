@@ -46,9 +46,8 @@ from kineto_trace.arrays.codec import Events
 from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.row_groups import group, sums
 from kineto_trace.base.array_types import NOTHING, AnyArray, Flags, Floats, Ints, UInts32
-from kineto_trace.compat.plugin_backward import Backward, outermost, plugin_backward
+from kineto_trace.compat.plugin_backward import Backward, entries_in_order, outermost, plugin_backward
 from kineto_trace.compat.plugin_diff_tree import TreeSide
-from kineto_trace.compat.plugin_order import entries_in_order
 from kineto_trace.compat.plugin_tree import Tree, base_ns, file_threads, microseconds, orderable, plugin_tree, subtrees
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import GPU_TABLES

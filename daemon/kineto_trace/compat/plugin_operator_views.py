@@ -7,8 +7,7 @@ import numpy as np
 from kineto_trace.analysis.host_time.operator_views import input_shapes, operator_columns, operators
 from kineto_trace.arrays.row_groups import group
 from kineto_trace.base.array_types import AnyArray, Floats, Ints
-from kineto_trace.compat.plugin_backward import plugin_backward
-from kineto_trace.compat.plugin_order import visiting_order
+from kineto_trace.compat.plugin_backward import plugin_backward, visiting_order
 from kineto_trace.compat.plugin_steps import plugin_roles
 from kineto_trace.compat.plugin_tree import plugin_tree
 from kineto_trace.model.context import Context
