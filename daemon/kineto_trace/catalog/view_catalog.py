@@ -51,7 +51,6 @@ from kineto_trace.compat import (  # noqa: F401
     plugin_kernels,
     plugin_memory,
     plugin_modules,
-    plugin_overview_views,
 )
 from kineto_trace.errors import ViewError
 from kineto_trace.view_api.view import VIEWS, View
