@@ -54,7 +54,7 @@ from kineto_trace.model.trace import GPU_TABLES
 from kineto_trace.structure.allocations import CPU, CUDA, Records, largest_triangles, memory_records
 from kineto_trace.structure.event_arguments import has_column
 from kineto_trace.structure.module_calls import is_lightning
-from kineto_trace.structure.recording_span import in_categories
+from kineto_trace.structure.trace_forms import in_categories
 from kineto_trace.view_api.view import Answer, Compat
 
 NO_TRACK = np.uint32(2**32 - 1)

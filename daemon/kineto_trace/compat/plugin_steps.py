@@ -29,7 +29,7 @@ from kineto_trace.model.context import Context
 from kineto_trace.model.trace import GPU_TABLES, Table
 from kineto_trace.structure.activity_links import step_names
 from kineto_trace.structure.module_calls import LIGHTNING_MODULE, is_lightning
-from kineto_trace.structure.recording_span import SPANNING, events_of, runtime_calls, spanning_tables
+from kineto_trace.structure.trace_forms import SPANNING, events_of, runtime_calls, spanning_tables
 
 _HOST = ("cpu_op", "user_annotation", "gpu_user_annotation")  # operators and annotations
 

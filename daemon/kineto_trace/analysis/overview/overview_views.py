@@ -32,7 +32,7 @@ from kineto_trace.model.target_info import header_value
 from kineto_trace.model.trace import GPU_TABLES
 from kineto_trace.structure.activity_links import gpu
 from kineto_trace.structure.nesting import unrecorded
-from kineto_trace.structure.recording_span import recording_span
+from kineto_trace.structure.trace_forms import recording_span
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view
 
