@@ -24,8 +24,8 @@ from bench.traces import cpu
 from kineto_trace.analysis.tensor_views import tensor_ids
 from kineto_trace.model.trace import Table, make_table
 from kineto_trace.structure.attribution import attribute, gpu_annotations
-from kineto_trace.structure.event_tree import build
 from kineto_trace.structure.fwd_bwd import forward_backward
+from kineto_trace.structure.nesting import build
 
 THREADS = 4
 MAX_DEPTH = 12

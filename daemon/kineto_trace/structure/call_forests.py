@@ -28,9 +28,9 @@ from kineto_trace.model.line_counts import STATES
 from kineto_trace.model.trace import NO_ROW, Table, Trace
 from kineto_trace.structure.activity_links import calls, captured_ops, gpu
 from kineto_trace.structure.captured_graphs import op_paths
-from kineto_trace.structure.event_tree import KINDS as EVENT_KINDS
-from kineto_trace.structure.event_tree import EventTree, build
 from kineto_trace.structure.module_calls import module_calls, module_name
+from kineto_trace.structure.nesting import KINDS as EVENT_KINDS
+from kineto_trace.structure.nesting import EventTree, build
 from kineto_trace.structure.python_frames import IDLE, WAITING, LineSamples, line_samples, state_counts
 
 NO_LAUNCH = "launch not in the trace"

@@ -1,4 +1,4 @@
-"""Nesting of intervals: the innermost interval around another one, and the recorded time.
+"""Nesting of intervals, the innermost interval around another one, the recorded time, and the tree of all events.
 
 Theory of operation
     `Nested` has some rows of one or several tables in the order thread, start, longest first. The rules of nesting are
@@ -12,15 +12,21 @@ Theory of operation
     - Events with the same interval nest by rank, then by order of record.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from kineto_trace.arrays.codec import NEVER, Events, Nest
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.intervals import Union, difference, union
-from kineto_trace.base.array_types import AnyArray, Ints, Ints32, UInts32
-from kineto_trace.model.trace import Table, Trace
+from kineto_trace.base.array_types import AnyArray, Flags, Ints, Ints32, UInts8, UInts32
+from kineto_trace.model.trace import API_TABLES, NO_ROW, OP_TABLES, Table, Trace
+
+KINDS = ("python_function", "user_annotation", "cpu_op")  # by number; of equal intervals the first is outside
+PYTHON = KINDS.index("python_function")
+_LONG_AGO = np.iinfo(np.int64).min
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,3 +98,264 @@ def recorded(trace: Trace, kinds: Sequence[str]) -> Union:
     """Returns the rest of the window."""
     window = union(np.array([trace.window_start_ns]), np.array([trace.window_end_ns]))
     return difference(window, unrecorded(trace, kinds))
+
+
+# The event tree of a trace: ops, annotations and Python frames of every thread, one inside the other.
+# Theory of operation
+# Nodes are in preorder: thread by thread, by start, the enclosing event first, by the rules above. A node's
+# subtree is therefore the range from the node to its `stop`; the children of a node, its descendants and the
+# outermost nodes are found by stepping from stop to stop, without an index and without recursion.
+# Events with the same interval nest Python frame, annotation, op from outside to inside, and within one kind by
+# order of record.
+# Sampled Python slices (rows with samples) begin and end with samples, somewhere inside ops; `snapped` moves
+# their ends so that they do not cut ops.
+
+
+@dataclass(frozen=True)
+class EventTree:
+    """One value per node, in preorder. Times in Unix ns, durations in ns.
+
+    kind: number into KINDS.
+    row: in that kind's table.
+    parent: node, or NO_ROW.
+    depth: 0 for outermost nodes.
+    end: not after the parent's.
+    self_ns: time in which no child ran.
+    children: number of direct ones.
+    stop: the node after the last descendant.
+    """
+
+    kind: UInts8
+    row: UInts32
+    thread: UInts32
+    start: Ints
+    end: Ints
+    parent: Ints32
+    depth: Ints32
+    self_ns: Ints
+    children: Ints32
+    stop: Ints32
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    @cached_property
+    def event_index(self) -> UInts32:
+        """For each node its place among the nodes of all threads by start: Kineto's "Ev Idx"."""
+        index = np.empty(len(self), np.uint32)
+        index[np.argsort(self.start, kind="stable")] = np.arange(len(self), dtype=np.uint32)
+        return index
+
+    def nodes_of(self, kind: str, rows: int) -> Ints32:
+        """Returns the node of each of the table's `rows` rows; NO_ROW for rows that are not in the tree."""
+        nodes = np.full(rows, NO_ROW, np.int32)
+        own = np.flatnonzero(self.kind == KINDS.index(kind))
+        nodes[self.row[own]] = own
+        return nodes
+
+    def top_level(self) -> Iterator[int]:
+        """Returns the outermost nodes, thread by thread."""
+        return self._steps(0, len(self))
+
+    def children_of(self, node: int) -> Iterator[int]:
+        """Returns the children of a node by start. Raises IndexError if there is no such node."""
+        return self._steps(node + 1, int(self.stop[node]))
+
+    def descendants_of(self, node: int) -> range:
+        """Returns all nodes below a node, in preorder. Raises IndexError if there is no such node."""
+        return range(node + 1, int(self.stop[node]))
+
+    def ancestors_of(self, node: int) -> Iterator[int]:
+        """Returns the nodes around a node, innermost first. Raises IndexError if there is no such node."""
+        above = int(self.parent[node])
+        while above != NO_ROW:
+            yield above
+            above = int(self.parent[above])
+
+    def path_to(self, node: int) -> list[int]:
+        """Returns the nodes from the outermost one to this one. Raises IndexError if there is no such node."""
+        return [*reversed(list(self.ancestors_of(node))), node]
+
+    def innermost(self, thread: AnyArray, time: AnyArray) -> Ints32:
+        """Returns for each moment (Unix ns) of a thread the innermost running node; NO_ROW if there is none."""
+        return Events(self.thread, self.start, self.end).enclosing(self.parent, Events(thread, time))
+
+    def _steps(self, first: int, stop: int) -> Iterator[int]:
+        while first < stop:
+            yield first
+            first = int(self.stop[first])
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Events of one kind."""
+
+    kind: int
+    row: UInts32
+    thread: UInts32
+    start: Ints
+    end: Ints
+
+
+def build(tables: Mapping[str, Table], window_end_ns: int, *, sample_period_ns: int = 0) -> EventTree:
+    """Builds the tree of all ops, annotations and exact Python calls of a trace.
+
+    Sampled Python slices are included if `sample_period_ns` (as in the Trace) is given.
+    """
+    parts = []
+    python = tables.get("python_function")
+    if python is not None and len(python):
+        parts.append(_whole(PYTHON, python, np.flatnonzero(python["samples"] == 0)))
+        sampled = np.flatnonzero(python["samples"] > 0)
+        if sample_period_ns and len(sampled):
+            parts.append(_snapped(python, sampled, tables, window_end_ns, sample_period_ns))
+    for number, kind in enumerate(KINDS):
+        table = tables.get(kind)
+        if number != PYTHON and table is not None and len(table):
+            parts.append(_whole(number, table, None))
+    return _tree(parts, window_end_ns)
+
+
+def _whole(kind: int, table: Table, rows: AnyArray | None) -> _Rows:
+    """Returns these rows of a table (None: all of them)."""
+    chosen = slice(None) if rows is None else rows
+    numbers = np.arange(len(table), dtype=np.uint32)[chosen]
+    return _Rows(kind, numbers, table["thread"][chosen], table["start"][chosen], ends(table)[chosen])
+
+
+def _tree(parts: list[_Rows], window_end_ns: int) -> EventTree:
+    empty = np.empty(0, np.int64)
+    parts = [_Rows(0, empty.astype(np.uint32), empty.astype(np.uint32), empty, empty), *parts]
+    kind = np.repeat(np.array([part.kind for part in parts], np.uint8), [len(part.row) for part in parts])
+    row, thread, start, end = (
+        np.concatenate([getattr(part, name) for part in parts]) for name in ("row", "thread", "start", "end")
+    )
+    nested = nest(Events(thread, start, end, kind), window_end_ns)
+    tree = nested.tree
+    return EventTree(
+        kind=kind[nested.order],
+        row=row[nested.order],
+        thread=nested.events.track,
+        start=nested.events.start,
+        end=tree.end,
+        parent=tree.parent,
+        depth=tree.depth,
+        self_ns=tree.self_time,
+        children=tree.children,
+        stop=tree.stop,
+    )
+
+
+def _snapped(table: Table, rows: Ints, tables: Mapping[str, Table], window_end_ns: int, period_ns: int) -> _Rows:
+    """Returns sampled slices that overlap no op, annotation, call or exact Python call in part."""
+    slices = _whole(PYTHON, table, rows)
+    others = [tables[kind] for kind in (*OP_TABLES, *API_TABLES) if kind in tables and len(tables[kind])]
+    exact = np.flatnonzero(table["samples"] == 0)
+    others += [table.take(exact)] if len(exact) else []
+    if not others:
+        return slices
+    nested = nest_tables(others, max(window_end_ns, last_end(others)))
+    place = np.full(len(table) + 1, NO_ROW)  # the last one is for "no caller"
+    place[rows] = np.arange(len(rows))
+    callers = Slices(slices.thread, slices.start, slices.end, place[table["parent"][rows]], table["depth"][rows])
+    start, end = snapped(callers, nested, period_ns)
+    return _Rows(slices.kind, slices.row, slices.thread, start, end)
+
+
+# Times of sampled Python slices that nest with the exact events of their threads: viewers drop partial overlaps.
+# Theory of operation
+# Sampled slices begin and end with samples, somewhere inside ops, annotations, calls and exact Python calls.
+# - A slice that begins inside an event and outlives it was running before that event, as its caller: it begins where
+# the event begins. If another slice was seen inside the event before it, it instead gets the longer one of the parts
+# before and after the event's end.
+# - A slice that began before an event and ends inside it ends where the event begins: the thread's next sample no
+# longer found it. If its thread has no next sample because the recording ends, and it was seen inside the event, it
+# called the event and ends with it.
+# So slices cut no event, none begins before the previous one ended, and none outlasts its thread's next sample.
+@dataclass(frozen=True, slots=True)
+class Slices:
+    """Sampled slices. parent: place of the calling frame's slice among these, or NO_ROW. depth: as recorded."""
+
+    thread: UInts32
+    start: Ints
+    end: Ints
+    parent: AnyArray
+    depth: AnyArray
+
+
+def snapped(slices: Slices, nested: Nested, period_ns: int) -> tuple[Ints, Ints]:
+    """Returns starts and ends of the slices, moved so that none cuts a nested event, as far as samples can show."""
+    begins, stops = nested.events.start, nested.tree.end
+    floor = _seen_before(slices)
+    inside = _outermost(
+        nested,
+        slices.thread,
+        slices.start,
+        lambda rows, place: (stops[place] < slices.end[rows]) & (floor[rows] < begins[place]),
+    )
+    start = np.where(inside >= 0, begins[inside], slices.start)
+    end = slices.end.copy()
+    inside = _outermost(
+        nested, slices.thread, start, lambda rows, place: (stops[place] < end[rows]) & (begins[place] < start[rows])
+    )
+    cut = np.flatnonzero(inside >= 0)
+    after = stops[inside[cut]]
+    later = cut[end[cut] - after > after - start[cut]]
+    start[later] = stops[inside[later]]  # the other ones stay inside: the tree ends them with the event
+    inside = _outermost(nested, slices.thread, end, lambda rows, place: begins[place] > slices.start[rows])
+    last_seen = np.maximum(slices.start, slices.end - period_ns)
+    called = _is_last(slices, period_ns) & (begins[inside] <= last_seen)
+    moved = np.where(called, stops[inside], begins[inside])
+    return start, np.where(inside >= 0, moved, end)
+
+
+def _seen_before(slices: Slices) -> Ints:
+    """Returns for each slice the beginning of the last slice, callers included, that is over when it begins.
+
+    This slice did not call any event in which that one was seen.
+    """
+    floor = np.full(len(slices.start), _LONG_AGO)
+    order = np.lexsort((slices.start, slices.depth, slices.thread))
+    same = (slices.thread[order[1:]] == slices.thread[order[:-1]]) & (
+        slices.depth[order[1:]] == slices.depth[order[:-1]]
+    )
+    before = np.full(len(slices.start), NO_ROW)
+    before[order[1:][same]] = order[:-1][same]
+    by_depth = np.argsort(slices.depth, kind="stable")
+    bounds = np.searchsorted(slices.depth[by_depth], unique_values(slices.depth), "left")
+    for rows in np.split(by_depth, bounds[1:]):
+        above = np.where(slices.parent[rows] >= 0, floor[slices.parent[rows]], _LONG_AGO)
+        own = np.where(before[rows] >= 0, slices.start[before[rows]], _LONG_AGO)
+        floor[rows] = np.maximum(above, own)
+    return floor
+
+
+def _is_last(slices: Slices, period_ns: int) -> Flags:
+    """Returns which slices end with the recording, rather than because their thread was seen elsewhere or vanished."""
+    threads, place = np.unique(slices.thread, return_inverse=True)
+    last = np.full(len(threads), _LONG_AGO)
+    np.maximum.at(last, place.reshape(-1), slices.end)
+    recorded = slices.end >= slices.end.max(initial=_LONG_AGO) - 2 * period_ns
+    found: Flags = recorded & (slices.end == last[place.reshape(-1)])
+    return found
+
+
+def _outermost(
+    nested: Nested,
+    thread: AnyArray,
+    time: Ints,
+    wanted: Callable[[AnyArray, Ints32], Flags],
+) -> Ints32:
+    """For each moment the outermost event around it that is wanted, -1: none.
+
+    wanted: by rows and places; must be false for all events around one for which it is false.
+    """
+    found = np.full(len(time), -1, np.int32)
+    above = nested.innermost(thread, time)
+    rows = np.arange(len(time))
+    while len(rows):
+        rows = rows[above[rows] >= 0]
+        rows = rows[wanted(rows, above[rows])]
+        found[rows] = above[rows]
+        above[rows] = nested.tree.parent[above[rows]]
+    return found

@@ -42,7 +42,6 @@ from kineto_trace.kernel_traits.kernel_types import short_name
 from kineto_trace.model.activity_tables import STEP_PREFIX
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import calls, gpu, inside_equals, ops, owners, step_names
-from kineto_trace.structure.event_tree import KINDS, build
 from kineto_trace.structure.library_calls import code_place
 from kineto_trace.structure.module_calls import (
     LIGHTNING_MODULE,
@@ -52,7 +51,7 @@ from kineto_trace.structure.module_calls import (
     name_chains,
     paths,
 )
-from kineto_trace.structure.nesting import nest_tables
+from kineto_trace.structure.nesting import KINDS, build, nest_tables
 from kineto_trace.structure.python_frames import sample_period_ns
 from kineto_trace.view_api.result import Result, columns, make_result
 from kineto_trace.view_api.view import Answer, View, view

@@ -28,7 +28,6 @@ from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import KERNEL, calls, captured_ops, gpu, gpu_vendor, inside_equals, ops
 from kineto_trace.structure.call_stacks import NO_STACK, call_stacks
 from kineto_trace.structure.event_arguments import argument_objects
-from kineto_trace.structure.event_tree import KINDS, build
 from kineto_trace.structure.module_calls import (
     LIGHTNING_MODULE,
     NO_MODULES,
@@ -39,6 +38,7 @@ from kineto_trace.structure.module_calls import (
     name_chains,
     paths,
 )
+from kineto_trace.structure.nesting import KINDS, build
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view
 

@@ -1,11 +1,18 @@
+""""""
+
+from typing import Any
+
 import numpy as np
 import pytest
 from kineto_trace.arrays.codec import Events
 from kineto_trace.model.source_coverage import SourceCoverage
-from kineto_trace.structure.nesting import nest, recorded, unrecorded
+from kineto_trace.model.trace import NO_ROW, Table, make_table
+from kineto_trace.structure.nesting import KINDS, EventTree, build, nest, recorded, unrecorded
 from support.trace_files import traces
+from support.trace_files.op_tables import random_intervals, spans, table
 
 START = traces.START_NS
+WINDOW_END = 1000
 
 
 @pytest.mark.parametrize("thread", [0, 1, 2, 3])
@@ -36,3 +43,235 @@ def test_a_table_is_recorded_where_all_of_its_sources_were() -> None:
     assert [(a - START, b - START) for a, b in zip(*recorded(trace, ("kernel",)), strict=True)] == [(0, 5), (20, 100)]
     assert recorded(trace, ("python_function",)).length() == 100
     assert unrecorded(traces.trace({}), ("cpu_op",)).length() == 0
+
+
+def outline(tree: EventTree) -> list[tuple[str, int, int]]:
+    """Kind, row and depth of every node in preorder."""
+    return [
+        (KINDS[kind], int(row), int(depth)) for kind, row, depth in zip(tree.kind, tree.row, tree.depth, strict=True)
+    ]
+
+
+def test_ops_nest_by_time_whatever_their_order_of_record() -> None:
+    ops = spans("cpu_op", (20, 30), (0, 100), (22, 25), (50, 60), (100, 110))
+    tree = build({"cpu_op": ops}, WINDOW_END)
+    assert tree.row.tolist() == [1, 0, 2, 3, 4]
+    assert tree.parent.tolist() == [NO_ROW, 0, 1, 0, NO_ROW]
+    assert tree.depth.tolist() == [0, 1, 2, 1, 0]
+    assert tree.children.tolist() == [2, 1, 0, 0, 0]
+    assert tree.self_ns.tolist() == [80, 7, 3, 10, 10]
+
+
+def test_threads_have_trees_of_their_own() -> None:
+    tree = build({"cpu_op": spans("cpu_op", (0, 100), (10, 20), (5, 90), thread=[2, 1, 1])}, WINDOW_END)
+    assert tree.thread.tolist() == [1, 1, 2]
+    assert tree.depth.tolist() == [0, 1, 0]
+    assert list(tree.top_level()) == [0, 2]
+
+
+def test_of_equal_intervals_python_is_outside_and_ops_are_inside() -> None:
+    tables = {
+        "cpu_op": spans("cpu_op", (0, 10), (0, 10)),
+        "python_function": spans("python_function", (0, 10)),
+        "user_annotation": spans("user_annotation", (0, 10)),
+    }
+    assert outline(build(tables, WINDOW_END)) == [
+        ("python_function", 0, 0),
+        ("user_annotation", 0, 1),
+        ("cpu_op", 0, 2),
+        ("cpu_op", 1, 3),
+    ]
+
+
+def test_an_event_that_outlives_its_parent_ends_with_it() -> None:
+    tree = build({"cpu_op": spans("cpu_op", (0, 50), (40, 80), (60, 70))}, WINDOW_END)
+    assert tree.end.tolist() == [50, 50, 70]
+    assert tree.parent.tolist() == [NO_ROW, 0, NO_ROW]
+    assert tree.self_ns.tolist() == [40, 10, 10]
+
+
+def test_what_starts_when_another_event_ends_is_not_inside() -> None:
+    assert build({"cpu_op": spans("cpu_op", (0, 50), (50, 80))}, WINDOW_END).depth.tolist() == [0, 0]
+
+
+def test_unfinished_events_end_with_the_enclosing_event_or_the_window() -> None:
+    ops = spans("cpu_op", (0, 100), (50, 60), (70, 80), (200, 210), (220, 230), finished=[1, 0, 1, 0, 1])
+    tree = build({"cpu_op": ops}, WINDOW_END)
+    assert tree.end.tolist() == [100, 100, 80, WINDOW_END, 230]
+    assert tree.parent.tolist() == [NO_ROW, 0, 1, NO_ROW, 3]
+
+
+def test_an_empty_trace_has_an_empty_tree() -> None:
+    tree = build({}, WINDOW_END)
+    assert (len(tree), list(tree.top_level()), len(tree.event_index)) == (0, [], 0)
+
+
+def test_nodes_know_their_children_descendants_ancestors_and_path() -> None:
+    tree = build({"cpu_op": spans("cpu_op", (0, 100), (10, 40), (20, 30), (50, 60), (200, 210))}, WINDOW_END)
+    assert list(tree.top_level()) == [0, 4]
+    assert list(tree.children_of(0)) == [1, 3]
+    assert list(tree.descendants_of(0)) == [1, 2, 3]
+    assert list(tree.ancestors_of(2)) == [1, 0]
+    assert tree.path_to(2) == [0, 1, 2]
+    with pytest.raises(IndexError):
+        tree.children_of(5)
+
+
+def test_the_event_index_counts_all_threads_by_start() -> None:
+    tree = build({"cpu_op": spans("cpu_op", (0, 10), (30, 40), (20, 30), thread=[1, 1, 2])}, WINDOW_END)
+    assert tree.event_index.tolist() == [0, 2, 1]
+
+
+def test_rows_are_found_in_the_tree() -> None:
+    tables = {"cpu_op": spans("cpu_op", (20, 30), (0, 100)), "user_annotation": spans("user_annotation", (0, 200))}
+    tree = build(tables, WINDOW_END)
+    assert tree.nodes_of("cpu_op", 2).tolist() == [2, 1]
+    assert tree.nodes_of("python_function", 3).tolist() == [NO_ROW] * 3
+    assert tree.innermost(np.array([1, 1, 2]), np.array([25, 150, 25])).tolist() == [2, 0, NO_ROW]
+
+
+# ------------------------------------------------------------ sampled Python
+
+
+def sampled(*intervals: tuple[int, int]) -> Table:
+    return spans("python_function", *intervals, samples=[1] * len(intervals))
+
+
+def test_sampled_slices_are_left_out_unless_asked_for() -> None:
+    tables = {"python_function": sampled((0, 100)), "cpu_op": spans("cpu_op", (10, 20))}
+    assert len(build(tables, WINDOW_END)) == 1
+    assert len(build(tables, WINDOW_END, sample_period_ns=50)) == 2
+
+
+def test_a_sampled_slice_that_begins_inside_an_op_and_outlives_it_called_it() -> None:
+    tables = {"python_function": sampled((15, 115)), "cpu_op": spans("cpu_op", (10, 20), (12, 18), (30, 40))}
+    tree = build(tables, WINDOW_END, sample_period_ns=50)
+    assert outline(tree) == [("python_function", 0, 0), ("cpu_op", 0, 1), ("cpu_op", 1, 2), ("cpu_op", 2, 1)]
+    assert tree.end.tolist() == [115, 20, 18, 40]
+
+
+def test_a_sampled_slice_that_is_gone_when_an_op_is_sampled_ended_before_the_op() -> None:
+    tables = {"python_function": sampled((0, 100), (100, 200)), "cpu_op": spans("cpu_op", (90, 120))}
+    tree = build(tables, WINDOW_END, sample_period_ns=50)
+    assert outline(tree) == [("python_function", 0, 0), ("python_function", 1, 0), ("cpu_op", 0, 1)]
+    assert tree.end.tolist() == [90, 200, 120]
+
+
+def test_a_sampled_slice_that_was_last_seen_inside_an_op_ends_with_it() -> None:
+    tables = {"python_function": sampled((0, 150)), "cpu_op": spans("cpu_op", (90, 160))}
+    tree = build(tables, WINDOW_END, sample_period_ns=50)
+    assert outline(tree) == [("python_function", 0, 0), ("cpu_op", 0, 1)]
+    assert tree.end.tolist() == [160, 160]
+
+
+def test_a_sampled_slice_inside_an_op_stays_there() -> None:
+    tables = {"python_function": sampled((50, 100)), "cpu_op": spans("cpu_op", (0, 200))}
+    assert outline(build(tables, WINDOW_END, sample_period_ns=50)) == [("cpu_op", 0, 0), ("python_function", 0, 1)]
+
+
+def test_sampled_slices_never_cut_ops() -> None:
+    for seed in range(40):
+        random = np.random.default_rng(seed)
+        edges = np.cumsum(random.integers(1, 30, 60)).tolist()
+        ops = spans("cpu_op", *zip(edges[::2], edges[1::2], strict=True))
+        ticks = np.sort(random.choice(edges[-1], 12, replace=False)).tolist()
+        slices = sampled(*zip(ticks, ticks[1:], strict=False), (ticks[0], ticks[-1]))
+        tree = build({"cpu_op": ops, "python_function": slices}, WINDOW_END, sample_period_ns=edges[-1] // 12)
+        nodes = tree.nodes_of("cpu_op", len(ops))
+        assert (tree.end[nodes] == ops.end()).all(), seed
+
+
+# ------------------------------------------------------------ against a plain reference
+
+
+def reference(rows: list[tuple[int, int, int, int]], window_end: int) -> dict[int, tuple[int | None, int, int]]:
+    """Of (thread, start, end or -1, kind) rows: parent, end and self time of each, with a stack of Python objects."""
+    found: dict[int, tuple[int | None, int]] = {}
+    order = sorted(
+        range(len(rows)),
+        key=lambda row: (rows[row][1], -rows[row][2] if rows[row][2] >= 0 else -(10**9), rows[row][3], row),
+    )
+    for thread in {row[0] for row in rows}:
+        stack: list[int] = []
+        for row in (row for row in order if rows[row][0] == thread):
+            _, start, end, _ = rows[row]
+            while stack and found[stack[-1]][1] <= start:
+                stack.pop()
+            limit = found[stack[-1]][1] if stack else (window_end if end < 0 else end)
+            found[row] = (stack[-1] if stack else None, max(start, limit if end < 0 else min(end, limit)))
+            stack.append(row)
+    inside = dict.fromkeys(found, 0)
+    for row, (parent, end) in found.items():
+        if parent is not None:
+            inside[parent] += end - rows[row][1]
+    return {row: (parent, end, end - rows[row][1] - inside[row]) for row, (parent, end) in found.items()}
+
+
+def events_of(tables: dict[str, Table]) -> list[tuple[int, int, int, int]]:
+    rows = []
+    for kind in KINDS:
+        columns = tables[kind].columns
+        finished = columns.get("finished", np.ones(len(tables[kind])))
+        for thread, start, duration, ended in zip(
+            columns["thread"].tolist(), columns["start"].tolist(), columns["duration"].tolist(), finished, strict=True
+        ):
+            rows.append((thread, start, start + duration if ended else -1, KINDS.index(kind)))
+    return rows
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_events_nest_as_a_plain_stack_says(seed: int) -> None:
+    tables = {}
+    for number, kind in enumerate(KINDS):
+        columns: dict[str, Any] = random_intervals(seed * 3 + number, 60)
+        if kind == "python_function":
+            del columns["finished"], columns["id"]
+        tables[kind] = make_table(kind, 60, columns)
+    tree = build(tables, 70)
+    expected = reference(events_of(tables), 70)
+    number_of = [int(kind) * 60 + int(row) for kind, row in zip(tree.kind, tree.row, strict=True)]
+    assert sorted(number_of) == list(range(180))
+    above_all = [list(tree.ancestors_of(node)) for node in range(180)]
+    for node, event in enumerate(number_of):
+        parent, end, self_ns = expected[event]
+        above = int(tree.parent[node])
+        assert (None if above == NO_ROW else number_of[above], tree.end[node], tree.self_ns[node]) == (
+            parent,
+            end,
+            self_ns,
+        )
+        assert list(tree.children_of(node)) == [other for other in range(180) if tree.parent[other] == node]
+        assert list(tree.descendants_of(node)) == [other for other in range(180) if node in above_all[other]]
+        assert tree.children[node] == len(list(tree.children_of(node)))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_innermost_event_of_random_moments_is_found(seed: int) -> None:
+    tree = build({"cpu_op": make_table("cpu_op", 80, random_intervals(seed, 80))}, 70)
+    random = np.random.default_rng(seed)
+    thread, time = random.integers(0, 5, 200), random.integers(-2, 80, 200)
+    found = tree.innermost(thread, time)
+    for number, moment, node in zip(thread.tolist(), time.tolist(), found.tolist(), strict=True):
+        around = [n for n in range(80) if tree.thread[n] == number and tree.start[n] <= moment < tree.end[n]]
+        assert node == (around[-1] if around else NO_ROW)
+
+
+def test_a_million_levels_need_no_recursion() -> None:
+    count = 1_000_000
+    start = np.arange(count)
+    columns = {"start": start, "duration": 2 * (count - start), "finished": np.ones(count), "id": start + 1}
+    tree = build({"cpu_op": make_table("cpu_op", count, columns)}, 4 * count)
+    assert int(tree.depth[-1]) == count - 1
+    assert (tree.stop == count).all()
+
+
+def test_columns_that_make_no_events_are_refused() -> None:
+    with pytest.raises(ValueError, match="differ in length"):
+        Events(np.zeros(3, np.uint32), np.zeros(2, np.int64))
+    with pytest.raises(ValueError, match="no tree"):
+        Events(np.zeros(3, np.uint32), np.zeros(3, np.int64)).nest(0)
+
+
+def test_tables_without_rows_do_no_harm() -> None:
+    tables = {"cpu_op": table("cpu_op"), "python_function": make_table("python_function", 0, {})}
+    assert len(build(tables, WINDOW_END, sample_period_ns=10)) == 0
