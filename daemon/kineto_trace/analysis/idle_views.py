@@ -14,7 +14,7 @@ from kineto_trace.base.array_types import NOTHING, Ints, Ints32
 from kineto_trace.base.quantities import times
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import calls, gpu, steps
-from kineto_trace.structure.call_stacks import NO_STACK, call_stacks
+from kineto_trace.structure.call_forests import NO_STACK, call_stacks
 from kineto_trace.structure.library_calls import code_place
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.text_columns import describe, statistics_columns

@@ -11,7 +11,7 @@ from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import inside_equals, ops
 from kineto_trace.structure.allocations import Records, largest_triangles, levels, memory_records
-from kineto_trace.structure.call_stacks import call_stacks
+from kineto_trace.structure.call_forests import call_stacks
 from kineto_trace.structure.module_calls import shown_names
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view

@@ -23,7 +23,7 @@ from kineto_trace.compat.plugin_steps import plugin_roles
 from kineto_trace.compat.plugin_tree import Node, plugin_tree
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import NO_MODULE
-from kineto_trace.structure.call_stacks import NO_STACK, recorded_stacks
+from kineto_trace.structure.call_forests import NO_STACK, recorded_stacks
 from kineto_trace.structure.module_calls import NO_MODULES, TORCH_PREFIX, is_lightning, shown_names
 from kineto_trace.view_api.view import Answer, Compat
 

@@ -82,7 +82,7 @@ from kineto_trace.base.quantities import format_duration, share, times
 from kineto_trace.kernel_traits.kernel_types import matches
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import KERNEL, MEMCPY, gpu, vendor_words
-from kineto_trace.structure.call_stacks import SEPARATOR, call_stacks
+from kineto_trace.structure.call_forests import SEPARATOR, call_stacks
 from kineto_trace.structure.library_calls import code_place
 from kineto_trace.structure.python_frames import python_frames
 from kineto_trace.view_api.result import columns

@@ -26,7 +26,7 @@ from kineto_trace.kernel_traits.precisions import eligible_op_names, names_tell,
 from kineto_trace.model.activity_tables import STEP_PREFIX
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import KERNEL, calls, captured_ops, gpu, gpu_vendor, inside_equals, ops
-from kineto_trace.structure.call_stacks import NO_STACK, call_stacks
+from kineto_trace.structure.call_forests import NO_STACK, call_stacks
 from kineto_trace.structure.event_arguments import argument_objects
 from kineto_trace.structure.module_calls import (
     LIGHTNING_MODULE,

@@ -16,7 +16,7 @@ from kineto_trace.model.source_coverage import SourceCoverage, coverage_note
 from kineto_trace.model.target_info import TargetInfo
 from kineto_trace.model.trace import API_TABLES, GPU_TABLES, NO_SEQUENCE, NO_STRING, Trace
 from kineto_trace.structure.activity_links import gpu, steps, whole_steps
-from kineto_trace.structure.call_stacks import ARGUMENT as CALL_STACK
+from kineto_trace.structure.call_forests import ARGUMENT as CALL_STACK
 from kineto_trace.structure.event_arguments import argument_objects, arguments
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view
