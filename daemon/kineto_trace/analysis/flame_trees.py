@@ -19,7 +19,8 @@ import numpy as np
 from kineto_trace.arrays.codec import Interner
 from kineto_trace.arrays.row_groups import group
 from kineto_trace.base.array_types import NOTHING, AnyArray, Flags, Ints, UInts64
-from kineto_trace.structure.call_forests import CallForest, StackKind, levels, stack_numbers
+from kineto_trace.structure.call_forests import CallForest, StackKind
+from kineto_trace.structure.nesting import levels, stack_numbers
 from kineto_trace.view_api.result import Result
 
 ROOT = 0

@@ -20,10 +20,9 @@ from enum import IntEnum
 
 import numpy as np
 
-from kineto_trace.arrays.codec import Interner
 from kineto_trace.arrays.id_sets import lookup, unique_values
 from kineto_trace.arrays.intervals import containing
-from kineto_trace.arrays.row_groups import group, sums
+from kineto_trace.arrays.row_groups import sums
 from kineto_trace.base.array_types import NOTHING, AnyArray, Ints, Ints32
 from kineto_trace.model.context import Context
 from kineto_trace.model.line_counts import STATES
@@ -36,7 +35,7 @@ from kineto_trace.structure.fwd_bwd import forward_backward
 from kineto_trace.structure.library_calls import functions_named
 from kineto_trace.structure.module_calls import module_calls, module_name
 from kineto_trace.structure.nesting import KINDS as EVENT_KINDS
-from kineto_trace.structure.nesting import EventTree, Nested, build
+from kineto_trace.structure.nesting import EventTree, Nested, build, levels, stack_numbers
 from kineto_trace.structure.python_frames import IDLE, WAITING, LineSamples, line_samples, python_tree, state_counts
 
 NO_LAUNCH = "launch not in the trace"
@@ -209,14 +208,6 @@ class Stacks:
 
     def __len__(self) -> int:
         return len(self.parent)
-
-
-def levels(depth: AnyArray) -> Iterator[Ints]:
-    """Yields the places of the nodes of each depth, ascending: outermost ones first."""
-    order = np.argsort(depth, kind="stable")
-    bounds = np.searchsorted(depth[order], np.arange(int(depth.max(initial=-1)) + 2)).tolist()
-    for first, last in zip(bounds[:-1], bounds[1:], strict=True):
-        yield order[first:last]
 
 
 def host_calls(context: Context) -> CallForest:
@@ -416,16 +407,6 @@ def merged(forest: CallForest) -> Stacks:
     return Stacks(parent, frame, kind, weight, depth, forest.frames)
 
 
-def stack_numbers(parent: Ints, frame: Ints, depth: Ints) -> tuple[Ints, Ints, Ints]:
-    """Returns the stack of each node of a forest, and for each stack the stack of its caller and its frame."""
-    known, stack = Interner(), np.empty(len(parent), np.int64)
-    for at in levels(depth):
-        above = np.where(parent[at] >= 0, stack[parent[at]], NOTHING)
-        stack[at] = known.intern((above + 1).astype(np.uint64) << np.uint64(32) | frame[at].astype(np.uint64))
-    keys = known.keys()
-    return stack, (keys >> np.uint64(32)).astype(np.int64) - 1, (keys & np.uint64(0xFFFFFFFF)).astype(np.int64)
-
-
 # The Python call stack of each operator.
 # Theory of operation
 # A file may contain the stack itself ("Call stack" of the operator's arguments: frames from the innermost to the
@@ -483,25 +464,14 @@ def call_stacks(context: Context) -> CallStacks:
         return replace(told, of_op=_of_forward_ops(context, told.of_op))
     ops, python = context.trace.table("cpu_op"), context.trace.table("python_function")
     nested = context.get(python_tree)
-    name, parent, depth = python["name"][nested.order], nested.tree.parent, nested.tree.depth
-    stack = np.full(len(python) + 1, NO_STACK, np.int64)  # the last one is for "no caller"
-    names, callers, count = [], [], 0
-    by_depth = np.argsort(depth, kind="stable")
-    bounds = np.searchsorted(depth[by_depth], np.arange(int(depth.max(initial=-1)) + 2))
-    for first, last in zip(bounds[:-1], bounds[1:], strict=True):
-        places = by_depth[first:last]
-        above = stack[parent[places]]
-        groups = group([above, name[places]])
-        stack[places] = groups.number + count
-        names.append(name[places][groups.first].astype(np.int64))
-        callers.append(above[groups.first])
-        count += len(groups)
+    name = python["name"][nested.order]
+    found, callers, names = stack_numbers(nested.tree.parent, name, nested.tree.depth)
+    stack = np.append(found, NO_STACK)  # the last one is for "no caller"
     inside = nested.innermost(ops["thread"], ops["start"])
-    nothing = np.empty(0, np.int64)
     of_op = _of_forward_ops(context, stack[inside])
     missing = np.flatnonzero((of_op == NO_STACK) & ~np.isin(ops["thread"], unique_values(python["thread"])))
-    of_op[missing] = stack[_waiting_for_backward(context, nested, python["name"][nested.order], ops["start"][missing])]
-    return CallStacks(of_op, np.concatenate([nothing, *names]), np.concatenate([nothing, *callers]), ())
+    of_op[missing] = stack[_waiting_for_backward(context, nested, name, ops["start"][missing])]
+    return CallStacks(of_op, names, callers, ())
 
 
 def _of_forward_ops(context: Context, of_op: Ints) -> Ints:
@@ -519,8 +489,8 @@ def _of_forward_ops(context: Context, of_op: Ints) -> Ints:
     key = table["forward_thread"].astype(np.uint64) << np.uint64(40) ^ table["sequence"].astype(np.uint64)
     own[around] = lookup(key[around], key[links.backward_rows], own[links.backward_rows], NO_STACK)
     sorted_own, parent, depth = own[tree.row], tree.nested.tree.parent, tree.nested.tree.depth
-    for level in range(1, int(depth.max(initial=0)) + 1):
-        places = np.flatnonzero((depth == level) & (sorted_own == NO_STACK))
+    for at in list(levels(depth))[1:]:
+        places = at[sorted_own[at] == NO_STACK]
         sorted_own[places] = sorted_own[parent[places]]
     own[tree.row] = sorted_own
     return own

@@ -18,10 +18,10 @@ from functools import cached_property
 
 import numpy as np
 
-from kineto_trace.arrays.codec import NEVER, Events, Nest
+from kineto_trace.arrays.codec import NEVER, Events, Interner, Nest
 from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.intervals import Union, difference, union
-from kineto_trace.base.array_types import AnyArray, Flags, Ints, Ints32, UInts8, UInts32
+from kineto_trace.base.array_types import NOTHING, AnyArray, Flags, Ints, Ints32, UInts8, UInts32
 from kineto_trace.model.trace import API_TABLES, NO_ROW, OP_TABLES, Table, Trace
 
 KINDS = ("python_function", "user_annotation", "cpu_op")  # by number; of equal intervals the first is outside
@@ -100,11 +100,28 @@ def recorded(trace: Trace, kinds: Sequence[str]) -> Union:
     return difference(window, unrecorded(trace, kinds))
 
 
+def levels(depth: AnyArray) -> Iterator[Ints]:
+    """Yields the places of the nodes of each depth, ascending: outermost ones first."""
+    order = np.argsort(depth, kind="stable")
+    bounds = np.searchsorted(depth[order], np.arange(int(depth.max(initial=-1)) + 2)).tolist()
+    for first, last in zip(bounds[:-1], bounds[1:], strict=True):
+        yield order[first:last]
+
+
+def stack_numbers(parent: AnyArray, frame: AnyArray, depth: AnyArray) -> tuple[Ints, Ints, Ints]:
+    """Returns the stack of each node of a forest, and for each stack the stack of its caller and its frame."""
+    known, stack = Interner(), np.empty(len(parent), np.int64)
+    for at in levels(depth):
+        above = np.where(parent[at] >= 0, stack[parent[at]], NOTHING)
+        stack[at] = known.intern((above + 1).astype(np.uint64) << np.uint64(32) | frame[at].astype(np.uint64))
+    keys = known.keys()
+    return stack, (keys >> np.uint64(32)).astype(np.int64) - 1, (keys & np.uint64(0xFFFFFFFF)).astype(np.int64)
+
+
 # The event tree of a trace: ops, annotations and Python frames of every thread, one inside the other.
 # Theory of operation
 # Nodes are in preorder: thread by thread, by start, the enclosing event first, by the rules above. A node's
-# subtree is therefore the range from the node to its `stop`; the children of a node, its descendants and the
-# outermost nodes are found by stepping from stop to stop, without an index and without recursion.
+# subtree is therefore the range from the node to its `stop`.
 # Events with the same interval nest Python frame, annotation, op from outside to inside, and within one kind by
 # order of record.
 # Sampled Python slices (rows with samples) begin and end with samples, somewhere inside ops; `snapped` moves
@@ -153,37 +170,9 @@ class EventTree:
         nodes[self.row[own]] = own
         return nodes
 
-    def top_level(self) -> Iterator[int]:
-        """Returns the outermost nodes, thread by thread."""
-        return self._steps(0, len(self))
-
-    def children_of(self, node: int) -> Iterator[int]:
-        """Returns the children of a node by start. Raises IndexError if there is no such node."""
-        return self._steps(node + 1, int(self.stop[node]))
-
-    def descendants_of(self, node: int) -> range:
-        """Returns all nodes below a node, in preorder. Raises IndexError if there is no such node."""
-        return range(node + 1, int(self.stop[node]))
-
-    def ancestors_of(self, node: int) -> Iterator[int]:
-        """Returns the nodes around a node, innermost first. Raises IndexError if there is no such node."""
-        above = int(self.parent[node])
-        while above != NO_ROW:
-            yield above
-            above = int(self.parent[above])
-
-    def path_to(self, node: int) -> list[int]:
-        """Returns the nodes from the outermost one to this one. Raises IndexError if there is no such node."""
-        return [*reversed(list(self.ancestors_of(node))), node]
-
     def innermost(self, thread: AnyArray, time: AnyArray) -> Ints32:
         """Returns for each moment (Unix ns) of a thread the innermost running node; NO_ROW if there is none."""
         return Events(self.thread, self.start, self.end).enclosing(self.parent, Events(thread, time))
-
-    def _steps(self, first: int, stop: int) -> Iterator[int]:
-        while first < stop:
-            yield first
-            first = int(self.stop[first])
 
 
 @dataclass(frozen=True, slots=True)

@@ -322,15 +322,12 @@ def by_phase(context: Context) -> Devices:
 def by_module(context: Context) -> ModuleCounters:
     """Returns the counters of modules with those inside them, forward and backward apart."""
     found, activity = context.get(module_calls), context.get(gpu)
-    count = int(found.path.max(initial=NOTHING)) + 1
-    first = np.full(count, len(found), np.int64)
-    np.minimum.at(first, found.path, np.arange(len(found)))
-    parent = np.append(found.path, NOTHING)[found.parent[first]] if count else first
-    depth = found.depth[first] if count else first
+    first, parent = found.first, found.around
+    depth = found.depth[first]
     deepest = next((limit for limit in range(int(depth.max(initial=0)), 0, -1)
                     if np.count_nonzero(depth <= limit) <= PATHS), 0)  # fmt: skip
     kept = int(np.count_nonzero(depth <= deepest))  # outer ones have lower numbers
-    shown = np.arange(count)
+    shown = np.arange(len(first))
     while (shown >= kept).any():
         shown = np.where(shown >= kept, parent[shown], shown)
     place = np.append(shown, NOTHING)[np.append(found.path, NOTHING)]

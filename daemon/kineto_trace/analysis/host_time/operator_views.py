@@ -36,9 +36,8 @@ from kineto_trace.structure.module_calls import (
     module_calls,
     module_name,
     name_chains,
-    paths,
 )
-from kineto_trace.structure.nesting import KINDS, build
+from kineto_trace.structure.nesting import KINDS, build, stack_numbers
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view
 
@@ -372,7 +371,7 @@ def modules(context: Context) -> Answer:
     modules are its "[pl][module]" operators.
     """
     found = context.get(module_calls)
-    count, path_count = len(found), int(found.path.max(initial=-1)) + 1
+    first, count, path_count = found.first, len(found), len(found.first)
     activity, times, table = context.get(gpu), context.get(op_times), context.trace.table("cpu_op")
     launched = found.activity >= 0
     took = (activity.end - activity.start)[launched]
@@ -398,12 +397,9 @@ def modules(context: Context) -> Answer:
         "backward_host_us": backward_host,
         "backward_device_us": backward_device,
     }
-    first = np.full(path_count, count, np.int64)
-    np.minimum.at(first, found.path, np.arange(count))
-    above = np.where(found.parent[first] < 0, NOTHING, found.path[found.parent[first]]) if count else first
-    order = _preorder(above, found.parent[first] < 0, found.start[first])
+    order = _preorder(found.around, found.start[first])
     names = [module_name(context.trace.strings[number]) for number in found.name[first].tolist()]
-    chains = name_chains(above, names)
+    chains = name_chains(found.around, names)
     values: dict[str, Any] = {
         key: (sums(found.path, column, path_count) / NS_PER_US)[order] for key, column in figures.items()
     }
@@ -429,13 +425,13 @@ def _direct_operators(context: Context, found: ModuleCalls) -> Ints:
     return np.flatnonzero((found.op >= 0) & ~wrapper & ((found.op != outer) | wrapped_above))
 
 
-def _preorder(above: Ints, outermost: Flags, start: Ints) -> Ints:
+def _preorder(above: Ints, start: Ints) -> Ints:
     """Orders paths (outer ones have lower numbers) from the outside to the inside, siblings by start. One loop per
     path.
     """
     children: dict[int, list[int]] = {}
     for number in np.argsort(start, kind="stable").tolist():
-        children.setdefault(NOTHING if outermost[number] else int(above[number]), []).append(number)
+        children.setdefault(int(above[number]), []).append(number)
     order: list[int] = []
     stack = list(reversed(children.get(NOTHING, [])))
     while stack:
@@ -478,23 +474,21 @@ def call_tree(context: Context, *, python: bool = False, max_depth: int = 0) -> 
         name[own] = trace.table(kind)["name"][tree.row[own]]
     is_step = np.array([text.startswith(STEP_PREFIX) for text in trace.strings], np.bool_)
     same = np.where(is_step, np.argmax(is_step) if len(is_step) else 0, np.arange(len(is_step)))
-    path = paths(tree.parent, tree.depth, same[name] * len(KINDS) + tree.kind)
-    count = int(path.max(initial=-1)) + 1
+    path, above, _ = stack_numbers(tree.parent, same[name] * len(KINDS) + tree.kind, tree.depth)
+    count = len(above)
     node = tree.innermost(launched.thread, launched.start).astype(np.int64)
     node = np.append(node, NOTHING)[activity.call]
     device = sums(node[node >= 0], (activity.end - activity.start)[node >= 0], len(tree))
     total = sums(path, subtree_sums(device, tree.stop), count)
     host = sums(path, tree.end - tree.start, count)
-    first = np.full(count, len(tree), np.int64)
-    np.minimum.at(first, path, np.arange(len(tree)))
-    above, outermost = path[tree.parent[first]] if count else first, tree.parent[first] < 0
+    first = np.unique(path, return_index=True)[1]
     # Siblings in the order of their weight: a lower number means more time.
     rank = np.empty(count, np.int64)
     rank[np.lexsort((-host, -total))] = np.arange(count)
-    order = _preorder(above, outermost, rank)
+    order = _preorder(above, rank)
     names = [STEPS if is_step[number] else trace.strings[number] for number in name[first].tolist()]
     depth = tree.depth[first][order]
-    chains = name_chains(np.where(outermost, NOTHING, above), names)
+    chains = name_chains(above, names)
     shown = order if not max_depth else order[depth < max_depth]
     values = {
         "path": [chains[number] for number in shown.tolist()],

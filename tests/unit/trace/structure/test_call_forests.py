@@ -1,8 +1,7 @@
 """Forests of what files may claim."""
 
-import numpy as np
 from kineto_trace.model.context import Context
-from kineto_trace.structure.call_forests import call_stacks, levels, merged, sampled_lines
+from kineto_trace.structure.call_forests import call_stacks, merged, sampled_lines
 from support.trace_files.hta_events import Event, context, event, op
 from support.trace_files.traces import trace
 
@@ -26,11 +25,6 @@ def test_callers_in_a_circle_are_outermost() -> None:
         ("c", 1),
     ]
     assert found.weight.tolist() == [0, 1, 1, 1]
-
-
-def test_levels_go_from_the_outside_in() -> None:
-    assert [at.tolist() for at in levels(np.array([1, 0, 2, 1]))] == [[1], [0, 3], [2]]
-    assert list(levels(np.empty(0, np.int64))) == []
 
 
 def python(name: str, ts: float, dur: float) -> Event:

@@ -7,7 +7,7 @@ import pytest
 from kineto_trace.arrays.codec import Events
 from kineto_trace.model.source_coverage import SourceCoverage
 from kineto_trace.model.trace import NO_ROW, Table, make_table
-from kineto_trace.structure.nesting import KINDS, EventTree, build, nest, recorded, unrecorded
+from kineto_trace.structure.nesting import KINDS, EventTree, build, levels, nest, recorded, unrecorded
 from support.trace_files import traces
 from support.trace_files.op_tables import random_intervals, spans, table
 
@@ -66,7 +66,7 @@ def test_threads_have_trees_of_their_own() -> None:
     tree = build({"cpu_op": spans("cpu_op", (0, 100), (10, 20), (5, 90), thread=[2, 1, 1])}, WINDOW_END)
     assert tree.thread.tolist() == [1, 1, 2]
     assert tree.depth.tolist() == [0, 1, 0]
-    assert list(tree.top_level()) == [0, 2]
+    assert tree.parent.tolist() == [NO_ROW, 0, NO_ROW]
 
 
 def test_of_equal_intervals_python_is_outside_and_ops_are_inside() -> None:
@@ -103,18 +103,7 @@ def test_unfinished_events_end_with_the_enclosing_event_or_the_window() -> None:
 
 def test_an_empty_trace_has_an_empty_tree() -> None:
     tree = build({}, WINDOW_END)
-    assert (len(tree), list(tree.top_level()), len(tree.event_index)) == (0, [], 0)
-
-
-def test_nodes_know_their_children_descendants_ancestors_and_path() -> None:
-    tree = build({"cpu_op": spans("cpu_op", (0, 100), (10, 40), (20, 30), (50, 60), (200, 210))}, WINDOW_END)
-    assert list(tree.top_level()) == [0, 4]
-    assert list(tree.children_of(0)) == [1, 3]
-    assert list(tree.descendants_of(0)) == [1, 2, 3]
-    assert list(tree.ancestors_of(2)) == [1, 0]
-    assert tree.path_to(2) == [0, 1, 2]
-    with pytest.raises(IndexError):
-        tree.children_of(5)
+    assert (len(tree), len(tree.event_index)) == (0, 0)
 
 
 def test_the_event_index_counts_all_threads_by_start() -> None:
@@ -231,7 +220,6 @@ def test_random_events_nest_as_a_plain_stack_says(seed: int) -> None:
     expected = reference(events_of(tables), 70)
     number_of = [int(kind) * 60 + int(row) for kind, row in zip(tree.kind, tree.row, strict=True)]
     assert sorted(number_of) == list(range(180))
-    above_all = [list(tree.ancestors_of(node)) for node in range(180)]
     for node, event in enumerate(number_of):
         parent, end, self_ns = expected[event]
         above = int(tree.parent[node])
@@ -240,9 +228,10 @@ def test_random_events_nest_as_a_plain_stack_says(seed: int) -> None:
             end,
             self_ns,
         )
-        assert list(tree.children_of(node)) == [other for other in range(180) if tree.parent[other] == node]
-        assert list(tree.descendants_of(node)) == [other for other in range(180) if node in above_all[other]]
-        assert tree.children[node] == len(list(tree.children_of(node)))
+        inside = [other for other in range(node + 1, 180) if other < tree.stop[node]]
+        assert tree.children[node] == np.count_nonzero(tree.parent == node)
+        assert {int(tree.parent[other]) for other in inside} <= {node, *inside}
+        assert all(tree.parent[other] not in (node, *inside) for other in range(int(tree.stop[node]), 180))
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -275,3 +264,8 @@ def test_columns_that_make_no_events_are_refused() -> None:
 def test_tables_without_rows_do_no_harm() -> None:
     tables = {"cpu_op": table("cpu_op"), "python_function": make_table("python_function", 0, {})}
     assert len(build(tables, WINDOW_END, sample_period_ns=10)) == 0
+
+
+def test_levels_go_from_the_outside_in() -> None:
+    assert [at.tolist() for at in levels(np.array([1, 0, 2, 1]))] == [[1], [0, 3], [2]]
+    assert list(levels(np.empty(0, np.int64))) == []
