@@ -14,7 +14,7 @@ from kineto_trace.base.quantities import format_duration
 from kineto_trace.errors import ViewError
 from kineto_trace.model.activity_tables import STEP_PREFIX
 from kineto_trace.model.context import Context
-from kineto_trace.structure.activity_links import step_names, steps
+from kineto_trace.structure.activity_links import step_names, steps, training_thread
 from kineto_trace.structure.call_forests import (
     CallForest,
     StackKind,
@@ -25,7 +25,6 @@ from kineto_trace.structure.call_forests import (
     python_calls,
     sampled_lines,
 )
-from kineto_trace.structure.fwd_bwd import training_thread
 from kineto_trace.structure.module_calls import ELIDED, NAME_BYTES, NO_MODULES, chain_bytes
 from kineto_trace.structure.python_frames import sample_period_ns
 from kineto_trace.structure.step_pace import paced_steps

@@ -35,8 +35,7 @@ from kineto_trace.base.array_types import NOTHING, Flags, Ints, UInts8
 from kineto_trace.kernel_traits.kernel_types import communication_op_names, data_loading_names, matches
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import GPU_TABLES, OP_TABLES
-from kineto_trace.structure.activity_links import MEMCPY, Calls, calls, gpu, ops, steps, whole_steps
-from kineto_trace.structure.fwd_bwd import training_thread
+from kineto_trace.structure.activity_links import MEMCPY, Calls, calls, gpu, ops, steps, training_thread, whole_steps
 from kineto_trace.structure.nesting import unrecorded
 
 IdleCause = Literal["host", "synchronisation", "data_loading", "communication", "memory", "queued", "unknown"]

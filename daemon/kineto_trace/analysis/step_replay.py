@@ -47,8 +47,7 @@ from kineto_trace.arrays.row_groups import group
 from kineto_trace.base.array_types import NOTHING, Flags, Floats, Ints, Ints32
 from kineto_trace.kernel_traits.kernel_types import matches
 from kineto_trace.model.context import Context
-from kineto_trace.structure.activity_links import calls, gpu, ops
-from kineto_trace.structure.fwd_bwd import op_roles
+from kineto_trace.structure.activity_links import calls, gpu, op_roles, ops
 
 OWN_NS = 10_000  # removed host time before a launch, where the previous call stays: the rest belongs to others
 WAIT_NS = 2_000  # duration of a waiting call itself

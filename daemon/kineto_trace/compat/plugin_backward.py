@@ -26,7 +26,7 @@ from kineto_trace.compat.plugin_tree import Node, Tree, base_ns, microseconds, p
 from kineto_trace.model.activity_tables import STEP_PREFIX
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import NO_STRING
-from kineto_trace.structure.fwd_bwd import forward_backward
+from kineto_trace.structure.activity_links import forward_backward
 
 EVALUATE = "autograd::engine::evaluate_function:"
 ACCUMULATE = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"

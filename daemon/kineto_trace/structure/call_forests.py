@@ -27,11 +27,10 @@ from kineto_trace.base.array_types import NOTHING, AnyArray, Ints, Ints32
 from kineto_trace.model.context import Context
 from kineto_trace.model.line_counts import STATES
 from kineto_trace.model.trace import NO_ROW, Table, Trace
-from kineto_trace.structure.activity_links import calls, captured_ops, gpu
+from kineto_trace.structure.activity_links import calls, captured_ops, forward_backward, gpu
 from kineto_trace.structure.activity_links import ops as ops_tree
 from kineto_trace.structure.captured_graphs import op_paths
 from kineto_trace.structure.event_arguments import argument_texts
-from kineto_trace.structure.fwd_bwd import forward_backward
 from kineto_trace.structure.library_calls import functions_named
 from kineto_trace.structure.module_calls import module_calls, module_name
 from kineto_trace.structure.nesting import KINDS as EVENT_KINDS

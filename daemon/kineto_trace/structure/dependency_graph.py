@@ -37,8 +37,7 @@ from kineto_trace.base.array_types import NOTHING, Flags, Ints, Ints32, UInts8, 
 from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import GPU_TABLES, OP_TABLES, Trace
-from kineto_trace.structure.activity_links import Gpu, calls, gpu
-from kineto_trace.structure.fwd_bwd import NO_THREAD, training_thread
+from kineto_trace.structure.activity_links import NO_THREAD, Gpu, calls, gpu, training_thread
 from kineto_trace.structure.nesting import nest_tables
 
 # Table of each event, Events.kind. Data loading: those annotations alone.

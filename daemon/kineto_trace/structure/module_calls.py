@@ -9,8 +9,7 @@ from kineto_trace.arrays.codec import Events
 from kineto_trace.base.array_types import NOTHING, Ints, Ints32
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import NO_MODULE, Trace
-from kineto_trace.structure.activity_links import calls, gpu, ops
-from kineto_trace.structure.fwd_bwd import EVALUATE_FUNCTION, forward_backward
+from kineto_trace.structure.activity_links import EVALUATE_FUNCTION, calls, forward_backward, gpu, ops
 from kineto_trace.structure.nesting import ends, nest, stack_numbers
 
 TORCH_PREFIX = "nn.Module: "

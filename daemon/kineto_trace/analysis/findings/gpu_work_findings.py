@@ -49,8 +49,16 @@ from kineto_trace.base.quantities import format_duration, share, times
 from kineto_trace.kernel_traits.gpu_vendors import WORDS, GpuVendor
 from kineto_trace.kernel_traits.kernel_types import matches
 from kineto_trace.model.context import Context
-from kineto_trace.structure.activity_links import KERNEL, calls, gpu, gpu_vendor, ops
-from kineto_trace.structure.fwd_bwd import forward_backward, op_roles, training_thread
+from kineto_trace.structure.activity_links import (
+    KERNEL,
+    calls,
+    forward_backward,
+    gpu,
+    gpu_vendor,
+    op_roles,
+    ops,
+    training_thread,
+)
 from kineto_trace.structure.library_calls import code_place, framework_of
 from kineto_trace.structure.python_frames import python_frames
 

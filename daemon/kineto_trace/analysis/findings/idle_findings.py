@@ -61,8 +61,7 @@ from kineto_trace.base.quantities import format_duration, times
 from kineto_trace.kernel_traits.kernel_types import data_loading_names
 from kineto_trace.model.context import Context
 from kineto_trace.model.kernel_counters import KernelCounters
-from kineto_trace.structure.activity_links import KERNEL, calls, gpu, vendor_words
-from kineto_trace.structure.fwd_bwd import training_thread
+from kineto_trace.structure.activity_links import KERNEL, calls, gpu, training_thread, vendor_words
 from kineto_trace.structure.python_frames import callee_samples, line_samples, python_frames
 
 LEAST_OF_WINDOW = 0.005  # below this share, a function is part of the rest

@@ -29,8 +29,7 @@ from kineto_trace.base.array_types import Flags
 from kineto_trace.base.quantities import format_duration
 from kineto_trace.collectives.rank_matching import host_collectives
 from kineto_trace.model.context import Context
-from kineto_trace.structure.activity_links import calls
-from kineto_trace.structure.fwd_bwd import training_thread
+from kineto_trace.structure.activity_links import calls, training_thread
 from kineto_trace.structure.library_calls import CallKind
 
 READS = REMEDIES[CallKind.ITEM]

@@ -37,9 +37,8 @@ from kineto_trace.base.array_types import NOTHING, Flags, Floats, Ints
 from kineto_trace.base.quantities import format_duration
 from kineto_trace.kernel_traits.kernel_types import matches
 from kineto_trace.model.context import Context
-from kineto_trace.structure.activity_links import gpu, ops
+from kineto_trace.structure.activity_links import EVALUATE_FUNCTION, forward_backward, gpu, op_roles, ops
 from kineto_trace.structure.event_arguments import argument_objects
-from kineto_trace.structure.fwd_bwd import EVALUATE_FUNCTION, forward_backward, op_roles
 from kineto_trace.structure.library_calls import CallKind, code_place, function_kinds, functions_named
 
 CONVERSIONS = ("aten::to", "aten::_to_copy", "aten::type_as")

@@ -16,8 +16,7 @@ from kineto_trace.base.array_types import NOTHING, Ints
 from kineto_trace.base.quantities import format_duration
 from kineto_trace.kernel_traits.kernel_types import matches
 from kineto_trace.model.context import Context
-from kineto_trace.structure.activity_links import ops
-from kineto_trace.structure.fwd_bwd import EVALUATE_FUNCTION
+from kineto_trace.structure.activity_links import EVALUATE_FUNCTION, ops
 from kineto_trace.structure.library_calls import CallKind, code_place, functions_named
 
 SINGLE_TENSOR = re.compile(r"(?:^|/)torch/optim/[^:]*: _single_tensor_")

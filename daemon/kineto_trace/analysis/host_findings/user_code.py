@@ -44,8 +44,7 @@ from kineto_trace.arrays.row_groups import places_by_value
 from kineto_trace.base.array_types import NOTHING, AnyArray, Floats, Ints, Ints8
 from kineto_trace.kernel_traits.kernel_types import data_loading_names, matches
 from kineto_trace.model.context import Context
-from kineto_trace.structure.activity_links import ops
-from kineto_trace.structure.fwd_bwd import op_roles
+from kineto_trace.structure.activity_links import op_roles, ops
 from kineto_trace.structure.library_calls import CALLING_BACK, CallKind, CodePlace, code_place, framework_of
 
 WAY = 4  # functions of a framework between the user's code and the function that is named

@@ -19,8 +19,7 @@ from kineto_trace.arrays.intervals import containing, union
 from kineto_trace.arrays.row_groups import in_subtrees, sums
 from kineto_trace.base.array_types import NOTHING, Flags, Floats, Ints
 from kineto_trace.model.context import Context
-from kineto_trace.structure.activity_links import gpu, steps
-from kineto_trace.structure.fwd_bwd import training_thread
+from kineto_trace.structure.activity_links import gpu, steps, training_thread
 from kineto_trace.structure.nesting import Nested
 from kineto_trace.structure.python_frames import IDLE, WAITING, python_tree, state_counts
 from kineto_trace.structure.step_pace import paced_steps

@@ -32,8 +32,7 @@ from kineto_trace.kernel_traits.kernel_types import data_loading_names, matches
 from kineto_trace.model.context import Context
 from kineto_trace.model.line_counts import STATES, WAITS, LineCount, format_lines
 from kineto_trace.model.trace import NO_STRING, Table, Trace
-from kineto_trace.structure.activity_links import ops
-from kineto_trace.structure.fwd_bwd import op_roles
+from kineto_trace.structure.activity_links import op_roles, ops
 from kineto_trace.structure.library_calls import CallKind, code_place
 from kineto_trace.structure.python_frames import (
     IDLE,

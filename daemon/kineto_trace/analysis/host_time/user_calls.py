@@ -32,8 +32,7 @@ from kineto_trace.analysis.host_time.host_moments import ThreadSlices, host_step
 from kineto_trace.arrays.row_groups import group, places_by_value
 from kineto_trace.base.array_types import NOTHING, AnyArray, Flags, Floats, Ints, Ints8
 from kineto_trace.model.context import Context
-from kineto_trace.structure.activity_links import ops
-from kineto_trace.structure.fwd_bwd import op_roles
+from kineto_trace.structure.activity_links import op_roles, ops
 from kineto_trace.structure.library_calls import CallKind, CodePlace, code_place, function_kinds, function_places
 from kineto_trace.structure.python_frames import CalleeSamples, callee_kind, callee_samples, line_samples
 
