@@ -14,8 +14,8 @@ from kineto_trace.base.array_types import NOTHING, AnyArray, Ints, Ints32
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import Table
 from kineto_trace.structure.activity_links import Calls, calls, gpu
-from kineto_trace.structure.attribution import gpu_annotations as derived_annotations
 from kineto_trace.structure.nesting import Nested, ends, nest_tables
+from kineto_trace.structure.nesting import gpu_annotations as derived_annotations
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.text_columns import texts
 from kineto_trace.view_api.view import Answer, view

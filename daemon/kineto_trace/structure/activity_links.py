@@ -2,7 +2,7 @@
 
 Theory of operation
     A GPU activity belongs to the call with its correlation id, and to the op that is the innermost one around that
-    call's start on its thread (attribution.py has the reasons). External ids are of use only where a trace has no
+    call's start on its thread (nesting.py has the reasons). External ids are of use only where a trace has no
     record of the call, and only if they are consistent: in some traces they are copies of the correlation ids.
 
     Work of a CUDA graph belongs to the operator that added its node when the graph was captured, where that is known
