@@ -201,8 +201,8 @@ def _launched(context: Context, op: str) -> LaunchedWork:
 def hta_counters(context: Context) -> Answer:
     """compat=hta: the figures of get_cupti_counter_data_with_operators: the same without those of the last step."""
     frame = context.get(hta_frame)
-    ranges, launches = (frame.row[frame.kind == KIND[kind]] for kind in ("other", "cuda_runtime"))
-    return counter_columns(context, ranges, launches)
+    ranges, calls = (frame.row[frame.kind == KIND[kind]] for kind in ("other", "cuda_runtime"))
+    return counter_columns(context, ranges, calls)
 
 
 # The order in which HTA opens and closes the rows of a thread, before it nests them.

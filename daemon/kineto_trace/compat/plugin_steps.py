@@ -22,8 +22,7 @@ from kineto_trace.analysis.overview.step_breakdown import Breakdown, DeviceLaunc
 from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.intervals import Union, union
 from kineto_trace.base.array_types import AnyArray, Flags, Floats, Ints
-from kineto_trace.compat import plugin_tree
-from kineto_trace.compat.plugin_tree import LIGHTNING_PROFILE
+from kineto_trace.compat.plugin_tree import COLLECTIVES, LIGHTNING_PROFILE, base_ns, external_ids, file_times, launches
 from kineto_trace.kernel_traits.kernel_types import data_loading_names
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import GPU_TABLES, Table
@@ -54,7 +53,7 @@ class TickClock:
 
     def times(self, table: Table) -> tuple[Ints, Ints]:
         """Returns starts and ends of the rows of a table, in ticks."""
-        start, duration = plugin_tree.file_times(table, self.base_ns)
+        start, duration = file_times(table, self.base_ns)
         end = start + duration
         with np.errstate(invalid="ignore", over="ignore"):  # absurd times
             return np.rint(start * self.per_us).astype(np.int64), np.rint(end * self.per_us).astype(np.int64)
@@ -87,19 +86,19 @@ def host_tables(context: Context) -> list[Table]:
 def plugin_clock(context: Context) -> TickClock:
     """Returns the clock whose ticks express the file's microseconds, which are doubles, without loss."""
     trace = context.trace
-    base = plugin_tree.base_ns(trace)
+    base = base_ns(trace)
     tables = [trace.table(kind) for kind in (*SPANNING, "other") if len(trace.table(kind))]
     ends = [abs(int(side) - base) for t in tables for side in (t["start"].min(), t["start"].max(), t.end().max())]
     return TickClock(base, 1 << min(58 - (max(ends, default=0) // 1000 + 1).bit_length(), 48))
 
 
-def launches(context: Context) -> DeviceLaunches:
+def device_launches(context: Context) -> DeviceLaunches:
     """Returns the device events, table by table of GPU_TABLES, and the runtime calls in the order of their table."""
     clock = context.get(plugin_clock)
     device = [clock.times(context.trace.table(kind)) for kind in GPU_TABLES]
     start, end = (np.concatenate([part[side] for part in device]) for side in (0, 1))
     calls = clock.times(rows_of(context, "cuda_runtime"))
-    return DeviceLaunches(*calls, context.get(plugin_tree.launches).call, start, end)
+    return DeviceLaunches(*calls, context.get(launches).call, start, end)
 
 
 def host_steps(context: Context) -> StepRanges:
@@ -128,7 +127,7 @@ def _joined(clock: TickClock, tables: Sequence[Table]) -> tuple[Ints, Ints]:
 
 def plugin_steps(context: Context) -> StepRanges:
     """Returns the plug-in's steps."""
-    return on_device(context.get(host_steps), context.get(launches))
+    return on_device(context.get(host_steps), context.get(device_launches))
 
 
 def plugin_roles(context: Context) -> list[Union]:
@@ -139,7 +138,7 @@ def plugin_roles(context: Context) -> list[Union]:
     """
     kernel = rows_of(context, "kernel")
     own, ids = _communication(context)
-    communicates = np.isin(plugin_tree.external_ids(kernel), ids)
+    communicates = np.isin(external_ids(kernel), ids)
     host = host_tables(context)
     clock = context.get(plugin_clock)
     name = np.concatenate([table["name"] for table in host])
@@ -170,10 +169,10 @@ def plugin_roles(context: Context) -> list[Union]:
 def _communication(context: Context) -> tuple[Flags, Ints]:
     """Returns for each string whether it names such an operator, and these operators' external ids."""
     texts = context.trace.strings
-    own = np.fromiter((text in plugin_tree.COLLECTIVES for text in texts), np.bool_, len(texts))
+    own = np.fromiter((text in COLLECTIVES for text in texts), np.bool_, len(texts))
     ids = []
     for table in host_tables(context):
-        ids.append(plugin_tree.external_ids(table)[own[table["name"]]])
+        ids.append(external_ids(table)[own[table["name"]]])
     return own, np.concatenate(ids)
 
 

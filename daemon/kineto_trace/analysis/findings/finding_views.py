@@ -69,8 +69,7 @@ from kineto_trace.analysis.findings.measured_work import (
 from kineto_trace.analysis.findings.non_training_functions import is_part_of_one, non_training_findings
 from kineto_trace.analysis.gpu_time_views import NO_GPU
 from kineto_trace.analysis.host_findings.host_finding_rules import USES_OF_TORCH, host_findings
-from kineto_trace.analysis.host_findings.threads import total_ns
-from kineto_trace.analysis.host_findings.torch_use import compiled_pieces
+from kineto_trace.analysis.host_findings.threads import compiled_pieces, total_ns
 from kineto_trace.analysis.idle_gaps import QUEUED, idle_gaps
 from kineto_trace.analysis.idle_pieces import IDLE_CAUSES, PAGEABLE, gil_wait_time, idle_pieces
 from kineto_trace.analysis.step_replay import ReplayChange, step_replay

@@ -9,23 +9,21 @@ import numpy as np
 from kineto_trace.analysis.finding import CONVERSION_ADVICE, COPY_ADVICE, LOADING, REMEDIES, SMALL_OPERATORS, Finding
 from kineto_trace.analysis.host_findings.threads import (
     LEAST_MOMENTS,
+    anomaly_mode,
+    compilation,
     garbage,
     gil,
+    graph_breaks,
     idleness,
     is_enough,
     margin,
+    optimizer,
     paging,
     per_step,
     processor_share,
     processors,
-    total_ns,
-)
-from kineto_trace.analysis.host_findings.torch_use import (
-    anomaly_mode,
-    compilation,
-    graph_breaks,
-    optimizer,
     second_backward,
+    total_ns,
 )
 from kineto_trace.analysis.host_findings.user_code import main_kind, user_code
 from kineto_trace.analysis.host_time.host_moments import below, host_steps, moments, thread_slices
