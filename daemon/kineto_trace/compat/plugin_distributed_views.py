@@ -42,7 +42,7 @@ from kineto_trace.analysis.distributed.distributed_views import (
 from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.base.array_types import AnyArray, Floats, Ints
 from kineto_trace.collectives.nccl import MAX_NUMBER
-from kineto_trace.compat.plugin_steps import (
+from kineto_trace.compat.plugin_kernels import (
     host_tables,
     plugin_clock,
     plugin_roles,

@@ -19,7 +19,7 @@ from kineto_trace.analysis.host_time.operator_views import SEPARATOR, input_shap
 from kineto_trace.arrays.row_groups import group
 from kineto_trace.base.array_types import NOTHING, AnyArray, Floats, Ints, UInts64
 from kineto_trace.compat.plugin_backward import depths, plugin_backward, visiting_order
-from kineto_trace.compat.plugin_steps import plugin_roles
+from kineto_trace.compat.plugin_kernels import plugin_roles
 from kineto_trace.compat.plugin_tree import Node, plugin_tree
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import NO_MODULE
