@@ -25,7 +25,16 @@ import numpy as np
 from kineto_trace.analysis.cause_views import CAUSES, GPU_CAUSES, gpu_causes, time_causes
 from kineto_trace.analysis.distributed.what_if_views import communication_split
 from kineto_trace.analysis.finding import Finding
-from kineto_trace.analysis.findings.common_findings import SMALL_COLLECTIVES, small_collectives
+from kineto_trace.analysis.findings.common_findings import (
+    SMALL_COLLECTIVES,
+    longest_names,
+    measured_times,
+    operators_and_launches,
+    recording_note,
+    small_collectives,
+    with_replay,
+    without_recording,
+)
 from kineto_trace.analysis.findings.gpu_work_findings import (
     COMPUTING,
     double_precision,
@@ -57,14 +66,6 @@ from kineto_trace.analysis.findings.kernel_findings import (
     no_tensor_cores,
     small_grids,
     throttled_clock,
-)
-from kineto_trace.analysis.findings.measured_work import (
-    longest_names,
-    measured_times,
-    operators_and_launches,
-    recording_note,
-    with_replay,
-    without_recording,
 )
 from kineto_trace.analysis.findings.non_training_functions import is_part_of_one, non_training_findings
 from kineto_trace.analysis.gpu_time_views import NO_GPU

@@ -22,7 +22,7 @@ import numpy as np
 
 from kineto_trace.analysis.cause_views import CAUSES, GPU_CAUSES, gpu_causes, time_causes
 from kineto_trace.analysis.finding import EVALUATION_ADVICE, Finding
-from kineto_trace.analysis.findings.measured_work import heaviest_op, longest_names, measured_times, with_replay
+from kineto_trace.analysis.findings.common_findings import heaviest_op, longest_names, measured_times, with_replay
 from kineto_trace.analysis.host_findings.framework_parts import (
     DOMINATES,
     EVALUATION,

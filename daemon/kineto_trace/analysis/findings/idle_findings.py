@@ -26,8 +26,7 @@ import numpy as np
 
 from kineto_trace.analysis.cause_views import CAUSES, GPU_CAUSES, Detail, detail_text, time_causes
 from kineto_trace.analysis.finding import COLLECTIVES_OF_THE_HOST, Finding
-from kineto_trace.analysis.findings.gpu_work_findings import main_origin, small_kernels
-from kineto_trace.analysis.findings.measured_work import (
+from kineto_trace.analysis.findings.common_findings import (
     function_at,
     heaviest_op,
     location_suffix,
@@ -37,6 +36,7 @@ from kineto_trace.analysis.findings.measured_work import (
     operators_and_launches,
     with_replay,
 )
+from kineto_trace.analysis.findings.gpu_work_findings import main_origin, small_kernels
 from kineto_trace.analysis.findings.non_training_functions import non_training_time
 from kineto_trace.analysis.host_findings.threads import other_python
 from kineto_trace.analysis.host_time.thread_views import CROWDED, counters_of, share_without_cpu

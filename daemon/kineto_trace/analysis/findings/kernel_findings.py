@@ -36,8 +36,8 @@ from kineto_trace.analysis.counters.roofline import (
 )
 from kineto_trace.analysis.counters.sampled_counters import POWER, POWER_LIMIT, sampled_counters, tracks_of
 from kineto_trace.analysis.finding import Finding
+from kineto_trace.analysis.findings.common_findings import heaviest_op, longest_names, measured_times
 from kineto_trace.analysis.findings.gpu_work_findings import COMPUTING, double_kernels
-from kineto_trace.analysis.findings.measured_work import heaviest_op, longest_names, measured_times
 from kineto_trace.analysis.kernels.precision_views import activity_precisions, launch_figures
 from kineto_trace.analysis.overview.gpu_figures import BFLOAT16, FLOAT8, gpu_abilities
 from kineto_trace.arrays.intervals import Union, intersection, union
