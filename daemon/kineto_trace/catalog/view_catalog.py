@@ -13,7 +13,6 @@ from kineto_trace.analysis import (  # noqa: F401
     tensor_views,
 )
 from kineto_trace.analysis.counters import (  # noqa: F401
-    clock_views,
     hardware_counter_views,
     roofline,
 )

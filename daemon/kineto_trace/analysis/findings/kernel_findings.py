@@ -16,23 +16,21 @@ from collections.abc import Iterator
 import numpy as np
 
 from kineto_trace.analysis.cause_views import ELEMENTWISE, GPU_CAUSES, gpu_causes, time_causes
-from kineto_trace.analysis.counters.clock_views import (
-    OWN_POWER,
-    mean_in,
-    slowed_by_sampling,
-    sm_clock,
-    throttled,
-    throttling,
-)
 from kineto_trace.analysis.counters.roofline import (
     BOUND,
     COMPUTE_BOUND,
     LATENCY_BOUND,
     MEMORY_BOUND,
+    OWN_POWER,
     PIPE_USED,
     VERDICTS,
     activity_use,
     activity_verdicts,
+    mean_in,
+    slowed_by_sampling,
+    sm_clock,
+    throttled,
+    throttling,
 )
 from kineto_trace.analysis.counters.sampled_counters import POWER, POWER_LIMIT, sampled_counters, tracks_of
 from kineto_trace.analysis.finding import Finding
