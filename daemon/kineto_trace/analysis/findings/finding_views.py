@@ -39,7 +39,9 @@ from kineto_trace.analysis.findings.gpu_work_findings import (
     COMPUTING,
     double_precision,
     exposed_pinned_copies,
+    is_part_of_one,
     layout_changes,
+    non_training_findings,
     optimizer_kernels,
     small_kernels_of_functions,
     unbenchmarked_convolutions,
@@ -67,7 +69,6 @@ from kineto_trace.analysis.findings.kernel_findings import (
     small_grids,
     throttled_clock,
 )
-from kineto_trace.analysis.findings.non_training_functions import is_part_of_one, non_training_findings
 from kineto_trace.analysis.gpu_time_views import NO_GPU
 from kineto_trace.analysis.host_findings.host_finding_rules import USES_OF_TORCH, host_findings
 from kineto_trace.analysis.host_findings.threads import compiled_pieces, total_ns

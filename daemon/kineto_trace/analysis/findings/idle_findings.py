@@ -36,8 +36,7 @@ from kineto_trace.analysis.findings.common_findings import (
     operators_and_launches,
     with_replay,
 )
-from kineto_trace.analysis.findings.gpu_work_findings import main_origin, small_kernels
-from kineto_trace.analysis.findings.non_training_functions import non_training_time
+from kineto_trace.analysis.findings.gpu_work_findings import main_origin, non_training_time, small_kernels
 from kineto_trace.analysis.host_findings.threads import other_python
 from kineto_trace.analysis.host_time.thread_views import CROWDED, counters_of, share_without_cpu
 from kineto_trace.analysis.idle_gaps import BLOCKING, IdleGaps, idle_gaps
