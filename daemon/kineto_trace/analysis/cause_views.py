@@ -440,7 +440,7 @@ def time_causes_view(context: Context, *, detail: bool = False, warm_up: bool = 
     if note is not None and not warm_up and not host.causes:
         notes.append(note)
     notes += _unknown(found)
-    return Answer({name: [getattr(row, name) for row in rows] for name in _Row._fields}, notes)
+    return time_causes_view.answer(rows, notes)
 
 
 def _rows(
@@ -529,29 +529,30 @@ def _over_ranks(partials: Sequence[tuple[int, RankCauses]], *, least: float = 0.
     groups = [[cause] for cause in ordered if cause not in small] + ([small] if small else [])
     whole = sum(time.values())
     steps = sum(part.gpu_steps for part in ranks.values()) if all(part.gpu_steps for part in ranks.values()) else 0
-    rows: dict[str, list[object]] = {column.name: [] for column in rank_time_causes.columns}
+    rows = []
     for causes in groups:
         total = sum(time[cause] for cause in causes)
         shares = {rank: part.share(causes) for rank, part in ranks.items()}
         low, high = min(shares, key=lambda rank: shares[rank]), max(shares, key=lambda rank: shares[rank])
         known = [part.what[causes[0]] for part in ranks.values() if causes[0] in part.what] if len(causes) == 1 else []
-        row = {
-            "share_pct": 100 * total / whole,
-            "step_us": total / 1e3 / steps if steps else None,
-            "least_pct": shares[low],
-            "least_rank": low,
-            "most_pct": shares[high],
-            "most_rank": high,
-            "meaning": _TITLES[causes[0]] if len(causes) == 1 else f"{len(causes)} other causes",
-            "what": max(known, key=lambda entry: entry[1])[0] if known else None,
-            "total_us": total / 1e3,
-            "cause": causes[0] if len(causes) == 1 else OTHERS,
-        }
-        for name, value in row.items():
-            rows[name].append(value)
+        rows.append(
+            {
+                "share_pct": 100 * total / whole,
+                "step_us": total / 1e3 / steps if steps else None,
+                "least_pct": shares[low],
+                "least_rank": low,
+                "most_pct": shares[high],
+                "most_rank": high,
+                "meaning": _TITLES[causes[0]] if len(causes) == 1 else f"{len(causes)} other causes",
+                "what": max(known, key=lambda entry: entry[1])[0] if known else None,
+                "total_us": total / 1e3,
+                "cause": causes[0] if len(causes) == 1 else OTHERS,
+            }
+        )
     notes = [f"rank {rank}: {NO_GPU}" for rank, _ in partials if rank not in ranks]
     notes += [OF_THE_HOST] if any(part.on_host for part in ranks.values()) else []
-    return Answer(rows, [*notes, *(f"rank {rank}: {part.note}" for rank, part in ranks.items() if part.note)])
+    notes += [f"rank {rank}: {part.note}" for rank, part in ranks.items() if part.note]
+    return rank_time_causes.answer(rows, notes)
 
 
 @view(

@@ -28,14 +28,12 @@ from kineto_trace.analysis.gpu_time_views import (
     bandwidth_columns,
     comm_comp_overlap,
     kernel_breakdown,
-    kernel_columns,
     kernel_type_breakdown,
     kernel_types,
     kinds_of,
     lengths_by_types,
     memory_bandwidth,
     memory_bandwidth_summary,
-    overlap_columns,
     statistics_rows,
     summary_columns,
     summed_bandwidths,
@@ -126,7 +124,7 @@ def hta_comm_comp_overlap(context: Context) -> Answer:
     running = sweep([(1, communication), (2, computation)], one_by_one=False)
     length, both = communication.length(), int(running.lengths()[running.running == 3].sum())
     share = float(np.round(100 * both / length, 2)) if length else None
-    return overlap_columns([[None, length / 1000, both / 1000, share]], () if len(events) else (NO_GPU,))
+    return comm_comp_overlap.answer([[None, length / 1000, both / 1000, share]], () if len(events) else (NO_GPU,))
 
 
 def _all_ranks(partials: Sequence[tuple[int, dict[str, int]]]) -> Answer:
@@ -162,7 +160,7 @@ def hta_kernel_breakdown(
         table = as_hta(group, duration[chosen], context.trace.strings, ratio=duration_ratio, limit=num_kernels)
         found = [{"kernel_type": HTA_TYPES[number], **row} for row in statistics_rows(table)]
         rows += sorted(found, key=lambda row: str(row["name"]))
-    return kernel_columns(rows)
+    return kernel_breakdown.answer(rows)
 
 
 @memory_bandwidth.variant(Compat.HTA)
@@ -271,8 +269,7 @@ def hta_kernels_with_annotations(context: Context) -> Answer:
     frame = context.get(hta_frame)
     spans = np.flatnonzero(frame.exact & (frame.kind == KIND["gpu_user_annotation"]))
     if not len(spans):
-        empty = Answer({column.name: [] for column in kernels_with_annotations.columns}, ())
-        return empty._replace(notes=(no_annotations("gpu"),))
+        return kernels_with_annotations.answer([], (no_annotations("gpu"),))
     rows = np.flatnonzero((frame.stream >= 0) & (frame.correlation >= 0) | (frame.kind == KIND["cuda_sync"]))
     spans = spans[np.argsort(-frame.duration[spans], kind="stable")]
     order = _writing_order(frame, spans)

@@ -25,7 +25,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from kineto_trace.analysis.counters.attribution import DeviceCounters
-from kineto_trace.analysis.counters.hardware_counter_views import as_columns, by_kernel, by_op, gpu_steps, notes
+from kineto_trace.analysis.counters.hardware_counter_views import by_kernel, by_op, gpu_steps, notes
 from kineto_trace.analysis.counters.sampled_counters import (
     DRAM,
     DRAM_BYTES,
@@ -381,7 +381,7 @@ def roofline(context: Context, *, by: By = "kernel") -> Answer:
     told = notes(context)
     if rows and np.isnan([point.peak_bytes_s for point in found]).all():
         told.append("how fast this GPU can be is not in the table of this version: rates are missing")
-    return Answer(as_columns(roofline, rows), told)
+    return roofline.answer(rows, told)
 
 
 # The views of power, clocks, temperature and throttling of GPUs.
@@ -484,7 +484,7 @@ def gpu_clocks(context: Context) -> Answer:
     told = left_out_note(context) if rows else [NO_CLOCKS] if tracks else []
     if any(slowed_by_sampling(context, device) for device in devices):
         told.append(OWN_POWER)
-    return Answer(as_columns(gpu_clocks, rows), told)
+    return gpu_clocks.answer(rows, told)
 
 
 def _clock_row(context: Context, device: int) -> dict[str, Any]:
@@ -551,7 +551,7 @@ def throttling_spans(context: Context) -> Answer:
                     }
                 )
     rows.sort(key=lambda row: row["start_ns"])
-    return Answer(as_columns(throttling_spans, rows), _no_spans(context) if not rows else ())
+    return throttling_spans.answer(rows, _no_spans(context) if not rows else ())
 
 
 def _no_spans(context: Context) -> list[str]:

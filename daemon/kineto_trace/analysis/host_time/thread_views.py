@@ -108,13 +108,12 @@ def threads(context: Context) -> Answer:
     uses = {use.thread: use for use in thread_use(trace.target)}
     found = counters_of(context)
     rows = _thread_rows(found, uses, window_ns(trace))
-    names = trace.target.threads
-    values: dict[str, Any] = {name: [row[name] for row in rows] for name in _COLUMNS}
-    values["name"] = [names.get(row["thread"]) for row in rows]
+    for row in rows:
+        row["name"] = trace.target.threads.get(row["thread"])
     notes = [] if rows else ["the trace has no samples of threads, so what they did is unknown"]
     if found is None:
-        return Answer(values, [*notes, NO_COUNTERS] if rows else notes)
-    return Answer(values, [*_limits_noted(found), *_coverage_noted(context, found)])
+        return threads.answer(rows, [*notes, NO_COUNTERS] if rows else notes)
+    return threads.answer(rows, [*_limits_noted(found), *_coverage_noted(context, found)])
 
 
 _FROM_KERNEL = ("cpu_wait_us", "cpu_wait_pct", "blocked_pct")

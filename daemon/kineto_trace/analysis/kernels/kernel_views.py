@@ -384,9 +384,8 @@ def sequence_columns(
     rows.sort(key=lambda row: (-row[2], row[0]))
     if top_k:
         rows = rows[:top_k]
-    names = [column.name for column in frequent_sequences.columns]
     nothing = [] if rows else [f"no event whose name contains {op!r} launched {min_pattern_len} GPU activities"]
-    return Answer({name_: [row[place] for row in rows] for place, name_ in enumerate(names)}, [*notes, *nothing])
+    return frequent_sequences.answer(rows, [*notes, *nothing])
 
 
 def names_containing(context: Context, op: str) -> Flags:

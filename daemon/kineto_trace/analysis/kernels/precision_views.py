@@ -300,9 +300,8 @@ def counters_with_operators(context: Context) -> Answer:
 def counter_columns(context: Context, ranges: Ints, launches: Ints) -> Answer:
     """The columns of the view. ranges, launches: the rows of `other` and `cuda_runtime` that count."""
     pairs = _paired(context.trace, ranges, launches)
-    names = [column.name for column in counters_with_operators.columns]
     if pairs.note:
-        return Answer({name: [] for name in names}, (pairs.note,))
+        return counters_with_operators.answer([], (pairs.note,))
     trace = context.trace
     table, called = trace.table("other").take(pairs.ranges), trace.table("cuda_runtime").take(pairs.launches)
     counters = sorted({key for found in arguments(context, "other").objects for key in found})

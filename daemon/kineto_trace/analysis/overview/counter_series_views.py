@@ -216,20 +216,16 @@ def counter_summary(context: Context) -> Answer:
     the recording count from its beginning.
     """
     low, high = context.trace.window_start_ns, context.trace.window_end_ns
-    values: dict[str, list[Any]] = {column.name: [] for column in counter_summary.columns}
+    found: list[tuple[Any, ...]] = []
     for series in counter_series(context):
         held = np.diff(np.clip(np.append(series.time, max(high, int(series.time[-1]))), low, None)).astype(np.float64)
         known = np.isfinite(series.value)
         value, weights = series.value[known], held[known]
-        values["counter"].append(series.name)
-        values["unit"].append(series.unit or None)
-        values["samples"].append(len(value))
         weights = weights / 2.0 ** np.frexp(weights.sum())[1]  # below 1, so that sums of large values do not overflow
-        values["mean"].append(float(np.average(value, weights=weights if weights.any() else None)))
-        values["min"].append(float(value.min()))
-        values["max"].append(float(value.max()))
-        values["last"].append(float(value[-1]))
-    return Answer(values, left_out_note(context))
+        mean = float(np.average(value, weights=weights if weights.any() else None))
+        extremes = float(value.min()), float(value.max())
+        found.append((series.name, series.unit or None, len(value), mean, *extremes, float(value[-1])))
+    return counter_summary.answer(found, left_out_note(context))
 
 
 @view(

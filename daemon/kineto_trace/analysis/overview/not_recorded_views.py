@@ -373,8 +373,7 @@ def validate(context: Context) -> Answer:
         advice = (part.with_kinetod if ours else part.missing) if good is False else None
         rows.append((part.name, good, found.rows, found.share, part.needed_for, advice))
     rows += [*_coverage(context), *_wrong_types(context)]
-    names = [column.name for column in validate.columns]
-    return Answer({name: [row[place] for row in rows] for place, name in enumerate(names)}, _loss_notes(context))
+    return validate.answer(rows, _loss_notes(context))
 
 
 def _coverage(context: Context) -> list[tuple[str, bool, int, float | None, str, str | None]]:
