@@ -26,7 +26,7 @@ from kineto_trace.analysis.host_findings.threads import (
     total_ns,
 )
 from kineto_trace.analysis.host_findings.user_code import main_kind, user_code
-from kineto_trace.analysis.host_time.host_moments import below, host_steps, moments, thread_slices
+from kineto_trace.analysis.host_time.host_moments import host_steps, moments, slices_below, thread_slices
 from kineto_trace.analysis.host_time.moment_classes import MomentClass, moment_classes
 from kineto_trace.analysis.host_time.user_calls import StepPhase, UserCalls, inclusive_sums, own_lines, user_calls
 from kineto_trace.arrays.id_sets import unique_values
@@ -88,14 +88,14 @@ def below_worker_start(context: Context) -> Flags:
     """Returns for each slice of the training thread whether it starts or ends workers, or runs below a slice
     that does.
     """
-    return below(context, context.get(function_kinds).call == CallKind.WORKER_START)
+    return slices_below(context, context.get(function_kinds).call == CallKind.WORKER_START)
 
 
 def _ends_workers(context: Context, rows: Ints) -> bool:
     """Returns whether workers are ended at these moments as well as started, which excludes the program's start."""
     found = context.get(moments)
     ends, starts = (
-        bool(below(context, functions_named(context, re.compile(text)))[found.place[rows]].any())
+        bool(slices_below(context, functions_named(context, re.compile(text)))[found.place[rows]].any())
         for text in (r"_shutdown_workers$", r"_MultiProcessingDataLoaderIter\.__init__$")
     )
     return ends and starts

@@ -13,7 +13,13 @@ import numpy as np
 
 from kineto_trace.analysis import finding
 from kineto_trace.analysis.finding import Finding
-from kineto_trace.analysis.host_time.host_moments import below, host_steps, host_time_lost, moments, thread_slices
+from kineto_trace.analysis.host_time.host_moments import (
+    host_steps,
+    host_time_lost,
+    moments,
+    slices_below,
+    thread_slices,
+)
 from kineto_trace.analysis.host_time.moment_classes import MomentClass, moment_classes, optimizer_name, optimizer_steps
 from kineto_trace.analysis.host_time.thread_views import counters_of
 from kineto_trace.analysis.host_time.user_calls import commonest_place, user_calls
@@ -294,7 +300,7 @@ def optimizer(context: Context) -> Iterator[Finding]:
     weight = float(classes.weight[rows].sum())
     if (
         not is_enough(context, weight, len(rows))
-        or not below(context, functions_named(context, SINGLE_TENSOR))[found.place[rows]].any()
+        or not slices_below(context, functions_named(context, SINGLE_TENSOR))[found.place[rows]].any()
     ):
         return
     count, large = _ops_of_optimizer(context)
@@ -424,7 +430,7 @@ def _split_function(context: Context, rows: Ints) -> str:
     calls, found, slices = context.get(user_calls), context.get(moments), context.get(thread_slices)
     places = calls.user_slice[found.place[rows]]
     places = places[places != NOTHING]
-    places = places[below(context, functions_named(context, CALLS_DYNAMO))[places]]
+    places = places[slices_below(context, functions_named(context, CALLS_DYNAMO))[places]]
     return _commonest(context, slices.row[places])
 
 
@@ -448,10 +454,10 @@ def _parts(context: Context, rows: Ints) -> tuple[Ints, int, str]:
 def _compiler(context: Context, rows: Ints) -> tuple[str, str]:
     """Returns which compiler works at most of these moments, and the advice if it compiles again and again."""
     place = context.get(moments).place[rows]
-    if below(context, functions_named(context, _TORCH_COMPILER))[place].any():
+    if slices_below(context, functions_named(context, _TORCH_COMPILER))[place].any():
         return "torch.compile", _RECOMPILED
     for name, (functions, advice) in _OTHER_COMPILERS.items():
-        if 2 * np.count_nonzero(below(context, functions_named(context, functions))[place]) > len(place):
+        if 2 * np.count_nonzero(slices_below(context, functions_named(context, functions))[place]) > len(place):
             return name, advice
     return "torch.compile", _RECOMPILED
 
@@ -486,7 +492,7 @@ def second_backward(context: Context) -> Iterator[Finding]:
     names, callers = np.unique(table["name"][slices.row[places]], return_inverse=True)
     callers = callers.reshape(-1)
     weights = np.bincount(callers, classes.weight[rows], len(names))
-    asks = below(context, functions_named(context, GRAD))[found.place[rows]]  # autograd.grad accumulates nothing
+    asks = slices_below(context, functions_named(context, GRAD))[found.place[rows]]  # autograd.grad accumulates nothing
     extra = np.bincount(callers, asks, len(names)) > 0.5 * np.bincount(callers, minlength=len(names))
     if not extra.any():
         extra = np.arange(len(names)) != np.argmax(weights)

@@ -122,7 +122,7 @@ def thread_slices(context: Context) -> ThreadSlices:
     return ThreadSlices(nested, row, np.where(inner, parent, NOTHING), depth)
 
 
-def below(context: Context, names: Flags) -> Flags:
+def slices_below(context: Context, names: Flags) -> Flags:
     """Returns for each slice of thread_slices whether it, or one around it, has one of these names (per string)."""
     slices = context.get(thread_slices)
     chosen = names[context.trace.table("python_function")["name"][slices.row]]

@@ -46,8 +46,6 @@ _NO_FORWARD = (
 NEARLY_ALL = 0.9  # of the operators of a name
 LONGER = 2  # times the operators: the cost of calling them
 FEW = 4  # more samples than this are not chance
-TOLD = 0.1  # of a finding's time: callees with less are not named
-MOST_TOLD = 3
 FEW_ON_A_LINE = 3  # samples of a call: if there are so few, all agree on its line, or nearly
 
 
@@ -295,42 +293,6 @@ def own_callees(context: Context) -> tuple[list[str], Ints]:
     best = counts >= without[told.row[mine]]
     found[told.row[mine[best]]] = told.name[mine[best]]
     return told.names, found
-
-
-def kind_weights(context: Context, rows: Ints, share: Floats) -> Floats:
-    """Returns the weight of each CallKind by the callees of moments whose Python functions have no kind.
-
-    rows: places of moments.
-    share: weight of each.
-    """
-    told, place = context.get(slice_callees), context.get(moments).place[rows]
-    unknown = context.get(user_calls).kind[place] == CallKind.NONE
-    by_slice = np.bincount(place[unknown], share[unknown], len(context.get(thread_slices)))
-    weights: Floats = np.bincount(told.kind, by_slice[told.place] * told.share, len(CallKind)).astype(np.float64)
-    return weights
-
-
-def callees_text(context: Context, rows: Ints, share: Floats) -> str:
-    """Formats what the user's functions called in most of these moments: "; 48 % in pickle.dumps (line 77)".
-
-    rows: places of moments outside the training.
-    share: of each, 1 in total.
-
-    "" if no callee has enough of them.
-    """
-    told, place = context.get(slice_callees), context.get(moments).place[rows]
-    own = context.get(user_calls).user_slice[place] == place
-    by_slice = np.bincount(place[own], share[own], len(context.get(thread_slices)))
-    gone = context.get(trained_callees).callee[told.name]
-    left = 1 - np.bincount(told.place, told.share * gone, len(by_slice))  # of each slice's samples
-    weight = by_slice[told.place] * np.minimum(told.share / np.maximum(left[told.place], told.share), 1.0) * ~gone
-    if not (weight > 0).any():
-        return ""
-    groups = group([told.name, told.line])
-    weights = np.bincount(groups.number, weight)
-    best = [place for place in np.argsort(-weights, kind="stable")[:MOST_TOLD].tolist() if weights[place] >= TOLD]
-    named = [(weights[at], told.names[told.name[groups.first[at]]], told.line[groups.first[at]]) for at in best]
-    return "".join(f"; {100 * part:.0f} % in {name} (line {line})" for part, name, line in named)
 
 
 def _samples(context: Context) -> CalleeSamples:
