@@ -8,10 +8,9 @@ from typing import NamedTuple
 import numpy as np
 
 from kineto_trace.analysis.gpu_time_views import NO_GPU
-from kineto_trace.analysis.host_time.host_moments import host_steps, moments
 from kineto_trace.analysis.host_time.moment_classes import MomentClass, moment_classes
 from kineto_trace.analysis.host_time.step_phase_views import OTHER, STEP_PHASES, step_phases
-from kineto_trace.analysis.host_time.user_calls import commonest_place
+from kineto_trace.analysis.host_time.user_calls import commonest_place, host_steps, moments
 from kineto_trace.analysis.idle_gaps import IdleGaps, idle_gaps, idle_window
 from kineto_trace.analysis.idle_pieces import IDLE_CAUSES, PAGEABLE, REASONS, idle_pieces
 from kineto_trace.arrays.intervals import Union, active_sets, cut, intersection, union

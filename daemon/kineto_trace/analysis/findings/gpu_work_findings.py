@@ -32,7 +32,6 @@ from kineto_trace.analysis.host_findings.framework_parts import (
 )
 from kineto_trace.analysis.host_findings.threads import LEAST_MOMENTS
 from kineto_trace.analysis.host_findings.user_code import IN_COLLECTIVES, found_functions
-from kineto_trace.analysis.host_time.host_moments import host_steps, moments, thread_slices
 from kineto_trace.analysis.host_time.moment_classes import (
     MomentClass,
     framework_calls,
@@ -40,7 +39,14 @@ from kineto_trace.analysis.host_time.moment_classes import (
     optimizer_name,
     optimizer_steps,
 )
-from kineto_trace.analysis.host_time.user_calls import below, heaviest_below, inclusive_sums
+from kineto_trace.analysis.host_time.user_calls import (
+    below,
+    heaviest_below,
+    host_steps,
+    inclusive_sums,
+    moments,
+    thread_slices,
+)
 from kineto_trace.analysis.idle_gaps import blocking_calls
 from kineto_trace.analysis.overview.gpu_figures import gpu_abilities
 from kineto_trace.analysis.step_replay import ReplayChange, StepReplay, function_slots, step_replay

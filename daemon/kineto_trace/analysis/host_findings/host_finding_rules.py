@@ -26,9 +26,18 @@ from kineto_trace.analysis.host_findings.threads import (
     total_ns,
 )
 from kineto_trace.analysis.host_findings.user_code import main_kind, user_code
-from kineto_trace.analysis.host_time.host_moments import host_steps, moments, slices_below, thread_slices
 from kineto_trace.analysis.host_time.moment_classes import MomentClass, moment_classes
-from kineto_trace.analysis.host_time.user_calls import StepPhase, UserCalls, inclusive_sums, own_lines, user_calls
+from kineto_trace.analysis.host_time.user_calls import (
+    StepPhase,
+    UserCalls,
+    host_steps,
+    inclusive_sums,
+    moments,
+    own_lines,
+    slices_below,
+    thread_slices,
+    user_calls,
+)
 from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.row_groups import places_by_value
 from kineto_trace.base.array_types import NOTHING, Flags, Floats, Ints

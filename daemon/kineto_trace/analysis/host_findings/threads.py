@@ -13,16 +13,17 @@ import numpy as np
 
 from kineto_trace.analysis import finding
 from kineto_trace.analysis.finding import Finding
-from kineto_trace.analysis.host_time.host_moments import (
+from kineto_trace.analysis.host_time.moment_classes import MomentClass, moment_classes, optimizer_name, optimizer_steps
+from kineto_trace.analysis.host_time.thread_views import counters_of
+from kineto_trace.analysis.host_time.user_calls import (
+    commonest_place,
     host_steps,
     host_time_lost,
     moments,
     slices_below,
     thread_slices,
+    user_calls,
 )
-from kineto_trace.analysis.host_time.moment_classes import MomentClass, moment_classes, optimizer_name, optimizer_steps
-from kineto_trace.analysis.host_time.thread_views import counters_of
-from kineto_trace.analysis.host_time.user_calls import commonest_place, user_calls
 from kineto_trace.analysis.idle_pieces import gil_wait_time
 from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.intervals import Union, containing

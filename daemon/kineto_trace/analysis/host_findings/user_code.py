@@ -29,7 +29,6 @@ from kineto_trace.analysis.finding import (
 )
 from kineto_trace.analysis.host_findings.framework_parts import EVALUATION, Subtree, has_training, settings_of, subtrees
 from kineto_trace.analysis.host_findings.threads import idleness, is_enough, margin, per_step
-from kineto_trace.analysis.host_time.host_moments import host_steps, moments, thread_slices
 from kineto_trace.analysis.host_time.moment_classes import (
     OPTIMIZER,
     MomentClass,
@@ -40,7 +39,10 @@ from kineto_trace.analysis.host_time.moment_classes import (
 from kineto_trace.analysis.host_time.user_calls import (
     CallTree,
     commonest_place,
+    host_steps,
+    moments,
     slice_callees,
+    thread_slices,
     trained_callees,
     user_calls,
 )

@@ -26,12 +26,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kineto_trace.analysis.host_time.host_moments import host_steps, host_time_lost, moments, thread_slices
 from kineto_trace.analysis.host_time.user_calls import (
     CallTree,
     StepPhase,
     call_tree,
+    host_steps,
+    host_time_lost,
     inclusive_sums,
+    moments,
+    thread_slices,
     trained_callees,
     user_calls,
 )

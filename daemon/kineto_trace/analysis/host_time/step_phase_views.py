@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from kineto_trace.analysis.host_time.host_moments import host_steps, moments, thread_slices
 from kineto_trace.analysis.host_time.moment_classes import (
     LONG_GAP_NS,
     OPTIMIZER,
@@ -24,7 +23,14 @@ from kineto_trace.analysis.host_time.moment_classes import (
     annotated_time,
     moment_classes,
 )
-from kineto_trace.analysis.host_time.user_calls import own_callees, user_calls, user_lines
+from kineto_trace.analysis.host_time.user_calls import (
+    host_steps,
+    moments,
+    own_callees,
+    thread_slices,
+    user_calls,
+    user_lines,
+)
 from kineto_trace.arrays.intervals import Union, difference, union
 from kineto_trace.arrays.row_groups import Groups, group
 from kineto_trace.base.array_types import NOTHING, Ints
