@@ -192,8 +192,9 @@ def _causes(context: Context, gaps: _Ended) -> tuple[UInts8, Ints]:
     known = (launch >= 0) | gaps.last
     launched = np.where(launch >= 0, called.start[launch], gaps.until) if len(called) else gaps.until
     waited = np.maximum(launched - start, 0)
+    allocates = matches(context.trace.strings, ALLOCATING)[called.name]
     for number, covering in (
-        (MEMORY, _call_union(context, called)),
+        (MEMORY, union(called.start[allocates], called.end[allocates])),
         (COMMUNICATION, _host_union(context, context.get(communication_op_names))),
         (DATA_LOADING, _host_union(context, context.get(data_loading_names))),
     ):
@@ -212,11 +213,6 @@ def _causes(context: Context, gaps: _Ended) -> tuple[UInts8, Ints]:
         op = np.where(cause == QUEUED, called.op[launch], op)
         op = np.where(blocking >= 0, called.op[blocking], op)
     return cause, np.where(known, op, NOTHING)
-
-
-def _call_union(context: Context, called: Calls) -> Union:
-    chosen = matches(context.trace.strings, ALLOCATING)[called.name]
-    return union(called.start[chosen], called.end[chosen])
 
 
 def _host_union(context: Context, names: Flags) -> Union:

@@ -68,7 +68,6 @@ from kineto_trace.view_api.view import Answer, Compat
 _STATED = "memory bandwidth (GB/s)"
 _HTA_PREFIX = "ncclKernel"  # not ncclDevKernel: HTA finds no stragglers in traces of newer versions of NCCL
 _SHARE = 0.01  # of an iteration: shorter kernels cannot make a rank late
-_COLUMNS = ("rank", "candidate", "late_steps", "late_collectives", "caused_us", "mean_late_us", "uncertainty_us")
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,7 +370,7 @@ def _rows(partials: Sequence[tuple[int, HtaRank]], *, steps: Steps = None, num_c
     available = {number for _, part in partials for number in part.steps}
     valid = available if wanted is None else wanted & available
     if not valid and wanted is None:
-        return Answer({name: [] for name in _COLUMNS}, ["HTA fails here: the traces have no steps (ProfilerStep#N)"])
+        return stragglers.answer([], ["HTA fails here: the traces have no steps (ProfilerStep#N)"])
     if not valid:
         raise ViewError(
             f"none of the steps {sorted(wanted or ())} is in the traces as HTA loads them: {sorted(available)}"
@@ -389,8 +388,8 @@ def _rows(partials: Sequence[tuple[int, HtaRank]], *, steps: Steps = None, num_c
         if len(of_ranks) > 1:
             spread.setdefault((stream, name), []).append(float(np.std([d for _, d in of_ranks.values()], ddof=1)))
     if not spread:
-        return Answer(
-            {name: [] for name in _COLUMNS},
+        return stragglers.answer(
+            [],
             [
                 "HTA finds no stragglers here: it looks for kernels called ncclKernel…, of at least 1 % of an "
                 "iteration, on several ranks"

@@ -286,7 +286,8 @@ def plugin_events(records: Records) -> tuple[Ints, Ints]:
     since[by_address] = np.cumsum(~positive)
     left = _by_first(np.flatnonzero(size > 0), np.sort(by_address[last]), [records.address[places], since])
     alone = by_address[~positive & ~np.append(False, same & positive[:-1])] if len(places) else by_address
-    lost = _last_of_each(np.sort(alone), records.address[places])
+    alone = np.sort(alone)
+    lost = _by_first(alone, alone, [records.address[places]])
     nothing = np.full(max(len(left), len(lost)), NOTHING)
     return (
         np.concatenate([places[first], places[left], nothing[: len(lost)]]),
@@ -300,11 +301,6 @@ def _by_first(rows: Ints, wanted: Ints, keys: list[AnyArray]) -> Ints:
     last = np.empty(len(groups), np.int64)
     last[groups.number] = rows
     return last[np.isin(last, wanted)]
-
-
-def _last_of_each(rows: Ints, key: AnyArray) -> Ints:
-    """Returns the last row of each key, in the order of their first ones."""
-    return _by_first(rows, rows, [key])
 
 
 def profiler_start(context: Context) -> float:

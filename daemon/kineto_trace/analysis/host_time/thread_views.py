@@ -184,7 +184,7 @@ def thread_times(context: Context, *, thread: str = "") -> Answer:
     """
     found, names = counters_of(context), context.trace.target.threads
     if found is None:
-        return Answer({name: [] for name in _TIMES}, [NO_COUNTERS])
+        return thread_times.answer([], [NO_COUNTERS])
     rows = found.rows
     chosen = np.ones(len(rows["thread"]), np.bool_)
     if thread:
@@ -209,9 +209,6 @@ def thread_times(context: Context, *, thread: str = "") -> Answer:
         "switches": rows["switches"][chosen],
     }
     return Answer(values, _coverage_noted(context, found))
-
-
-_TIMES = ("start_us", "duration_us", "thread", "name", "cpu_pct", "cpu_wait_pct", "blocked_pct", "switches")
 
 
 @view(
@@ -288,7 +285,7 @@ def child_processes(context: Context) -> Answer:
     """
     found = counters_of(context)
     if found is None:
-        return Answer({name: [] for name in _CHILD}, [NO_COUNTERS])
+        return child_processes.answer([], [NO_COUNTERS])
     given = found.children
     seconds = (given["last_ns"] - given["first_ns"]) / 1e9
     rates = {name: _known_rate(given[name], seconds) for name in ("cpu_ns", "wait_ns", "major_faults", "read_bytes")}
@@ -304,9 +301,6 @@ def child_processes(context: Context) -> Answer:
     order = sorted(range(len(seconds)), key=lambda at: (-(values["cpu_pct"][at] or 0.0), values["pid"][at]))
     notes = [] if order else ["no child process was seen"]
     return Answer({name: [column[at] for at in order] for name, column in values.items()}, notes)
-
-
-_CHILD = ("pid", "name", "seconds", "cpu_pct", "cpu_wait_pct", "major_faults", "read_bytes")
 
 
 def _known_rate(values: Ints, seconds: Floats) -> list[float | None]:

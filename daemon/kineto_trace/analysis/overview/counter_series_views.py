@@ -53,17 +53,13 @@ class CounterValues(NamedTuple):
 
 def counter_series(context: Context) -> list[CounterValues]:
     """Returns all counters of a trace that have values."""
-    found = [*_of_hardware(context), *_of_kernel(context), *_of_allocator(context), *_of_file(context)]
+    of_hardware = map(_samples_of, context.get(sampled_counters))
+    found = [*of_hardware, *_of_kernel(context), *_of_allocator(context), *_of_file(context)]
     return [series for series in found if np.isfinite(series.value).any()]
 
 
-def _of_hardware(context: Context) -> Iterator[CounterValues]:
-    """Yields the samples of the hardware's counters; a series ends where no sample follows at once."""
-    for track in context.get(sampled_counters):
-        yield _samples_of(track)
-
-
 def _samples_of(track: SampledCounter) -> CounterValues:
+    """Returns the samples of a counter of the hardware; the series ends where no sample follows at once."""
     ends = np.append(track.end[:-1] < track.start[1:], True)[: len(track)]
     time = np.concatenate([track.start, track.end[ends]])
     value = np.concatenate([track.value, np.full(int(np.count_nonzero(ends)), np.nan)])

@@ -209,18 +209,13 @@ def _missing(context: Context) -> Iterator[MissingPart]:
     ours = bool(context.trace.target.capture_id)
     for part in PARTS:
         found = part.find(context)
-        if part.option and part.is_present(found) is False and _concerns(part, context):
+        # without operators, missing shapes are no loss of their own
+        concerns = not part.of or any(len(context.trace.table(kind)) for kind in part.of)
+        if part.option and part.is_present(found) is False and concerns:
             why = _why(part, found, context.trace)
             useless = _refusal(part, context.trace.target) or (part.name == STEPS and not found.rows)
             option = None if useless else part.option
             yield MissingPart(part.name, why, option, None if ours else part.missing, part.needed_for)
-
-
-def _concerns(part: TracePart, context: Context) -> bool:
-    """Returns whether the trace has what the part describes: without operators, missing shapes are no loss of their
-    own.
-    """
-    return not part.of or any(len(context.trace.table(kind)) for kind in part.of)
 
 
 def _refusal(part: TracePart, target: TargetInfo) -> str:

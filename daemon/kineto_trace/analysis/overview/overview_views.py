@@ -119,8 +119,7 @@ def step_columns(found: Breakdown, without_steps: str) -> Answer:
     """The columns of the view step_breakdown. without_steps: the note if there are none."""
     notes = _step_notes(found, without_steps)
     if not found.steps:
-        names = ("step", "start_ns", "complete", "total_us", *(row[0] for row in _SHARES))
-        return Answer({name: [] for name in names}, notes)
+        return step_breakdown.answer([], notes)
     counted, several = found.counted, np.vstack([found.shares_us, found.unrecorded])
     total, averages = found.lengths_us, 1 if len(counted) else 0
     if averages:
