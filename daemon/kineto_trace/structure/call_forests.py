@@ -33,8 +33,7 @@ from kineto_trace.structure.captured_graphs import op_paths
 from kineto_trace.structure.event_arguments import argument_texts
 from kineto_trace.structure.library_calls import functions_named
 from kineto_trace.structure.module_calls import module_calls, module_name
-from kineto_trace.structure.nesting import KINDS as EVENT_KINDS
-from kineto_trace.structure.nesting import EventTree, Nested, build, levels, stack_numbers
+from kineto_trace.structure.nesting import KINDS, EventTree, Nested, build, levels, stack_numbers
 from kineto_trace.structure.python_frames import IDLE, WAITING, LineSamples, line_samples, python_tree, state_counts
 
 NO_LAUNCH = "launch not in the trace"
@@ -146,7 +145,7 @@ class _Nodes:
     def add_events(self, trace: Trace, tree: EventTree, own: AnyArray) -> Ints:
         """Adds the events of a tree and returns their places."""
         frame, kind = np.zeros(len(tree), np.int64), np.zeros(len(tree), np.int64)
-        for number, name in enumerate(EVENT_KINDS):
+        for number, name in enumerate(KINDS):
             mine = np.flatnonzero(tree.kind == number)
             frame[mine], kind[mine] = trace.table(name)["name"][tree.row[mine]], _EVENTS[name]
         parent = np.where(

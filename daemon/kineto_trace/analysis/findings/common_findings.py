@@ -306,14 +306,7 @@ def heaviest_op(context: Context, rows: Ints, weights: AnyArray) -> int:
     """Returns the row of cpu_op with the most weight, of the operator name with the most weight; -1 if there
     is none.
     """
-    known = rows >= 0
-    if not known.any():
-        return -1
-    rows, weights = rows[known], weights[known]
-    names = context.trace.table("cpu_op")["name"][rows]
-    total = sums(names, weights, len(context.trace.strings))
-    mine = names == int(np.argmax(total))
-    return int(rows[mine][np.argmax(weights[mine])])
+    return _heaviest(context, rows, weights, context.trace.table("cpu_op")["name"])
 
 
 def function_at(context: Context, thread: AnyArray, moment: Ints, weights: AnyArray) -> int:
@@ -321,13 +314,22 @@ def function_at(context: Context, thread: AnyArray, moment: Ints, weights: AnyAr
     frames = context.get(python_frames)
     place = frames.innermost(thread.astype(np.uint32), moment)
     user = np.where(place >= 0, frames.user[place], -1) if len(frames.row) else place
-    known = user >= 0
+    best = _heaviest(context, user, weights, frames.name)
+    return int(frames.row[best]) if best >= 0 else -1
+
+
+def _heaviest(context: Context, rows: Ints, weights: AnyArray, name: AnyArray) -> int:
+    """Returns the row with the most weight, of the name with the most weight; -1 if there is none.
+
+    name: of every row, a number into Trace.strings.
+    """
+    known = rows >= 0
     if not known.any():
         return -1
-    user, weights = user[known], weights[known]
-    names = frames.name[user]
+    rows, weights = rows[known], weights[known]
+    names = name[rows]
     mine = names == int(np.argmax(sums(names, weights, len(context.trace.strings))))
-    return int(frames.row[user[mine][np.argmax(weights[mine])]])
+    return int(rows[mine][np.argmax(weights[mine])])
 
 
 def location_suffix(context: Context, frame: int) -> str:
