@@ -1,4 +1,4 @@
-"""HTA's events in the views diff_event_names, frequent_sequences and counters_with_operators.
+"""HTA's events in the views diff_event_names, frequent_sequences and counters_with_operators, its launches and queues.
 
 Also builds HTA's call stacks: which row of its frame is inside which other one, and how deep.
 

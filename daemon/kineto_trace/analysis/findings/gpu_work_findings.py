@@ -1,4 +1,4 @@
-"""Findings of unnecessary GPU work: copies, changes of layout, models that run without a backward.
+"""Findings of unnecessary GPU work: copies, changes of layout, models without a backward, functions that do not train.
 
 Origins of GPU activities: the user's function that asked for them, also for those of the backward pass.
 

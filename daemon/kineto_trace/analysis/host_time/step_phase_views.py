@@ -1,4 +1,4 @@
-"""Views of the host's part of training steps: phases, the program's hottest lines, loading.
+"""Views of the host's part of training steps: phases, the program's hottest lines, loading, sampled Python.
 
 When the training thread loads, computes forward and backward, and updates the parameters, by exact events.
 

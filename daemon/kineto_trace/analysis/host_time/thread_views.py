@@ -1,4 +1,4 @@
-"""Views of threads and the process on the host's CPUs: what ran, what waited for a CPU, and what limits them.
+"""Views of threads, the process and its settings: what ran, what waited for a CPU, and what limits or slows them.
 
 The figures of the kernel (model/kernel_counters.py) come first: they cover every thread and all of the time. Samples
 add what the kernel does not know: whether a thread waited for the GIL or held it.

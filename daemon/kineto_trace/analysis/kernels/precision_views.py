@@ -1,4 +1,4 @@
-"""How well kernels use the GPU: precision, tensor cores and occupancy.
+"""How well kernels use the GPU: precision, tensor cores, occupancy, and the hardware counters of profiled ranges.
 
 How much of the kernels' time uses tensor cores, and how much of it could.
 
