@@ -23,9 +23,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from bench.traces import cpu
 from kineto_trace.analysis.tensor_views import tensor_ids
 from kineto_trace.model.trace import Table, make_table
-from kineto_trace.structure.attribution import attribute, gpu_annotations
-from kineto_trace.structure.event_tree import build
-from kineto_trace.structure.fwd_bwd import forward_backward
+from kineto_trace.structure.activity_links import forward_backward
+from kineto_trace.structure.nesting import attribute, build, gpu_annotations
 
 THREADS = 4
 MAX_DEPTH = 12

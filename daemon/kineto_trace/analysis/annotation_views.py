@@ -14,8 +14,8 @@ from kineto_trace.base.array_types import NOTHING, AnyArray, Ints, Ints32
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import Table
 from kineto_trace.structure.activity_links import Calls, calls, gpu
-from kineto_trace.structure.attribution import gpu_annotations as derived_annotations
 from kineto_trace.structure.nesting import Nested, ends, nest_tables
+from kineto_trace.structure.nesting import gpu_annotations as derived_annotations
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.text_columns import texts
 from kineto_trace.view_api.view import Answer, view
@@ -83,9 +83,7 @@ def annotation_columns(found: ByName, on: TakenOn, *, by_name: bool) -> Answer:
     rows = statistics_rows(found)
     if by_name:
         rows.sort(key=lambda row: str(row["name"]))
-    fields = [column.name for column in gpu_annotations.columns]
-    notes = () if rows else (no_annotations(on),)
-    return Answer({field: [row[field] for row in rows] for field in fields}, notes)
+    return gpu_annotations.answer(rows, () if rows else (no_annotations(on),))
 
 
 def no_annotations(on: TakenOn) -> str:
@@ -183,7 +181,7 @@ def annotation_latency(context: Context) -> Answer:
     """
     table = context.trace.table("user_annotation")
     if not len(table):
-        return Answer({column.name: [] for column in annotation_latency.columns}, [no_annotations("cpu")])
+        return annotation_latency.answer([], [no_annotations("cpu")])
     nested = nest_tables([table], context.trace.window_end_ns)
     start, end = nested.events.start, nested.tree.end
     gpu_end, gpu_ns = _gpu_work(context, nested)

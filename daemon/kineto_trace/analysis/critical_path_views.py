@@ -497,7 +497,7 @@ def _flows(trace: Trace, found: FoundPath, strings: _Strings, place: int) -> Tab
     first, last = path.first[chosen], path.last[chosen]
     pid, tid = _tracks(trace, found)
     both = np.concatenate([first, last])
-    count = len(chosen)
+    count, free_id = len(chosen), int(trace.table("flow")["id"].max(initial=0)) + 1
     phase = np.repeat(np.array([ord("s"), ord("f")]), count)
     columns = {
         "start": events.times(both),
@@ -505,7 +505,7 @@ def _flows(trace: Trace, found: FoundPath, strings: _Strings, place: int) -> Tab
         "thread": events.thread[both >> 1],
         "category": np.full(2 * count, strings.add(CATEGORY)),
         "phase": phase,
-        "id": np.tile(np.arange(count) + _free_id(trace), 2),
+        "id": np.tile(np.arange(count) + free_id, 2),
     }
     present = np.where(phase == ord("f"), _EVENT | bits.ID | bits.BP_E | bits.ARGS, _EVENT | bits.ID | bits.ARGS)
     types = np.array([strings.add(f'"type": "{CATEGORY}_{name}", {_MARK}') for name in EDGE_TYPES])
@@ -514,11 +514,6 @@ def _flows(trace: Trace, found: FoundPath, strings: _Strings, place: int) -> Tab
     origin["present"] = present.astype(np.uint64)
     origin["args"] = np.tile(types[path.edge[chosen]], 2).astype(np.int32)
     return Table("flow", make_table("flow", 2 * count, columns).columns, origin)
-
-
-def _free_id(trace: Trace) -> int:
-    flows = trace.table("flow")
-    return int(flows["id"].max(initial=0)) + 1 if len(flows) else 1
 
 
 def _tracks(trace: Trace, found: FoundPath) -> tuple[Ints, Ints]:

@@ -19,7 +19,8 @@ import numpy as np
 from kineto_trace.arrays.codec import Interner
 from kineto_trace.arrays.row_groups import group
 from kineto_trace.base.array_types import NOTHING, AnyArray, Flags, Ints, UInts64
-from kineto_trace.structure.call_forests import CallForest, StackKind, levels, stack_numbers
+from kineto_trace.structure.call_forests import CallForest, StackKind
+from kineto_trace.structure.nesting import levels, stack_numbers
 from kineto_trace.view_api.result import Result
 
 ROOT = 0
@@ -447,11 +448,14 @@ def function_totals(tree: FlameTree) -> FunctionTotals:
     groups = group([tree.frame[places]])
     outer = ~_nested(tree)[places]
     count = len(groups)
-    own, total = _sum(groups.number, tree.own[places], count), _sum(groups.number, tree.total[places] * outer, count)
+    own, total = (
+        _summed(groups.number, tree.own[places], count),
+        _summed(groups.number, tree.total[places] * outer, count),
+    )
     base_own = base_total = None
     if tree.base_own is not None and tree.base_total is not None:
-        base_own = _sum(groups.number, tree.base_own[places], count)
-        base_total = _sum(groups.number, tree.base_total[places] * outer, count)
+        base_own = _summed(groups.number, tree.base_own[places], count)
+        base_total = _summed(groups.number, tree.base_total[places] * outer, count)
     order = np.lexsort((-total, -own)) if count else np.empty(0, np.int64)
     return FunctionTotals(
         names=[tree.frames[number] for number in tree.frame[places][groups.first[order]].tolist()],
@@ -520,7 +524,7 @@ def callers(tree: FlameTree, name: str) -> FlameTree:
     kind = np.zeros(int(tree.frame.max()) + 1, np.int64)
     kind[tree.frame] = tree.kind
     values = [tree.total, *([] if tree.base_total is None else [tree.base_total])]
-    owns = [_sum(ends, each[begins], len(keys)) for each in values]
+    owns = [_summed(ends, each[begins], len(keys)) for each in values]
     parent = (keys >> _OF_FUNCTION).astype(np.int64) - 1
     return rooted(parent, np.concatenate([np.empty(0, np.int64), *depths]), frame, kind[frame], owns, tree.frames)
 
@@ -557,9 +561,3 @@ def _preorder(tree: FlameTree) -> tuple[Ints, Ints]:
         base = np.repeat(before[begins], np.diff(np.append(begins, len(siblings))))
         first[siblings] = first[above] + 1 + before - base
     return first, first + size
-
-
-def _sum(number: Ints, values: Values, count: int) -> Values:
-    found = np.zeros(count, values.dtype)
-    np.add.at(found, number, values)
-    return found

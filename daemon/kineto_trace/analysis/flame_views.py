@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from kineto_trace.analysis.flame_trees import NS, OTHERS, ROOT, SAMPLES, FlameNode, FlameTree, folded, keys, merged_tree
+from kineto_trace.analysis.flame_trees import NS, OTHERS, ROOT, SAMPLES, FlameTree, merged_tree
 from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.base.array_types import NOTHING, Flags, Ints
 from kineto_trace.base.quantities import format_duration
 from kineto_trace.errors import ViewError
 from kineto_trace.model.activity_tables import STEP_PREFIX
 from kineto_trace.model.context import Context
-from kineto_trace.structure.activity_links import step_names, steps
+from kineto_trace.structure.activity_links import step_names, steps, training_thread
 from kineto_trace.structure.call_forests import (
     CallForest,
     StackKind,
@@ -25,7 +25,6 @@ from kineto_trace.structure.call_forests import (
     python_calls,
     sampled_lines,
 )
-from kineto_trace.structure.fwd_bwd import training_thread
 from kineto_trace.structure.module_calls import ELIDED, NAME_BYTES, NO_MODULES, chain_bytes
 from kineto_trace.structure.python_frames import sample_period_ns
 from kineto_trace.structure.step_pace import paced_steps
@@ -145,16 +144,6 @@ def flame_graph(
         rest |= {"stack": [[OTHERS]], "name": [OTHERS], "kind": [None], "stacks": [len(others)]}
         values = {name: [*column, *rest[name]] for name, column in values.items()}
     return Answer(values, profile.notes if whole else [*profile.notes, NOTHING_OF[choice.of]])
-
-
-def flame_root(context: Context, choice: FlameChoice) -> tuple[FlameNode, str]:
-    """Returns the flame graph of one trace, with merged stacks and no more frames than fit on a page, and its unit.
-
-    Raises ViewError for a step that is not in the trace.
-    """
-    profile = merged_profile(context, choice)
-    tree = merged_tree([profile.calls])
-    return folded(tree, keys(tree)), profile.unit
 
 
 def _values(tree: FlameTree, places: Ints, own: Ints, unit: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """How the time of each GPU divides: idle, computing, kinds of kernels, and the bandwidth of copies."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -161,9 +161,7 @@ def temporal_row(device: int | None, whole: int, busy: int, compute: int, digits
 
 def temporal_columns(rows: Sequence[Row]) -> Answer:
     """The columns of the view temporal_breakdown."""
-    names = [column.name for column in temporal_breakdown.columns]
-    notes = () if rows else (NO_GPU,)
-    return Answer({name: [row[place] for row in rows] for place, name in enumerate(names)}, notes)
+    return temporal_breakdown.answer(rows, () if rows else (NO_GPU,))
 
 
 @view(
@@ -188,13 +186,7 @@ def comm_comp_overlap(context: Context) -> Answer:
         communication = union_of(events, communicating)
         length, both = communication.length(), intersection(communication, union_of(events, computing)).length()
         rows.append([device, length / 1000, both / 1000, 100 * both / length if length else None])
-    return overlap_columns(rows, () if rows else (NO_GPU,))
-
-
-def overlap_columns(rows: Sequence[Row], notes: Sequence[str]) -> Answer:
-    """The columns of the view comm_comp_overlap."""
-    names = [column.name for column in comm_comp_overlap.columns]
-    return Answer({name: [row[place] for row in rows] for place, name in enumerate(names)}, notes)
+    return comm_comp_overlap.answer(rows, () if rows else (NO_GPU,))
 
 
 def _all_ranks(partials: Sequence[tuple[int, dict[str, int]]]) -> Answer:
@@ -221,8 +213,7 @@ def type_columns(tables: Sequence[tuple[int | None, dict[str, int]]], digits: in
             if share is not None and digits is not None:
                 share = float(np.round(share, digits))
             rows.append((rank, name, time / 1000, share))
-    names = [column.name for column in kernel_type_breakdown.columns]
-    return Answer({name: [row[place] for row in rows] for place, name in enumerate(names)})
+    return kernel_type_breakdown.answer(rows)
 
 
 @view(
@@ -313,13 +304,7 @@ def kernel_breakdown(
         group = events.name[chosen].astype(np.int64)
         table = largest(group, duration[chosen], names, ratio=duration_ratio, limit=num_kernels)
         rows += [{"kernel_type": HTA_TYPES[number], **row} for row in statistics_rows(table)]
-    return kernel_columns(rows)
-
-
-def kernel_columns(rows: Sequence[Mapping[str, Any]]) -> Answer:
-    """The columns of the view kernel_breakdown."""
-    columns_ = [column.name for column in kernel_breakdown.columns]
-    return Answer({name: [row[name] for row in rows] for name in columns_})
+    return kernel_breakdown.answer(rows)
 
 
 def statistics_rows(table: ByName) -> list[dict[str, Any]]:
@@ -434,5 +419,4 @@ def summary_columns(found: Bandwidths) -> Answer:
         if len(values):
             device = int(found.device[part.start]) if found.by_device else None
             rows.append({"device": device, "kind": found.kinds[int(found.kind[part.start])], **describe(values)})
-    names = [column.name for column in memory_bandwidth_summary.columns]
-    return Answer({name: [row[name] for row in rows] for name in names})
+    return memory_bandwidth_summary.answer(rows)

@@ -35,8 +35,7 @@ from kineto_trace.base.array_types import NOTHING, Flags, Ints, UInts8
 from kineto_trace.kernel_traits.kernel_types import communication_op_names, data_loading_names, matches
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import GPU_TABLES, OP_TABLES
-from kineto_trace.structure.activity_links import MEMCPY, Calls, calls, gpu, ops, steps, whole_steps
-from kineto_trace.structure.fwd_bwd import training_thread
+from kineto_trace.structure.activity_links import MEMCPY, Calls, calls, gpu, ops, steps, training_thread, whole_steps
 from kineto_trace.structure.nesting import unrecorded
 
 IdleCause = Literal["host", "synchronisation", "data_loading", "communication", "memory", "queued", "unknown"]
@@ -193,8 +192,9 @@ def _causes(context: Context, gaps: _Ended) -> tuple[UInts8, Ints]:
     known = (launch >= 0) | gaps.last
     launched = np.where(launch >= 0, called.start[launch], gaps.until) if len(called) else gaps.until
     waited = np.maximum(launched - start, 0)
+    allocates = matches(context.trace.strings, ALLOCATING)[called.name]
     for number, covering in (
-        (MEMORY, _call_union(context, called)),
+        (MEMORY, union(called.start[allocates], called.end[allocates])),
         (COMMUNICATION, _host_union(context, context.get(communication_op_names))),
         (DATA_LOADING, _host_union(context, context.get(data_loading_names))),
     ):
@@ -213,11 +213,6 @@ def _causes(context: Context, gaps: _Ended) -> tuple[UInts8, Ints]:
         op = np.where(cause == QUEUED, called.op[launch], op)
         op = np.where(blocking >= 0, called.op[blocking], op)
     return cause, np.where(known, op, NOTHING)
-
-
-def _call_union(context: Context, called: Calls) -> Union:
-    chosen = matches(context.trace.strings, ALLOCATING)[called.name]
-    return union(called.start[chosen], called.end[chosen])
 
 
 def _host_union(context: Context, names: Flags) -> Union:

@@ -59,8 +59,15 @@ from kineto_trace.base.array_types import NOTHING, AnyArray, Flags, Ints, Ints32
 from kineto_trace.kernel_traits.kernel_types import communication_op_names, data_loading_names, matches
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import API_TABLES, OP_TABLES
-from kineto_trace.structure.activity_links import MEMCPY, calls, gpu, ops, step_names
-from kineto_trace.structure.fwd_bwd import EVALUATE_FUNCTION, training_thread
+from kineto_trace.structure.activity_links import (
+    EVALUATE_FUNCTION,
+    MEMCPY,
+    calls,
+    gpu,
+    ops,
+    step_names,
+    training_thread,
+)
 from kineto_trace.structure.library_calls import FrameKind
 from kineto_trace.structure.nesting import Nested, nest_tables
 from kineto_trace.structure.python_frames import (

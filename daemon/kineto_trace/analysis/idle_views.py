@@ -14,7 +14,7 @@ from kineto_trace.base.array_types import NOTHING, Ints, Ints32
 from kineto_trace.base.quantities import times
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import calls, gpu, steps
-from kineto_trace.structure.call_stacks import NO_STACK, call_stacks
+from kineto_trace.structure.call_forests import NO_STACK, call_stacks
 from kineto_trace.structure.library_calls import code_place
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.text_columns import describe, statistics_columns
@@ -113,7 +113,7 @@ def idle_columns(events: GpuEvents, parts: Sequence[Ints], rows: Sequence[Row], 
         notes.append(f"no GPU activity ran on these streams; the trace has {', '.join(map(str, known))}")
     if missing:
         notes.append(f"{missing:,} activities have no launch in the trace; their gaps count as kernel_wait or other")
-    return Answer({column.name: [row[column.name] for row in shown] for column in idle_breakdown.columns}, notes)
+    return idle_breakdown.answer(shown, notes)
 
 
 def _gaps(events: GpuEvents, part: Ints, delay_ns: int) -> tuple[Ints, Ints]:
@@ -181,9 +181,7 @@ def idle_causes(context: Context) -> Answer:
                     )
                 )
     rows.sort(key=lambda row: (row[0], -row[3]))
-    return Answer(
-        {column.name: [row[n] for row in rows] for n, column in enumerate(idle_causes.columns)}, _notes(found)
-    )
+    return idle_causes.answer(rows, _notes(found))
 
 
 def _notes(found: IdleGaps) -> list[str]:

@@ -267,8 +267,7 @@ def delay_columns(context: Context, found: OpLaunches, digits: int | None = None
             delays = [float(np.round(delay, digits)) for delay in delays]
         rows.append((strings[op_name[example]], ARROW.join(kernels), len(kernels), size, *delays))
     rows.sort(key=lambda row: (-int(row[3]), row[0], row[1]))
-    names = [column.name for column in op_kernel_delay.columns]
-    return Answer({name: [row[place] for row in rows] for place, name in enumerate(names)}, notes)
+    return op_kernel_delay.answer(rows, notes)
 
 
 def _exact_op_launches(context: Context) -> OpLaunches:
@@ -383,8 +382,7 @@ def queue_summary_columns(found: Queues) -> Answer:
         total = int(weights.sum())
         mean = float((found.length[part][:-1] * weights).sum() / total) if total else None
         rows.append({**_stream(found, part), **describe(found.length[part]), "time_mean": mean})
-    names = [column.name for column in queue_length_summary.columns]
-    return Answer({name: [row[name] for row in rows] for name in names}, _notes(found))
+    return queue_length_summary.answer(rows, _notes(found))
 
 
 @view(
@@ -419,8 +417,7 @@ def blocked_columns(found: Queues, max_queue_length: int, *, last_only: bool = F
         rows.append({**_stream(found, part), "blocked_us": blocked / 1000, "blocked_pct": share})
     if last_only:
         rows = rows[-1:]
-    names = [column.name for column in blocked_on_full_queue.columns]
-    return Answer({name: [row[name] for row in rows] for name in names}, _notes(found))
+    return blocked_on_full_queue.answer(rows, _notes(found))
 
 
 def _stream(found: Queues, part: slice) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import inside_equals, ops
 from kineto_trace.structure.allocations import Records, largest_triangles, levels, memory_records
-from kineto_trace.structure.call_stacks import call_stacks
+from kineto_trace.structure.call_forests import call_stacks
 from kineto_trace.structure.module_calls import shown_names
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view
@@ -364,12 +364,13 @@ def memory_peak(context: Context) -> Answer:
     """
     records = context.get(memory_records)
     names = operator_names(context, records)
-    values: dict[str, list[Any]] = {column.name: [] for column in memory_peak.columns}
+    found: list[tuple[Any, ...]] = []
     notes = missing_blocks_notes(records)
     for device, label in enumerate(records.devices):
         time, allocated, reserved, relative = levels(records, device)
         top = int(np.argmax(allocated))
         peak, when = int(allocated[top]), int(time[top])
+        in_reserve = int(reserved[top]) if reserved[top] >= 0 else None
         if relative:
             notes.append(f"{label}: the trace has no totals; memory held before the recording is not counted")
         rows = held_at(records, device, when)
@@ -381,15 +382,9 @@ def memory_peak(context: Context) -> Answer:
         if before > 0:
             entries.append((None, before, None))
         for name, size, blocks in sorted(entries, key=lambda entry: -entry[1]):
-            values["device"].append(label)
-            values["peak_bytes"].append(peak)
-            values["time_ns"].append(when)
-            values["reserved_bytes"].append(int(reserved[top]) if reserved[top] >= 0 else None)
-            values["operator"].append(name)
-            values["held_bytes"].append(size)
-            values["held_pct"].append(100 * size / peak if peak else None)
-            values["blocks"].append(blocks)
-    return Answer(values, notes)
+            share = 100 * size / peak if peak else None
+            found.append((label, peak, when, in_reserve, name, size, share, blocks))
+    return memory_peak.answer(found, notes)
 
 
 @view(
@@ -421,10 +416,11 @@ def memory_holders(context: Context, *, points: int = 120, operators: int = 8) -
         raise ViewError(f"view memory_holders: points={points}, operators={operators}; use 2 and 1 or more")
     records = context.get(memory_records)
     owners = operator_names(context, records)
-    values: dict[str, list[Any]] = {column.name: [] for column in memory_holders.columns}
+    found: list[tuple[Any, ...]] = []
     for device, label in enumerate(records.devices):
         time = levels(records, device)[0]
         moments = time[0] + (time[-1] - time[0]) * np.arange(points, dtype=np.int64) // (points - 1)
+        since = (moments - context.trace.window_start_ns) / 1000
         rows = np.flatnonzero((records.device == device) & (records.bytes > 0) & records.addressed)
         numbers = unique_values(owners.number[rows])
         of_each = [_held(records, rows[owners.number[rows] == number], moments) for number in numbers.tolist()]
@@ -434,12 +430,9 @@ def memory_holders(context: Context, *, points: int = 120, operators: int = 8) -
         texts = [str(text) if text is not None else None for text in owners.texts[numbers[own]].tolist()]
         series = [*zip(texts, held[own], strict=True), *([(OTHERS, held[rest].sum(0))] if len(rest) else [])]
         for text, amounts in series:
-            values["device"] += [label] * points
-            values["time_ns"] += moments.tolist()
-            values["time_us"] += ((moments - context.trace.window_start_ns) / 1000).tolist()
-            values["operator"] += [text] * points
-            values["held_bytes"] += amounts.tolist()
-    return Answer(values, missing_blocks_notes(records))
+            cells = zip(moments.tolist(), since.tolist(), amounts.tolist(), strict=True)
+            found += [(label, moment, us, text, amount) for moment, us, amount in cells]
+    return memory_holders.answer(found, missing_blocks_notes(records))
 
 
 def _held(records: Records, rows: Ints, moments: Ints) -> Ints:
@@ -479,7 +472,7 @@ def memory_peak_blocks(context: Context, *, top: int = 50) -> Answer:
     records, stacks = context.get(memory_records), context.get(call_stacks)
     owners = operator_names(context, records)
     stack = np.append(stacks.of_op, NOTHING)[records.op].astype(np.int64)
-    values: dict[str, list[Any]] = {column.name: [] for column in memory_peak_blocks.columns}
+    found: list[tuple[Any, ...]] = []
     for device, label in enumerate(records.devices):
         time, allocated, _, _ = levels(records, device)
         when = int(time[int(np.argmax(allocated))])
@@ -489,13 +482,9 @@ def memory_peak_blocks(context: Context, *, top: int = 50) -> Answer:
         np.add.at(held, place.reshape(-1), records.bytes[rows])
         counts = np.bincount(place.reshape(-1), minlength=len(keys))
         for at in np.argsort(-held, kind="stable")[:top].tolist():
-            values["device"].append(label)
-            values["time_ns"].append(when)
-            values["operator"].append(owners.texts[keys[at, 0]])
-            values["held_bytes"].append(int(held[at]))
-            values["blocks"].append(int(counts[at]))
-            values["call_stack"].append(stacks.text(context.trace, int(keys[at, 1])))
-    return Answer(values, missing_blocks_notes(records))
+            text = stacks.text(context.trace, int(keys[at, 1]))
+            found.append((label, when, owners.texts[keys[at, 0]], int(held[at]), int(counts[at]), text))
+    return memory_peak_blocks.answer(found, missing_blocks_notes(records))
 
 
 @view(
@@ -534,15 +523,15 @@ def memory_snapshot(context: Context, *, at_ns: int | None = None, top: int = 50
     records, stacks = context.get(memory_records), context.get(call_stacks)
     owners = operator_names(context, records)
     stack = np.append(stacks.of_op, NOTHING)[records.op]
-    values: dict[str, list[Any]] = {column.name: [] for column in memory_snapshot.columns}
+    found: list[tuple[Any, ...]] = []
     for device, label in enumerate(records.devices):
         when, allocated = _moment(records, device, at_ns)
         rows = held_at(records, device, when)
         rows = rows[np.argsort(-records.bytes[rows], kind="stable")]
         own, rest = rows[:top], rows[top:]
         since = (records.time[own] - context.trace.window_start_ns) / 1000
-        found: list[tuple[Any, ...]] = [
-            (name, size, 1, address, at, age, stacks.text(context.trace, number))
+        found += [
+            (label, when, allocated, name, size, 1, address, at, age, stacks.text(context.trace, number))
             for name, size, address, at, age, number in zip(
                 owners.of(own).tolist(),
                 records.bytes[own].tolist(),
@@ -554,12 +543,10 @@ def memory_snapshot(context: Context, *, at_ns: int | None = None, top: int = 50
             )
         ]
         smaller, before = int(records.bytes[rest].sum()), allocated - int(records.bytes[rows].sum())
-        found += [(None, smaller, len(rest), None, None, None, None)] if len(rest) else []
-        found += [(None, before, None, None, None, None, None)] if before > 0 else []
-        for entry in found:
-            for name, value in zip(values, (label, when, allocated, *entry), strict=True):
-                values[name].append(value)
-    return Answer(values, missing_blocks_notes(records))
+        others: list[tuple[int, int | None]] = [(smaller, len(rest))] if len(rest) else []
+        others += [(before, None)] if before > 0 else []
+        found += [(label, when, allocated, None, *other, None, None, None, None) for other in others]
+    return memory_snapshot.answer(found, missing_blocks_notes(records))
 
 
 def _moment(records: Records, device: int, at_ns: int | None) -> tuple[int, int]:
@@ -597,19 +584,18 @@ def memory_fragmentation(context: Context) -> Answer:
     bytes, as for the CPU, a row has the peak alone.
     """
     records = context.get(memory_records)
-    values: dict[str, list[Any]] = {column.name: [] for column in memory_fragmentation.columns}
+    found: list[tuple[Any, ...]] = []
     notes = missing_records_note(records)
     for device, label in enumerate(records.devices):
         time, allocated, reserved, _ = levels(records, device)
         top = int(np.argmax(allocated))
-        found: tuple[Any, ...] = (None,) * 6
+        unused: tuple[Any, ...] = (None,) * 6
         if (reserved >= 0).all() and reserved.any():
-            found = _unused(time, allocated, reserved, top)
+            unused = _unused(time, allocated, reserved, top)
         else:
             notes.append(f"{label}: {NO_RESERVED}")
-        for name, value in zip(values, (label, int(allocated[top]), int(time[top]), *found), strict=True):
-            values[name].append(value)
-    return Answer(values, notes)
+        found.append((label, int(allocated[top]), int(time[top]), *unused))
+    return memory_fragmentation.answer(found, notes)
 
 
 def _unused(time: Ints, allocated: Ints, reserved: Ints, top: int) -> tuple[Any, ...]:

@@ -35,11 +35,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kineto_trace.analysis.cause_views import MeasuredSteps, measured_steps
 from kineto_trace.analysis.distributed.rank_simulation import LAUNCH_NS, longest_without_wait
-from kineto_trace.analysis.host_time.host_moments import host_steps, moments
 from kineto_trace.analysis.host_time.moment_classes import framework_calls, optimizer_steps
+from kineto_trace.analysis.host_time.user_calls import host_steps, moments
 from kineto_trace.analysis.idle_gaps import ALLOCATING, blocking_calls, blocking_copies
-from kineto_trace.analysis.time_causes import MeasuredSteps, measured_steps
 from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.intervals import Union, containing, union
 from kineto_trace.arrays.longest_paths import Edges, longest
@@ -47,8 +47,7 @@ from kineto_trace.arrays.row_groups import group
 from kineto_trace.base.array_types import NOTHING, Flags, Floats, Ints, Ints32
 from kineto_trace.kernel_traits.kernel_types import matches
 from kineto_trace.model.context import Context
-from kineto_trace.structure.activity_links import calls, gpu, ops
-from kineto_trace.structure.fwd_bwd import op_roles
+from kineto_trace.structure.activity_links import calls, gpu, op_roles, ops
 
 OWN_NS = 10_000  # removed host time before a launch, where the previous call stays: the rest belongs to others
 WAIT_NS = 2_000  # duration of a waiting call itself

@@ -13,7 +13,6 @@ from kineto_trace.analysis import (  # noqa: F401
     tensor_views,
 )
 from kineto_trace.analysis.counters import (  # noqa: F401
-    clock_views,
     hardware_counter_views,
     roofline,
 )
@@ -26,15 +25,11 @@ from kineto_trace.analysis.distributed import (  # noqa: F401
 )
 from kineto_trace.analysis.findings import finding_views, recommendation_views  # noqa: F401
 from kineto_trace.analysis.host_time import (  # noqa: F401
-    module_views,
     operator_views,
-    python_views,
-    setting_views,
     step_phase_views,
     thread_views,
 )
 from kineto_trace.analysis.kernels import (  # noqa: F401
-    counter_views,
     graph_views,
     kernel_views,
     precision_views,
@@ -50,14 +45,11 @@ from kineto_trace.compat import (  # noqa: F401
     hta_critical_path,
     hta_event_views,
     hta_gpu_time_views,
-    hta_launch_views,
     plugin_diff_tree,
     plugin_distributed_views,
     plugin_kernels,
     plugin_memory,
     plugin_modules,
-    plugin_operator_views,
-    plugin_overview_views,
 )
 from kineto_trace.errors import ViewError
 from kineto_trace.view_api.view import VIEWS, View

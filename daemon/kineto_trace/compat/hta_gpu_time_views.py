@@ -28,14 +28,12 @@ from kineto_trace.analysis.gpu_time_views import (
     bandwidth_columns,
     comm_comp_overlap,
     kernel_breakdown,
-    kernel_columns,
     kernel_type_breakdown,
     kernel_types,
     kinds_of,
     lengths_by_types,
     memory_bandwidth,
     memory_bandwidth_summary,
-    overlap_columns,
     statistics_rows,
     summary_columns,
     summed_bandwidths,
@@ -70,7 +68,6 @@ from kineto_trace.view_api.view import Answer, Compat
 _STATED = "memory bandwidth (GB/s)"
 _HTA_PREFIX = "ncclKernel"  # not ncclDevKernel: HTA finds no stragglers in traces of newer versions of NCCL
 _SHARE = 0.01  # of an iteration: shorter kernels cannot make a rank late
-_COLUMNS = ("rank", "candidate", "late_steps", "late_collectives", "caused_us", "mean_late_us", "uncertainty_us")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +123,7 @@ def hta_comm_comp_overlap(context: Context) -> Answer:
     running = sweep([(1, communication), (2, computation)], one_by_one=False)
     length, both = communication.length(), int(running.lengths()[running.running == 3].sum())
     share = float(np.round(100 * both / length, 2)) if length else None
-    return overlap_columns([[None, length / 1000, both / 1000, share]], () if len(events) else (NO_GPU,))
+    return comm_comp_overlap.answer([[None, length / 1000, both / 1000, share]], () if len(events) else (NO_GPU,))
 
 
 def _all_ranks(partials: Sequence[tuple[int, dict[str, int]]]) -> Answer:
@@ -162,7 +159,7 @@ def hta_kernel_breakdown(
         table = as_hta(group, duration[chosen], context.trace.strings, ratio=duration_ratio, limit=num_kernels)
         found = [{"kernel_type": HTA_TYPES[number], **row} for row in statistics_rows(table)]
         rows += sorted(found, key=lambda row: str(row["name"]))
-    return kernel_columns(rows)
+    return kernel_breakdown.answer(rows)
 
 
 @memory_bandwidth.variant(Compat.HTA)
@@ -271,8 +268,7 @@ def hta_kernels_with_annotations(context: Context) -> Answer:
     frame = context.get(hta_frame)
     spans = np.flatnonzero(frame.exact & (frame.kind == KIND["gpu_user_annotation"]))
     if not len(spans):
-        empty = Answer({column.name: [] for column in kernels_with_annotations.columns}, ())
-        return empty._replace(notes=(no_annotations("gpu"),))
+        return kernels_with_annotations.answer([], (no_annotations("gpu"),))
     rows = np.flatnonzero((frame.stream >= 0) & (frame.correlation >= 0) | (frame.kind == KIND["cuda_sync"]))
     spans = spans[np.argsort(-frame.duration[spans], kind="stable")]
     order = _writing_order(frame, spans)
@@ -374,7 +370,7 @@ def _rows(partials: Sequence[tuple[int, HtaRank]], *, steps: Steps = None, num_c
     available = {number for _, part in partials for number in part.steps}
     valid = available if wanted is None else wanted & available
     if not valid and wanted is None:
-        return Answer({name: [] for name in _COLUMNS}, ["HTA fails here: the traces have no steps (ProfilerStep#N)"])
+        return stragglers.answer([], ["HTA fails here: the traces have no steps (ProfilerStep#N)"])
     if not valid:
         raise ViewError(
             f"none of the steps {sorted(wanted or ())} is in the traces as HTA loads them: {sorted(available)}"
@@ -392,8 +388,8 @@ def _rows(partials: Sequence[tuple[int, HtaRank]], *, steps: Steps = None, num_c
         if len(of_ranks) > 1:
             spread.setdefault((stream, name), []).append(float(np.std([d for _, d in of_ranks.values()], ddof=1)))
     if not spread:
-        return Answer(
-            {name: [] for name in _COLUMNS},
+        return stragglers.answer(
+            [],
             [
                 "HTA finds no stragglers here: it looks for kernels called ncclKernel…, of at least 1 % of an "
                 "iteration, on several ranks"

@@ -24,16 +24,12 @@ import numpy as np
 
 from kineto_trace.analysis.distributed.distributed_views import (
     ALL,
-    OPS,
-    OVERLAP,
-    WAIT,
     RankDevices,
     device_columns,
     distributed_devices,
     distributed_ops,
     distributed_overlap,
     distributed_wait,
-    op_columns,
     overlap,
     overlap_columns,
     rank_devices,
@@ -42,7 +38,7 @@ from kineto_trace.analysis.distributed.distributed_views import (
 from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.base.array_types import AnyArray, Floats, Ints
 from kineto_trace.collectives.nccl import MAX_NUMBER
-from kineto_trace.compat.plugin_steps import (
+from kineto_trace.compat.plugin_kernels import (
     host_tables,
     plugin_clock,
     plugin_roles,
@@ -54,7 +50,7 @@ from kineto_trace.compat.plugin_tree import COLLECTIVES, base_ns, external_ids, 
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import NO_STRING, Trace
 from kineto_trace.structure.event_arguments import parse
-from kineto_trace.view_api.view import Answer, Compat
+from kineto_trace.view_api.view import Answer, Compat, View
 
 _NODE_AND_PROCESS = re.compile(r"(.*)_(\d{1,18})(?!\d)")  # of a worker's name
 _KERNEL, _COMMUNICATION, _CPU = 0, 3, 6  # numbers into step_breakdown.ROLES
@@ -89,13 +85,13 @@ class PluginRank:
 Partials = Sequence[tuple[int, PluginRank]]
 
 
-def _nothing(names: Sequence[str], reason: str) -> Answer:
-    return Answer({name: [] for name in names}, [f"the plug-in would not show a distributed view: {reason}"])
+def _nothing(of: View, reason: str) -> Answer:
+    return of.answer([], [f"the plug-in would not show a distributed view: {reason}"])
 
 
 def _overlap_rows(partials: Partials) -> Answer:
     if reason := missing([part for _, part in partials]):
-        return _nothing(("step", "rank", *OVERLAP), reason)
+        return _nothing(distributed_overlap, reason)
     return overlap_columns(partials, np.trunc)
 
 
@@ -112,7 +108,7 @@ def plugin_overlap(context: Context) -> PluginRank:
 
 def _wait_rows(partials: Partials) -> Answer:
     if reason := missing([part for _, part in partials]):
-        return _nothing(("step", "rank", *WAIT), reason)
+        return _nothing(distributed_wait, reason)
     transfer = transfers([part for _, part in partials])
     rows: dict[tuple[str, int], Floats] = {}
     names = [ALL]
@@ -144,7 +140,7 @@ def plugin_wait(context: Context) -> PluginRank:
 
 def _op_rows(partials: Partials) -> Answer:
     if reason := missing([part for _, part in partials]):
-        return _nothing(("rank", "name", *OPS), reason)
+        return _nothing(distributed_ops, reason)
     transfer = transfers([part for _, part in partials])
     rows: list[tuple[Any, ...]] = []
     for rank, part in partials:
@@ -159,7 +155,7 @@ def _op_rows(partials: Partials) -> Answer:
                 (rank, name, count, size, round(size / count), total, round(total / count))
                 + (moving, round(moving / count))
             )
-    return op_columns(rows)
+    return distributed_ops.answer(rows)
 
 
 @distributed_ops.variant(Compat.PLUGIN, reduce=_op_rows)

@@ -46,16 +46,15 @@ from kineto_trace.arrays.codec import Events
 from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.row_groups import group, sums
 from kineto_trace.base.array_types import NOTHING, AnyArray, Flags, Floats, Ints, UInts32
-from kineto_trace.compat.plugin_backward import Backward, outermost, plugin_backward
+from kineto_trace.compat.plugin_backward import Backward, entries_in_order, outermost, plugin_backward
 from kineto_trace.compat.plugin_diff_tree import TreeSide
-from kineto_trace.compat.plugin_order import entries_in_order
 from kineto_trace.compat.plugin_tree import Tree, base_ns, file_threads, microseconds, orderable, plugin_tree, subtrees
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import GPU_TABLES
 from kineto_trace.structure.allocations import CPU, CUDA, Records, largest_triangles, memory_records
 from kineto_trace.structure.event_arguments import has_column
 from kineto_trace.structure.module_calls import is_lightning
-from kineto_trace.structure.recording_span import in_categories
+from kineto_trace.structure.trace_forms import in_categories
 from kineto_trace.view_api.view import Answer, Compat
 
 NO_TRACK = np.uint32(2**32 - 1)
@@ -287,7 +286,8 @@ def plugin_events(records: Records) -> tuple[Ints, Ints]:
     since[by_address] = np.cumsum(~positive)
     left = _by_first(np.flatnonzero(size > 0), np.sort(by_address[last]), [records.address[places], since])
     alone = by_address[~positive & ~np.append(False, same & positive[:-1])] if len(places) else by_address
-    lost = _last_of_each(np.sort(alone), records.address[places])
+    alone = np.sort(alone)
+    lost = _by_first(alone, alone, [records.address[places]])
     nothing = np.full(max(len(left), len(lost)), NOTHING)
     return (
         np.concatenate([places[first], places[left], nothing[: len(lost)]]),
@@ -301,11 +301,6 @@ def _by_first(rows: Ints, wanted: Ints, keys: list[AnyArray]) -> Ints:
     last = np.empty(len(groups), np.int64)
     last[groups.number] = rows
     return last[np.isin(last, wanted)]
-
-
-def _last_of_each(rows: Ints, key: AnyArray) -> Ints:
-    """Returns the last row of each key, in the order of their first ones."""
-    return _by_first(rows, rows, [key])
 
 
 def profiler_start(context: Context) -> float:

@@ -55,7 +55,7 @@ from kineto_trace.model.activity_tables import DUR_REAL, FIRST_ARG_BIT, KINDS, S
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import GPU_TABLES, NO_MODULE, OP_TABLES, TEXT_ID, Table, Trace
 from kineto_trace.structure.module_calls import LIGHTNING_MODULE, is_lightning
-from kineto_trace.structure.recording_span import in_categories, runtime_calls
+from kineto_trace.structure.trace_forms import in_categories, runtime_calls
 
 EXACT_IN_DOUBLE = 1 << 53
 COLLECTIVES = frozenset(

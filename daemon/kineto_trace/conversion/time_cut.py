@@ -17,7 +17,7 @@ from kineto_trace.formats.text_sinks import GzipSink
 from kineto_trace.model.activity_tables import COUNTER
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import GPU_TABLES, OP_TABLES, Table, Trace
-from kineto_trace.structure.recording_span import recording_span
+from kineto_trace.structure.trace_forms import recording_span
 
 METADATA = ord("M")  # the phase of rows that name processes and threads
 MARGIN = 0.25  # of the selected span, on either side

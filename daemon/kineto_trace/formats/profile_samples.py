@@ -44,9 +44,9 @@ from kineto_trace.structure.call_forests import (
     gpu_calls,
     host_calls,
     python_rows,
-    stack_numbers,
 )
 from kineto_trace.structure.library_calls import CodePlace, code_place
+from kineto_trace.structure.nesting import stack_numbers
 from kineto_trace.structure.python_frames import IDLE, RUNNING, UNKNOWN, WAITING, line_samples, sample_period_ns
 from kineto_trace.structure.trace_forms import with_current_forms
 

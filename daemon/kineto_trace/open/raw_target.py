@@ -65,9 +65,9 @@ from kineto_trace.spool import raw_records
 from kineto_trace.spool.counter_samples import CounterSamples, TargetGpus, read_counter_samples, sample_files
 from kineto_trace.spool.kineto_file import OnDemandRequest, kineto_file
 from kineto_trace.spool.raw_records import RawSource, read_source, source_directories
-from kineto_trace.structure.attribution import attribute, gpu_annotations
-from kineto_trace.structure.fwd_bwd import with_evaluated_sequences
+from kineto_trace.structure.activity_links import with_evaluated_sequences
 from kineto_trace.structure.hlo_kernels import with_hlo
+from kineto_trace.structure.nesting import attribute, gpu_annotations
 
 DECODERS: Mapping[str, Decode] = {
     cupti_records.FORMAT: cupti_records.decode,

@@ -1,4 +1,4 @@
-"""Forests of calls below their callers, each with its self time: the basis of stacks and flame graphs.
+"""Forests of calls below their callers, each with its self time, and call stacks: the basis of flame graphs.
 
 Theory of operation
     A forest has a node for every call, below a node for its thread. There are these forests:
@@ -13,31 +13,38 @@ Theory of operation
     - python_rows: Python frames below their recorded callers, without own values
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import numpy as np
 
-from kineto_trace.arrays.codec import Interner
-from kineto_trace.arrays.id_sets import unique_values
+from kineto_trace.arrays.id_sets import lookup, unique_values
+from kineto_trace.arrays.intervals import containing
 from kineto_trace.arrays.row_groups import sums
-from kineto_trace.base.array_types import NOTHING, AnyArray, Ints
+from kineto_trace.base.array_types import NOTHING, AnyArray, Ints, Ints32
 from kineto_trace.model.context import Context
 from kineto_trace.model.line_counts import STATES
 from kineto_trace.model.trace import NO_ROW, Table, Trace
-from kineto_trace.structure.activity_links import calls, captured_ops, gpu
+from kineto_trace.structure.activity_links import calls, captured_ops, forward_backward, gpu
+from kineto_trace.structure.activity_links import ops as ops_tree
 from kineto_trace.structure.captured_graphs import op_paths
-from kineto_trace.structure.event_tree import KINDS as EVENT_KINDS
-from kineto_trace.structure.event_tree import EventTree, build
+from kineto_trace.structure.event_arguments import argument_texts
+from kineto_trace.structure.library_calls import functions_named
 from kineto_trace.structure.module_calls import module_calls, module_name
-from kineto_trace.structure.python_frames import IDLE, WAITING, LineSamples, line_samples, state_counts
+from kineto_trace.structure.nesting import KINDS, EventTree, Nested, build, levels, stack_numbers
+from kineto_trace.structure.python_frames import IDLE, WAITING, LineSamples, line_samples, python_tree, state_counts
 
 NO_LAUNCH = "launch not in the trace"
 GIL = "waiting for the GIL"
 IDLING = "idle"
 IDLE_FOR = ("idle_sleep", "idle_lock", "idle_poll", "idle_io", "idle_child", "idle_driver", "idle_memory")
 _COLUMNS = 7
+NO_STACK = -1
+SEPARATOR = ";"
+ARGUMENT = "Call stack"
+_BACKWARD = re.compile(r"(?:^|/)torch/autograd/[^:]*: (backward|_engine_run_backward|grad)$")
 
 
 class StackKind(IntEnum):
@@ -138,7 +145,7 @@ class _Nodes:
     def add_events(self, trace: Trace, tree: EventTree, own: AnyArray) -> Ints:
         """Adds the events of a tree and returns their places."""
         frame, kind = np.zeros(len(tree), np.int64), np.zeros(len(tree), np.int64)
-        for number, name in enumerate(EVENT_KINDS):
+        for number, name in enumerate(KINDS):
             mine = np.flatnonzero(tree.kind == number)
             frame[mine], kind[mine] = trace.table(name)["name"][tree.row[mine]], _EVENTS[name]
         parent = np.where(
@@ -199,14 +206,6 @@ class Stacks:
 
     def __len__(self) -> int:
         return len(self.parent)
-
-
-def levels(depth: AnyArray) -> Iterator[Ints]:
-    """Yields the places of the nodes of each depth, ascending: outermost ones first."""
-    order = np.argsort(depth, kind="stable")
-    bounds = np.searchsorted(depth[order], np.arange(int(depth.max(initial=-1)) + 2)).tolist()
-    for first, last in zip(bounds[:-1], bounds[1:], strict=True):
-        yield order[first:last]
 
 
 def host_calls(context: Context) -> CallForest:
@@ -406,11 +405,108 @@ def merged(forest: CallForest) -> Stacks:
     return Stacks(parent, frame, kind, weight, depth, forest.frames)
 
 
-def stack_numbers(parent: Ints, frame: Ints, depth: Ints) -> tuple[Ints, Ints, Ints]:
-    """Returns the stack of each node of a forest, and for each stack the stack of its caller and its frame."""
-    known, stack = Interner(), np.empty(len(parent), np.int64)
-    for at in levels(depth):
-        above = np.where(parent[at] >= 0, stack[parent[at]], NOTHING)
-        stack[at] = known.intern((above + 1).astype(np.uint64) << np.uint64(32) | frame[at].astype(np.uint64))
-    keys = known.keys()
-    return stack, (keys >> np.uint64(32)).astype(np.int64) - 1, (keys & np.uint64(0xFFFFFFFF)).astype(np.int64)
+# The Python call stack of each operator.
+# Theory of operation
+# A file may contain the stack itself ("Call stack" of the operator's arguments: frames from the innermost to the
+# outermost, separated by ";"). Otherwise the stack consists of the Python frames (python_function) that were running
+# on the operator's thread when it started, written in the same way.
+# Backward operators run on threads of autograd's own, without Python frames. They have the stack of the forward
+# operator whose gradient they compute, which shows their origin in the user's code; so have the operators inside
+# them. Those without a forward operator (accumulating gradients, say) have the stack of the call that started the
+# backward pass, on the thread that was waiting for it. This applies only to threads without any Python frames: the
+# thread's own frames take precedence.
+# Stacks are numbered: a frame's stack is its own name and its caller's stack. All frames of one depth are
+# numbered at once, so that nothing is done per frame, and texts are made on request.
+
+
+@dataclass(frozen=True, slots=True)
+class CallStacks:
+    """The stacks of operators.
+
+    of_op: per row of cpu_op the number of its stack, or NO_STACK.
+    texts: of the stacks, if the file contains them.
+
+    Otherwise stack n is the frame called names[n] (number into Trace.strings), called by stack callers[n].
+    """
+
+    of_op: Ints
+    names: Ints
+    callers: Ints
+    texts: tuple[str, ...]
+
+    def text(self, trace: Trace, number: int) -> str | None:
+        """Returns the frames of a stack, innermost first, separated by ";"; None for NO_STACK."""
+        if number == NO_STACK:
+            return None
+        if self.texts:
+            return self.texts[number]
+        frames = []
+        while number != NO_STACK:
+            frames.append(trace.strings[int(self.names[number])])
+            number = int(self.callers[number])
+        return SEPARATOR.join(frames)
+
+
+def recorded_stacks(context: Context) -> CallStacks:
+    """Returns the stacks recorded in the file."""
+    numbers, texts = argument_texts(context, "cpu_op", ARGUMENT)
+    known = np.array([bool(text) for text in texts] + [False])
+    nothing = np.empty(0, np.int64)
+    return CallStacks(np.where(known[numbers], numbers, NO_STACK), nothing, nothing, tuple(texts))
+
+
+def call_stacks(context: Context) -> CallStacks:
+    """Returns the stacks recorded in the file, or if there are none, those of the Python frames."""
+    told = context.get(recorded_stacks)
+    if (told.of_op != NO_STACK).any():
+        return replace(told, of_op=_of_forward_ops(context, told.of_op))
+    ops, python = context.trace.table("cpu_op"), context.trace.table("python_function")
+    nested = context.get(python_tree)
+    name = python["name"][nested.order]
+    found, callers, names = stack_numbers(nested.tree.parent, name, nested.tree.depth)
+    stack = np.append(found, NO_STACK)  # the last one is for "no caller"
+    inside = nested.innermost(ops["thread"], ops["start"])
+    of_op = _of_forward_ops(context, stack[inside])
+    missing = np.flatnonzero((of_op == NO_STACK) & ~np.isin(ops["thread"], unique_values(python["thread"])))
+    of_op[missing] = stack[_waiting_for_backward(context, nested, name, ops["start"][missing])]
+    return CallStacks(of_op, names, callers, ())
+
+
+def _of_forward_ops(context: Context, of_op: Ints) -> Ints:
+    """Returns the stacks of operators; those inside backward operators have that of the forward operator."""
+    links = forward_backward(context.trace.tables)
+    if not len(links.backward_rows):
+        return of_op.copy()
+    table, tree = context.trace.table("cpu_op"), context.get(ops_tree)
+    own = of_op.copy()
+    own[links.backward_rows] = np.where(
+        own[links.backward_rows] == NO_STACK, of_op[links.forward_rows], own[links.backward_rows]
+    )
+    # autograd's operators around a backward operator
+    around = np.flatnonzero((table["forward_thread"] > 0) & (own == NO_STACK))
+    key = table["forward_thread"].astype(np.uint64) << np.uint64(40) ^ table["sequence"].astype(np.uint64)
+    own[around] = lookup(key[around], key[links.backward_rows], own[links.backward_rows], NO_STACK)
+    sorted_own, parent, depth = own[tree.row], tree.nested.tree.parent, tree.nested.tree.depth
+    for at in list(levels(depth))[1:]:
+        places = at[sorted_own[at] == NO_STACK]
+        sorted_own[places] = sorted_own[parent[places]]
+    own[tree.row] = sorted_own
+    return own
+
+
+def _waiting_for_backward(context: Context, nested: Nested, name: Ints32, time: Ints) -> Ints:
+    """Returns for each time the innermost Python frame of the thread that runs a backward pass then; -1: none.
+
+    nested: the Python frames.
+    name: of each of them, by place.
+    """
+    passes = np.flatnonzero(functions_named(context, _BACKWARD)[name])
+    if not len(passes) or not len(time):
+        return np.full(len(time), -1, np.int64)
+    passes = passes[np.argsort(nested.events.start[passes], kind="stable")]
+    begin, end = nested.events.start[passes], nested.tree.end[passes]
+    at = containing(begin, end, time)
+    running = at >= 0
+    found = np.full(len(time), -1, np.int64)
+    found[running] = nested.innermost(nested.events.track[passes[at[running]]], time[running])
+    return found

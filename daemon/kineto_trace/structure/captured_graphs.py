@@ -85,7 +85,8 @@ def captured_graphs(context: Context) -> CapturedGraphs:
     if not len(context.trace.table("graph_node")):
         return CapturedGraphs(found, dict.fromkeys(_graph_ids(context), NOT_SEEN), frozenset())
     captured = _captured(context)
-    graphs = [captured.take(rows) for rows in _runs(captured.graph) if _is_whole(captured.node[rows])]
+    runs = [captured.take(rows) for rows in _runs(captured.graph)]
+    graphs = [run for run in runs if np.array_equal(run.node, np.arange(len(run.node)))]  # with all nodes, in order
     by_kernels = _alike(context, graphs)
     largest = max((len(graph.node) for graph in graphs), default=0)
     state: dict[int, str] = {}
@@ -137,11 +138,6 @@ def _graph_ids(context: Context) -> list[int]:
 def _runs(values: Ints) -> list[Ints]:
     """Returns the places of each run of equal values."""
     return np.split(np.arange(len(values)), np.flatnonzero(np.diff(values)) + 1) if len(values) else []
-
-
-def _is_whole(node: Ints) -> bool:
-    """Returns whether a captured graph has all its nodes, in their order."""
-    return np.array_equal(node, np.arange(len(node)))
 
 
 def _replayed(context: Context) -> dict[int, _Work]:

@@ -37,8 +37,7 @@ from kineto_trace.base.array_types import NOTHING, Flags, Ints, Ints32, UInts8, 
 from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import GPU_TABLES, OP_TABLES, Trace
-from kineto_trace.structure.activity_links import Gpu, calls, gpu
-from kineto_trace.structure.fwd_bwd import NO_THREAD, training_thread
+from kineto_trace.structure.activity_links import NO_THREAD, Gpu, calls, gpu, training_thread
 from kineto_trace.structure.nesting import nest_tables
 
 # Table of each event, Events.kind. Data loading: those annotations alone.
@@ -378,7 +377,8 @@ def _recorded(context: Context, graph: DependencyGraph, call_event: Ints) -> Int
     _offer(graph, 2 * event[one] + 1, source[one], SYNC)
 
     waits = kind == STREAM_WAIT
-    nexts = _next_launch(queues[launched], launch_time, activities[launched], queue[waits], events.start[event[waits]])
+    following = LatestEnds(queues[launched], -launch_time, activities[launched])  # backwards: the first one after
+    nexts = following.latest(queue[waits], -events.start[event[waits]])
     several = np.argsort(np.where(source[waits] >= 0, events.times(source[waits]), 0), kind="stable")
     # if several waits precede one launch, the last to end counts: offers in that order
     nexts, sources = nexts[several], source[waits][several]
@@ -392,12 +392,6 @@ def _devices(device: Ints, gpus: Gpu) -> Ints:
     known = unique_values(gpus.device)
     found: Ints = np.where(device < 0, known[0], device) if len(known) else device
     return found
-
-
-def _next_launch(queues: Ints, times: Ints, activities: Ints, queue: Ints, time: Ints) -> Ints:
-    """Returns for each moment the first activity launched on the queue after it."""
-    backwards = LatestEnds(queues, -times, activities)
-    return backwards.latest(queue, -time)
 
 
 def _waiting_calls(trace: Trace, graph: DependencyGraph, recorded: Ints, infer: bool) -> None:

@@ -6,13 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from kineto_trace.arrays.codec import Events
-from kineto_trace.arrays.row_groups import group
-from kineto_trace.base.array_types import NOTHING, AnyArray, Ints, Ints32
+from kineto_trace.base.array_types import NOTHING, Ints, Ints32
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import NO_MODULE, Trace
-from kineto_trace.structure.activity_links import calls, gpu, ops
-from kineto_trace.structure.fwd_bwd import EVALUATE_FUNCTION, forward_backward
-from kineto_trace.structure.nesting import ends, nest
+from kineto_trace.structure.activity_links import EVALUATE_FUNCTION, calls, forward_backward, gpu, ops
+from kineto_trace.structure.nesting import ends, nest, stack_numbers
 
 TORCH_PREFIX = "nn.Module: "
 LIGHTNING_MODULE = "[pl][module]"
@@ -32,9 +30,11 @@ class ModuleCalls:
     parent: place of the enclosing call, or NOTHING.
     depth: number of enclosing calls.
     stop: the place after the last nested call.
-    path: number of its chain of names.
+    path: number of its chain of names, from 0 on, outer ones before inner ones.
     op: per row of cpu_op the place of the innermost call, or NOTHING.
     activity: per GPU activity (parts.gpu) the place of the innermost call, or NOTHING.
+    first: per path the place of its first call.
+    around: per path the enclosing path, a lower number, or NOTHING.
     """
 
     name: Ints32
@@ -48,6 +48,8 @@ class ModuleCalls:
     path: Ints
     op: Ints
     activity: Ints
+    first: Ints
+    around: Ints
 
     def __len__(self) -> int:
         return len(self.name)
@@ -99,6 +101,7 @@ def module_calls(context: Context) -> ModuleCalls:
     by_op = ~has_call & (activity.op >= 0)
     at[by_op], thread[by_op] = table["start"][activity.op[by_op]], table["thread"][activity.op[by_op]]
     place = nested.innermost(thread, at).astype(np.int64)
+    path, around, _ = stack_numbers(tree.parent, name, tree.depth)
     return ModuleCalls(
         name=name,
         thread=nested.events.track.astype(np.int64),
@@ -108,24 +111,12 @@ def module_calls(context: Context) -> ModuleCalls:
         parent=tree.parent.astype(np.int64),
         depth=tree.depth.astype(np.int64),
         stop=tree.stop.astype(np.int64),
-        path=paths(tree.parent, tree.depth, name),
+        path=path,
         op=nested.innermost(table["thread"], table["start"]).astype(np.int64),
         activity=np.where(has_call | by_op, place, NOTHING),
+        first=np.unique(path, return_index=True)[1],
+        around=around,
     )
-
-
-def paths(parent: Ints32, depth: Ints32, name: AnyArray) -> Ints:
-    """For each node of a tree a number that equal chains of names share: from 0 on, outer ones before inner ones."""
-    path = np.full(len(parent) + 1, NOTHING, np.int64)  # the last one is for "no parent"
-    by_depth = np.argsort(depth, kind="stable")
-    bounds = np.searchsorted(depth[by_depth], np.arange(int(depth.max(initial=-1)) + 2))
-    count = 0
-    for first, last in zip(bounds[:-1], bounds[1:], strict=True):
-        nodes = by_depth[first:last]
-        groups = group([path[parent[nodes]], name[nodes]])
-        path[nodes] = groups.number + count
-        count += len(groups)
-    return path[:-1]
 
 
 def chain_bytes(count: int) -> int:

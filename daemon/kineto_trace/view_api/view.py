@@ -13,7 +13,7 @@ Theory of operation
 """
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, NamedTuple, TypeVar, get_type_hints
@@ -132,6 +132,12 @@ class View:
         found = self._combined(sorted(partials, key=lambda entry: entry[0]), compat, options)
         silent = not len(found) and not found.notes and compat not in self.variants
         return replace(found, notes=(self.nothing,)) if silent else found
+
+    def answer(self, rows: Iterable[Mapping[str, Any] | Sequence[Any]], notes: Sequence[str] = ()) -> Answer:
+        """Returns the answer with these rows: their values by the names of the columns, or in their order."""
+        names = [column.name for column in self.columns]
+        listed = [[row[name] for name in names] if isinstance(row, Mapping) else row for row in rows]
+        return Answer({name: [row[place] for row in listed] for place, name in enumerate(names)}, notes)
 
     def _combined(self, ordered: Sequence[tuple[int, Any]], compat: Compat, options: Mapping[str, Any]) -> Result:
         reduce = self._functions(compat).reduce

@@ -9,7 +9,7 @@ from kineto_trace.decode.decoded import Decoded
 from kineto_trace.decode.torch import kineto_json
 from kineto_trace.model.trace import StringTable
 from kineto_trace.spool.raw_records import Chunk, RawSource
-from kineto_trace.structure.fwd_bwd import forward_backward
+from kineto_trace.structure.activity_links import forward_backward
 from support.agent.python_child import environment
 from support.targets import torch_forks
 

@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 
-from kineto_trace.analysis.cause_views import host_causes, time_causes_view
+from kineto_trace.analysis.cause_views import GPU_CAUSES, host_causes, time_causes, time_causes_view
 from kineto_trace.analysis.findings.finding_views import findings
-from kineto_trace.analysis.host_time.host_moments import host_steps
-from kineto_trace.analysis.time_causes import GPU_CAUSES, time_causes
+from kineto_trace.analysis.host_time.user_calls import host_steps
 from kineto_trace.model.context import Context
 
 ROUNDING = 1e-6  # of shares, in %

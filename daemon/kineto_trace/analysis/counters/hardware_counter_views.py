@@ -6,7 +6,7 @@ Every activity has a group, since samples measure all of them: those outside any
 own.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -30,7 +30,7 @@ from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import calls, gpu, ops, owners, step_names, steps, whole_steps
 from kineto_trace.structure.module_calls import NO_MODULES, backward_roots, module_calls, module_name
 from kineto_trace.view_api.result import columns
-from kineto_trace.view_api.view import Answer, View, view
+from kineto_trace.view_api.view import Answer, view
 
 NO_WORK = "the trace has no GPU activity that samples could belong to"
 _COUNTER = columns(
@@ -137,12 +137,7 @@ def gpu_counters(context: Context) -> Answer:
                 "unsampled_pct": 100 * (1 - float(length.sum()) / (high - low)) if high > low else None,
             }
         )
-    return Answer(as_columns(gpu_counters, rows), left_out_note(context) if rows else ())
-
-
-def as_columns(of: View, rows: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
-    """Returns the columns of a view from its rows."""
-    return {column.name: [row[column.name] for row in rows] for column in of.columns}
+    return gpu_counters.answer(rows, left_out_note(context) if rows else ())
 
 
 def counter_rows(found: DeviceCounters, row: int, wanted: str = "") -> Iterator[dict[str, Any]]:
@@ -213,7 +208,7 @@ def kernel_counters(context: Context, *, counter: str = "") -> Answer:
     - counter: only counters whose name contains this text, in any case.
     """
     rows = _named_rows(context, context.get(by_kernel), counter)
-    return Answer(as_columns(kernel_counters, rows), notes(context))
+    return kernel_counters.answer(rows, notes(context))
 
 
 @view(
@@ -229,7 +224,7 @@ def op_counters(context: Context, *, counter: str = "") -> Answer:
     The rules and options are those of kernel_counters.
     """
     rows = _named_rows(context, context.get(by_op), counter)
-    return Answer(as_columns(op_counters, rows), notes(context))
+    return op_counters.answer(rows, notes(context))
 
 
 @view(
@@ -243,7 +238,7 @@ def annotation_counters(context: Context, *, counter: str = "") -> Answer:
     The rules and options are those of kernel_counters.
     """
     rows = _named_rows(context, context.get(by_annotation), counter)
-    return Answer(as_columns(annotation_counters, rows), notes(context))
+    return annotation_counters.answer(rows, notes(context))
 
 
 @view(
@@ -281,7 +276,7 @@ def module_counters(context: Context, *, counter: str = "") -> Answer:
     told = notes(context)
     if context.get(sampled_counters) and not count:
         told.append(NO_MODULES)
-    return Answer(as_columns(module_counters, rows), told)
+    return module_counters.answer(rows, told)
 
 
 def by_kernel(context: Context) -> Devices:
@@ -322,15 +317,12 @@ def by_phase(context: Context) -> Devices:
 def by_module(context: Context) -> ModuleCounters:
     """Returns the counters of modules with those inside them, forward and backward apart."""
     found, activity = context.get(module_calls), context.get(gpu)
-    count = int(found.path.max(initial=NOTHING)) + 1
-    first = np.full(count, len(found), np.int64)
-    np.minimum.at(first, found.path, np.arange(len(found)))
-    parent = np.append(found.path, NOTHING)[found.parent[first]] if count else first
-    depth = found.depth[first] if count else first
+    first, parent = found.first, found.around
+    depth = found.depth[first]
     deepest = next((limit for limit in range(int(depth.max(initial=0)), 0, -1)
                     if np.count_nonzero(depth <= limit) <= PATHS), 0)  # fmt: skip
     kept = int(np.count_nonzero(depth <= deepest))  # outer ones have lower numbers
-    shown = np.arange(count)
+    shown = np.arange(len(first))
     while (shown >= kept).any():
         shown = np.where(shown >= kept, parent[shown], shown)
     place = np.append(shown, NOTHING)[np.append(found.path, NOTHING)]
@@ -400,7 +392,7 @@ def collective_counters(context: Context) -> Answer:
     rows = [] if NO_LINKS in told or not sampled else _rows(context, found)
     if not rows and not told:
         told.append("the trace has no collectives on a GPU that has samples")
-    return Answer(as_columns(collective_counters, rows), told)
+    return collective_counters.answer(rows, told)
 
 
 def _rows(context: Context, found: Collectives) -> list[dict[str, Any]]:
@@ -526,7 +518,7 @@ def step_counters(context: Context, *, counter: str = "") -> Answer:
     if tracks and len(context.get(steps)):
         means += _phases(context, counter)
     rows = means + sorted((row for row in rows if row["step"] != AVERAGE), key=lambda row: int(row["step"]))
-    return Answer(as_columns(step_counters, rows), told)
+    return step_counters.answer(rows, told)
 
 
 def _steps_by_device(context: Context) -> dict[int, GpuSteps]:

@@ -42,17 +42,14 @@ from kineto_trace.kernel_traits.kernel_types import short_name
 from kineto_trace.model.activity_tables import STEP_PREFIX
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import calls, gpu, inside_equals, ops, owners, step_names
-from kineto_trace.structure.event_tree import KINDS, build
 from kineto_trace.structure.library_calls import code_place
 from kineto_trace.structure.module_calls import (
-    LIGHTNING_MODULE,
-    TORCH_PREFIX,
     backward_roots,
     module_calls,
+    module_name,
     name_chains,
-    paths,
 )
-from kineto_trace.structure.nesting import nest_tables
+from kineto_trace.structure.nesting import KINDS, build, nest_tables, stack_numbers
 from kineto_trace.structure.python_frames import sample_period_ns
 from kineto_trace.view_api.result import Result, columns, make_result
 from kineto_trace.view_api.view import Answer, View, view
@@ -500,7 +497,8 @@ def module_samples(context: Context, *, total: bool) -> StepSamples:
     table, length = context.trace.table("cpu_op"), found.end - found.start
     inside = np.flatnonzero(found.parent >= 0)
     host = length if total else length - sums(found.parent[inside], length[inside], len(found))
-    names = _chains(found.path, found.parent, [_module(text) for text in context.trace.strings], found.name, "/")
+    own_names = [module_name(context.trace.strings[number]) for number in found.name[found.first].tolist()]
+    names = ["/".join(chain) for chain in name_chains(found.around, own_names)]
     took, moment = activity.end - activity.start, context.get(gpu_moments).at
     of, node = _around(found.activity, found.parent if total else np.full(len(found), NOTHING))
     module = np.append(found.path, NOTHING)[_backward_modules(context, found.op)]  # per row of cpu_op
@@ -555,25 +553,11 @@ def path_samples(context: Context, *, total: bool) -> StepSamples:
         name[own] = trace.table(kind)["name"][tree.row[own]]
     steps = context.get(step_names)
     name = np.where(steps[name], np.argmax(steps), name) if steps.any() else name
-    path = paths(tree.parent, tree.depth, name)
+    path, above, frames = stack_numbers(tree.parent, name, tree.depth)
     texts = [_STEPS if is_step else text for text, is_step in zip(trace.strings, steps.tolist(), strict=True)]
-    names = _chains(path, tree.parent, texts, name, _INSIDE)
+    names = [_INSIDE.join(chain) for chain in name_chains(above, [texts[number] for number in frames.tolist()])]
     node = np.append(tree.innermost(called.thread, called.start).astype(np.int64), NOTHING)[activity.call]
     took, moment = activity.end - activity.start, context.get(gpu_moments).at
     of, around = _around(node, tree.parent if total else np.full(len(tree), NOTHING))
     host = TimedEvents(HOST, path, tree.start, tree.end - tree.start if total else tree.self_ns)
     return samples(context, [host, TimedEvents(GPU, path[around], moment[of], took[of])], names)
-
-
-def _chains(path: Ints, parent: AnyArray, texts: Sequence[str], name: AnyArray, between: str) -> list[str]:
-    """Returns the text of each path; outer paths have lower numbers."""
-    count = int(path.max(initial=-1)) + 1
-    first = np.full(count, len(path), np.int64)
-    np.minimum.at(first, path, np.arange(len(path)))
-    outer = parent[first]
-    above = np.where(outer < 0, NOTHING, path[outer]) if count else first
-    return [between.join(chain) for chain in name_chains(above, [texts[number] for number in name[first].tolist()])]
-
-
-def _module(text: str) -> str:
-    return text.removeprefix(TORCH_PREFIX).removeprefix(LIGHTNING_MODULE)

@@ -213,7 +213,8 @@ def compared_pairs(result: ResultData) -> list[Pairs]:
 def _by_rows(
     baseline: Result, other: Result, how: ComparedRows, extents: tuple[Mapping[int, Extent], Mapping[int, Extent]]
 ) -> Result:
-    per = PER_STEP if all(_has_steps(side) for side in extents) else PER_SECOND
+    whole = all(side and all(each.steps for each in side.values()) for side in extents)
+    per = PER_STEP if whole else PER_SECOND
     sides = [_keyed(result, how, _factor(side, per)) for result, side in zip((baseline, other), extents, strict=True)]
     figures = (*how.sums, *how.plain)
     keys = list(dict.fromkeys((*sides[1], *sides[0])))
@@ -229,10 +230,6 @@ def _by_rows(
     if how.sums:
         notes.append(f"{', '.join(how.sums)}: per {per}, as far as the lengths of the recordings tell")
     return _result(other, how.keys, keys, found, order, {}, notes)
-
-
-def _has_steps(side: Mapping[int, Extent]) -> bool:
-    return bool(side) and all(each.steps for each in side.values())
 
 
 def _factor(side: Mapping[int, Extent], per: str) -> float:

@@ -82,11 +82,6 @@ def _only(values: Ints, several: Flags) -> Floats:
     return np.where(several, values / 1000.0, np.nan)
 
 
-def _compute_pct(matched: MatchedCollectives, count: int) -> Floats:
-    """Returns over all ranks the share of a collective's time in which other kernels ran as well, in %."""
-    return _compute_of_groups(matched, np.arange(count), count)
-
-
 def _list(partials: Sequence[tuple[int, RankCollectives]], *, align: AlignBy = "auto") -> Answer:
     matched = match(partials, align)
     found = instances(matched)
@@ -112,7 +107,7 @@ def _list(partials: Sequence[tuple[int, RankCollectives]], *, align: AlignBy = "
         "end_skew_us": _only(found.end - found.first_end, several),
         "skew_uncertainty_us": skew_uncertainty(matched)[order] / 1000.0,
         "last_rank": [rank if shared else None for rank, shared in zip(last.tolist(), certain.tolist(), strict=True)],
-        "compute_pct": _compute_pct(matched, len(order))[order],
+        "compute_pct": _compute_of_groups(matched, np.arange(len(order)), len(order))[order],
     }
     return Answer(values, _notes(matched, found))
 

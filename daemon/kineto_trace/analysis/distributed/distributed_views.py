@@ -34,7 +34,6 @@ ALL = "all"
 _KERNEL, _COMMUNICATION = 0, 3  # numbers into step_breakdown.ROLES
 OVERLAP = ("computation_us", "overlapping_us", "communication_us", "other_us")
 WAIT = ("transfer_us", "synchronizing_us")
-OPS = ("calls", "total_bytes", "avg_bytes", "total_us", "avg_us", "transfer_us", "avg_transfer_us")
 LEAST = 0.02  # of the time from the first to the last collective: a smaller delay does not make a straggler
 ABOVE_OTHERS = 2.0  # times the median wait for the other ranks: less is chance
 Steps = int | str | Sequence[int] | None
@@ -269,13 +268,7 @@ def _op_rows(partials: Sequence[tuple[int, Any]]) -> Answer:
                 (rank, name, count, known, None if known is None else known / count, total, total / count)
                 + (moving, moving / count)
             )
-    return op_columns(rows, matched.notes)
-
-
-def op_columns(rows: Sequence[tuple[Any, ...]], notes: Sequence[str] = ()) -> Answer:
-    """The columns of the view distributed_ops."""
-    names = ("rank", "name", *OPS)
-    return Answer({name: [row[at] for row in rows] for at, name in enumerate(names)}, notes)
+    return distributed_ops.answer(rows, matched.notes)
 
 
 @view(
@@ -309,9 +302,7 @@ def _device_rows(partials: Sequence[tuple[int, RankDevices]]) -> Answer:
 def device_columns(partials: Sequence[tuple[int, RankDevices]], places: Mapping[int, tuple[str | None, int]]) -> Answer:
     """The columns of the view distributed_devices. places: host and process of each rank."""
     rows = [(rank, *places[rank], *device) for rank, part in partials for device in part.devices]
-    names = ("rank", "host", "process", *RankDevice._fields)
-    values = {name: [row[at] for row in rows] for at, name in enumerate(names)}
-    return Answer(values, [] if rows else ["the traces have no GPU activity"])
+    return distributed_devices.answer(rows, [] if rows else ["the traces have no GPU activity"])
 
 
 @view(

@@ -30,8 +30,7 @@ from kineto_trace.arrays.row_groups import group
 from kineto_trace.base.array_types import NOTHING, Flags, Floats, Ints, UInts32
 from kineto_trace.kernel_traits.kernel_types import matches
 from kineto_trace.model.context import Context
-from kineto_trace.structure.activity_links import MEMCPY, calls, gpu, ops
-from kineto_trace.structure.fwd_bwd import EVALUATE_FUNCTION, training_thread
+from kineto_trace.structure.activity_links import EVALUATE_FUNCTION, MEMCPY, calls, gpu, ops, training_thread
 from kineto_trace.structure.step_pace import paced_steps
 
 LEAST_CALLS = 50  # of a name on each rank

@@ -239,31 +239,35 @@ def _rows(partials: Sequence[tuple[int, JobRank]]) -> Answer:
     notes = [*matched.notes, *matched.clock_notes]
     found = instances(matched)
     if not len(matched):
-        return _nothing([*notes, f"{NO_COLLECTIVES}, so the ranks cannot be compared"])
+        return rank_what_if.answer([], [*notes, f"{NO_COLLECTIVES}, so the ranks cannot be compared"])
     if not (found.seen > 1).any():
-        return _nothing([*notes, "no collective appears on more than one rank, so the ranks cannot be compared"])
+        return rank_what_if.answer(
+            [], [*notes, "no collective appears on more than one rank, so the ranks cannot be compared"]
+        )
     if not any(part.work.found.kernels.any() for _, part in partials):
         return _of_the_host(matched, found, notes)
     try:
         simulation = Simulation(matched, [part.work for _, part in partials])
     except ViewError as exc:
-        return _nothing([*notes, str(exc)])
+        return rank_what_if.answer([], [*notes, str(exc)])
     if simulation.error > MAX_ERROR:
-        return _nothing(
+        return rank_what_if.answer(
+            [],
             [
                 *notes,
                 f"the model of the job says {format_duration(simulation.model_ns)} where the traces have "
                 f"{format_duration(simulation.measured_ns)}: nothing is predicted from it",
-            ]
+            ],
         )
     alike = _all_ranks(simulation)
     if any(change.saving_ns < -WORTH_SAYING * simulation.model_ns for change in alike):
-        return _nothing(
+        return rank_what_if.answer(
+            [],
             [
                 *notes,
                 "the ranks wait in ways that the traces do not show (without calls to CUDA, or outside of them): "
                 "what they could gain is unknown",
-            ]
+            ],
         )
     changes = [*_ranks(simulation, [part for _, part in partials]), *alike, *_collectives(simulation)]
     notes.append(
@@ -282,7 +286,7 @@ def _rows(partials: Sequence[tuple[int, JobRank]]) -> Answer:
 def _answer(changes: Sequence[_Change], total_ns: int, steps: int, notes: Sequence[str]) -> Answer:
     """Returns the rows, the largest saving first. total_ns: time of the job; steps: 0 if unknown."""
     if total_ns <= 0:
-        return _nothing([*notes, NO_TIME])
+        return rank_what_if.answer([], [*notes, NO_TIME])
     ordered = sorted(changes, key=lambda change: -change.saving_ns)
     return Answer(
         {
@@ -297,10 +301,6 @@ def _answer(changes: Sequence[_Change], total_ns: int, steps: int, notes: Sequen
         },
         notes,
     )
-
-
-def _nothing(notes: Sequence[str]) -> Answer:
-    return Answer({column.name: [] for column in rank_what_if.columns}, notes)
 
 
 def _steps(matched: MatchedCollectives, rows: Ints) -> int:

@@ -22,14 +22,26 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from kineto_trace.analysis.cause_views import CAUSES, GPU_CAUSES, gpu_causes, time_causes
 from kineto_trace.analysis.distributed.what_if_views import communication_split
 from kineto_trace.analysis.finding import Finding
-from kineto_trace.analysis.findings.common_findings import SMALL_COLLECTIVES, small_collectives
+from kineto_trace.analysis.findings.common_findings import (
+    SMALL_COLLECTIVES,
+    longest_names,
+    measured_times,
+    operators_and_launches,
+    recording_note,
+    small_collectives,
+    with_replay,
+    without_recording,
+)
 from kineto_trace.analysis.findings.gpu_work_findings import (
     COMPUTING,
     double_precision,
     exposed_pinned_copies,
+    is_part_of_one,
     layout_changes,
+    non_training_findings,
     optimizer_kernels,
     small_kernels_of_functions,
     unbenchmarked_convolutions,
@@ -57,23 +69,12 @@ from kineto_trace.analysis.findings.kernel_findings import (
     small_grids,
     throttled_clock,
 )
-from kineto_trace.analysis.findings.measured_work import (
-    longest_names,
-    measured_times,
-    operators_and_launches,
-    recording_note,
-    with_replay,
-    without_recording,
-)
-from kineto_trace.analysis.findings.non_training_functions import is_part_of_one, non_training_findings
 from kineto_trace.analysis.gpu_time_views import NO_GPU
 from kineto_trace.analysis.host_findings.host_finding_rules import USES_OF_TORCH, host_findings
-from kineto_trace.analysis.host_findings.threads import total_ns
-from kineto_trace.analysis.host_findings.torch_use import compiled_pieces
+from kineto_trace.analysis.host_findings.threads import compiled_pieces, total_ns
 from kineto_trace.analysis.idle_gaps import QUEUED, idle_gaps
 from kineto_trace.analysis.idle_pieces import IDLE_CAUSES, PAGEABLE, gil_wait_time, idle_pieces
 from kineto_trace.analysis.step_replay import ReplayChange, step_replay
-from kineto_trace.analysis.time_causes import CAUSES, GPU_CAUSES, gpu_causes, time_causes
 from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.intervals import union
 from kineto_trace.arrays.row_groups import group
@@ -82,7 +83,7 @@ from kineto_trace.base.quantities import format_duration, share, times
 from kineto_trace.kernel_traits.kernel_types import matches
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import KERNEL, MEMCPY, gpu, vendor_words
-from kineto_trace.structure.call_stacks import SEPARATOR, call_stacks
+from kineto_trace.structure.call_forests import SEPARATOR, call_stacks
 from kineto_trace.structure.library_calls import code_place
 from kineto_trace.structure.python_frames import python_frames
 from kineto_trace.view_api.result import columns

@@ -1,4 +1,4 @@
-"""Findings of unnecessary GPU work: copies, changes of layout, models that run without a backward.
+"""Findings of unnecessary GPU work: copies, changes of layout, models without a backward, functions that do not train.
 
 Origins of GPU activities: the user's function that asked for them, also for those of the backward pass.
 
@@ -20,9 +20,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kineto_trace.analysis.finding import EVALUATION_ADVICE, Finding
-from kineto_trace.analysis.findings.gpu_abilities import gpu_abilities
-from kineto_trace.analysis.findings.measured_work import heaviest_op, longest_names, measured_times, with_replay
+from kineto_trace.analysis.cause_views import CAUSES, GPU_CAUSES, gpu_causes, time_causes
+from kineto_trace.analysis.finding import COLLECTIVES_OF_THE_HOST, EVALUATION_ADVICE, REMEDIES, Finding
+from kineto_trace.analysis.findings.common_findings import heaviest_op, longest_names, measured_times, with_replay
 from kineto_trace.analysis.host_findings.framework_parts import (
     DOMINATES,
     EVALUATION,
@@ -31,7 +31,7 @@ from kineto_trace.analysis.host_findings.framework_parts import (
     settings_of,
 )
 from kineto_trace.analysis.host_findings.threads import LEAST_MOMENTS
-from kineto_trace.analysis.host_time.host_moments import moments, thread_slices
+from kineto_trace.analysis.host_findings.user_code import IN_COLLECTIVES, found_functions
 from kineto_trace.analysis.host_time.moment_classes import (
     MomentClass,
     framework_calls,
@@ -39,19 +39,36 @@ from kineto_trace.analysis.host_time.moment_classes import (
     optimizer_name,
     optimizer_steps,
 )
-from kineto_trace.analysis.host_time.user_calls import below, heaviest_below, inclusive_sums
-from kineto_trace.analysis.step_replay import ReplayChange, function_slots
-from kineto_trace.analysis.time_causes import CAUSES, GPU_CAUSES, gpu_causes, time_causes
-from kineto_trace.arrays.intervals import Union, containing
+from kineto_trace.analysis.host_time.user_calls import (
+    below,
+    heaviest_below,
+    host_steps,
+    inclusive_sums,
+    moments,
+    thread_slices,
+)
+from kineto_trace.analysis.idle_gaps import blocking_calls
+from kineto_trace.analysis.overview.gpu_figures import gpu_abilities
+from kineto_trace.analysis.step_replay import ReplayChange, StepReplay, function_slots, step_replay
+from kineto_trace.arrays.intervals import Union, containing, union
 from kineto_trace.arrays.row_groups import sums
 from kineto_trace.base.array_types import NOTHING, Flags, Floats, Ints
 from kineto_trace.base.quantities import format_duration, share, times
+from kineto_trace.collectives.rank_matching import host_collectives
 from kineto_trace.kernel_traits.gpu_vendors import WORDS, GpuVendor
 from kineto_trace.kernel_traits.kernel_types import matches
 from kineto_trace.model.context import Context
-from kineto_trace.structure.activity_links import KERNEL, calls, gpu, gpu_vendor, ops
-from kineto_trace.structure.fwd_bwd import forward_backward, op_roles, training_thread
-from kineto_trace.structure.library_calls import code_place, framework_of
+from kineto_trace.structure.activity_links import (
+    KERNEL,
+    calls,
+    forward_backward,
+    gpu,
+    gpu_vendor,
+    op_roles,
+    ops,
+    training_thread,
+)
+from kineto_trace.structure.library_calls import CallKind, code_place, framework_of
 from kineto_trace.structure.python_frames import python_frames
 
 COMPUTING = ("matrix_products", "elementwise", "other_kernels")
@@ -73,13 +90,8 @@ PART = 0.5  # of the GPU's work at most: a function with more of it is the model
 LEFT = 0.1  # of the time of small kernels that remains after fusing
 OPTIMIZER_PASSES = 0.25  # a fused step reads and writes each number 7 times, separate operators some 30 times
 FUSED_STEP = re.compile(r"multi_tensor|[Ff]used")
-
-
-class ModelWithoutBackward(NamedTuple):
-    """function: the one that runs it, a number into Trace.strings."""
-
-    finding: Finding
-    function: int
+READS = REMEDIES[CallKind.ITEM]
+ON_THE_HOST = 0.25  # of a function's time, beside copies from and to the GPU that such collectives need
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +169,6 @@ def double_precision(context: Context) -> Iterator[Finding]:
     product = context.get(gpu_causes) == GPU_CAUSES.index("matrix_products")
     products = int(took[chosen & product].sum()) // devices
     of_products = f"; products take {ratio:g} times as long on this GPU" if products and ratio > 2 else ""
-    op = heaviest_op(context, activity.op[chosen], took[chosen])
     yield Finding(
         name="double_precision",
         title="Kernels compute in double precision (float64)",
@@ -167,7 +178,7 @@ def double_precision(context: Context) -> Iterator[Finding]:
         evidence=f"{times(int(np.count_nonzero(chosen)), 'kernel')}, {format_duration(time)}; the saving assumes that "
         f"half of it goes with half of the bytes, and most GPUs also compute float64 more slowly{of_products}",
         causes=COMPUTING,
-        op=op,
+        op=heaviest_op(context, activity.op[chosen], took[chosen]),
         kernels=longest_names(context, chosen),
     )
 
@@ -204,22 +215,20 @@ def unbenchmarked_convolutions(context: Context) -> Iterator[Finding]:
     )
 
 
-def models_without_backward(context: Context) -> tuple[ModelWithoutBackward, ...]:
-    """Functions of a training program that run a model on the GPU without a backward: an evaluation, a teacher.
+def models_without_backward(context: Context) -> tuple[tuple[Finding, int], ...]:
+    """Returns functions of a training program that run a model on the GPU without a backward: an evaluation, a teacher.
+
+    Each is a finding and the function, a number into Trace.strings.
 
     The operators at the moments of the samples, when the stack is certain, show which functions these are; the kernels
     of operators without a backward in their slices show how long they take. Forward operators after the last backward
     of the trace do not count: their backward is not recorded.
     """
-    return tuple(_models(context))
-
-
-def _models(context: Context) -> Iterator[ModelWithoutBackward]:
     tree, took = context.get(framework_calls), context.get(measured_times)
     rows, node, linked = context.get(_launched)
     weight = took[rows]
     if not len(rows) or int(weight[linked].sum()) < TRAINS * int(weight.sum()):
-        return
+        return ()
     count = len(tree)
     trained, untrained = _sampled(context)
     without = inclusive_sums(tree, np.bincount(node[~linked], weight[~linked], count))
@@ -229,6 +238,7 @@ def _models(context: Context) -> Iterator[ModelWithoutBackward]:
     aside = (untrained >= LEAST_MOMENTS) & (trained < WITHOUT * untrained)
     trains = frozenset(tree.name[~aside & (trained > 0)].tolist())
     inside = np.zeros(count, np.bool_)
+    models = []
     for place in range(count):  # outer ones have smaller numbers
         above = tree.parent[place]
         inside[place] = aside[place] or (above != NOTHING and inside[above])
@@ -236,7 +246,9 @@ def _models(context: Context) -> Iterator[ModelWithoutBackward]:
         if begins and of_model[place] >= MODEL * without[place]:
             named = dominating(tree, without, place, heaviest, trains)
             named = _saying(context, without, named, heaviest)
-            yield _without_backward(context, named, rows[below(tree, np.arange(count) == place)[node] & ~linked])
+            own = rows[below(tree, np.arange(count) == place)[node] & ~linked]
+            models.append(_without_backward(context, named, own))
+    return tuple(models)
 
 
 def work_without_backward(context: Context, time: Union) -> str:
@@ -316,7 +328,7 @@ def _saying(context: Context, weight: Floats, start: int, heaviest: Ints) -> int
     return start
 
 
-def _without_backward(context: Context, named: int, rows: Ints) -> ModelWithoutBackward:
+def _without_backward(context: Context, named: int, rows: Ints) -> tuple[Finding, int]:
     activity, took, tree = context.get(gpu), context.get(measured_times), context.get(framework_calls)
     number = int(tree.name[named])
     function = code_place(context.trace.strings[number])
@@ -327,12 +339,10 @@ def _without_backward(context: Context, named: int, rows: Ints) -> ModelWithoutB
     shown = f"{function.shown} of {package}, called in {place.short}" if package else place.short
     chosen = np.zeros(len(activity), np.bool_)
     chosen[rows] = True
-    devices = max(len(context.get(time_causes).devices), 1)
-    time = int(took[rows].sum())
     finding = Finding(
         name="evaluation_in_the_step",
         title=f"{shown} runs a model without a backward",
-        saving_ns=time // devices,
+        saving_ns=int(took[rows].sum()) // max(len(context.get(time_causes).devices), 1),
         advice=f"{EVALUATION_ADVICE} {settings_of(package, 'evaluation_in_the_step')}".rstrip(),
         evidence=_work(context, rows),
         causes=COMPUTING,
@@ -340,7 +350,7 @@ def _without_backward(context: Context, named: int, rows: Ints) -> ModelWithoutB
         kernels=longest_names(context, chosen),
         where=str(place),
     )
-    return ModelWithoutBackward(finding, number)
+    return finding, number
 
 
 def launch_origins(context: Context) -> LaunchOrigins:
@@ -482,3 +492,115 @@ def optimizer_kernels(context: Context) -> Iterator[Finding]:
     )
     without = with_replay(context, finding, ReplayChange(work=work))
     yield replace(without, saving_ns=int((1 - OPTIMIZER_PASSES) * without.saving_ns))
+
+
+# Functions that do not train, in programs that use a GPU: what the steps would gain without them.
+# Theory of operation
+# Samples show which functions these are and what to do about them, as without a GPU (host_findings/user_code.py).
+# Their cost is found by replaying the steps without them: without their time on the host, their work on the GPU and
+# their waits for it. That is less than their time if the GPU lags behind anyway, and more if the host could run ahead
+# without their waits.
+# GPU idle time in the same functions is part of that cost, and not a finding of its own.
+
+
+class NonTrainingFunction(NamedTuple):
+    """names: of its functions (numbers into Trace.strings). time: the time that disappears with it."""
+
+    finding: Finding
+    names: frozenset[int]
+    time: Union
+
+
+def non_training_findings(context: Context) -> Iterator[Finding]:
+    """Yields functions of the program that do not train; models with an unknown share of the steps come from their
+    kernels.
+    """
+    told = context.get(non_training)
+    for finding, function in context.get(models_without_backward):
+        if not any(function in each.names for each in told):
+            yield finding
+    yield from (each.finding for each in told)
+
+
+def non_training(context: Context) -> tuple[NonTrainingFunction, ...]:
+    """Returns the functions with a known share of the steps; empty if the steps cannot be replayed."""
+    replay, tree = context.get(step_replay), context.get(framework_calls)
+    if replay is None:
+        return ()
+    told: list[NonTrainingFunction] = []
+    for finding, function in context.get(models_without_backward):
+        told += _aside(context, replay, finding, tree.name == function, of_model=True)
+    for finding, roots in context.get(found_functions):
+        nodes = np.isin(np.arange(len(tree)), roots)
+        if roots and not any(set(tree.name[nodes].tolist()) & each.names for each in told):
+            told += _aside(context, replay, finding, nodes)
+    return tuple(told)
+
+
+def non_training_time(context: Context) -> Union:
+    """Returns the time of all of them together."""
+    parts = [each.time for each in context.get(non_training)]
+    nothing = np.empty(0, np.int64)
+    return union(
+        np.concatenate([nothing, *(part.start for part in parts)]),
+        np.concatenate([nothing, *(part.end for part in parts)]),
+    )
+
+
+def is_part_of_one(context: Context, finding: Finding) -> bool:
+    """Returns whether a finding of idle time is part of one of these functions."""
+    if finding.frame < 0:
+        return False
+    name = int(context.trace.table("python_function")["name"][finding.frame])
+    return any(name in each.names and finding.saving_ns <= each.finding.saving_ns for each in context.get(non_training))
+
+
+def _aside(
+    context: Context, replay: StepReplay, finding: Finding, begins: Flags, *, of_model: bool = False
+) -> Iterator[NonTrainingFunction]:
+    """Yields the functions of a finding that can be left out of the replay.
+
+    begins: the nodes of framework_calls at which the function begins.
+    of_model: whether it was recognised by its kernels.
+    """
+    tree, told = context.get(framework_calls), context.get(moments)
+    nodes = below(tree, begins)
+    slots = context.get(function_slots).of(nodes)
+    length = int(slots.within(np.array([replay.low]), np.array([replay.high]))[0])
+    if not length:
+        return
+    # a sample represents its share of the time; slots may overestimate it
+    sampled = float(told.weight[nodes[tree.node[told.place]]].sum()) / context.get(host_steps).total_ns
+    surplus = max(length / (replay.high - replay.low) / max(sampled, 1e-9), 1.0)
+    share = replay.share(ReplayChange(left_out=slots, thread=context.get(training_thread))) / surplus
+    window = context.get(time_causes).steps.measured_ns
+    evidence = (
+        f"the steps, run again without it, take {100 * share:.3g} % less time; the training thread is in it for "
+        f"{format_duration(sampled * window)}; "
+        f"{work_without_backward(context, slots) if of_model else finding.evidence}"
+    )
+    title, advice = finding.title, finding.advice
+    if finding.name == IN_COLLECTIVES:
+        on_host = host_collectives(context)
+        running = union(on_host.start, on_host.end)
+        if int(slots.within(running.start, running.end).sum()) >= ON_THE_HOST * length:
+            title, advice = f"{title} of the host", f"{COLLECTIVES_OF_THE_HOST} {advice}"
+    if READS not in advice and _waits(context, slots) >= context.get(time_causes).steps.steps > 0:
+        advice = f"{advice} It also waits for results of the GPU. {READS}"
+    replayed = replace(
+        finding,
+        title=title,
+        saving_ns=int(share * window),
+        evidence=evidence,
+        advice=advice,
+        causes=CAUSES,
+        replayed=True,
+    )
+    yield NonTrainingFunction(replayed, frozenset(tree.name[nodes].tolist()), slots)
+
+
+def _waits(context: Context, time: Union) -> int:
+    """Counts the calls of the training thread in this time that wait for the GPU."""
+    called = context.get(calls)
+    own = context.get(blocking_calls) & (called.thread == context.get(training_thread))
+    return int(np.count_nonzero(time.within(called.start[own], called.start[own] + 1)))

@@ -24,11 +24,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kineto_trace.analysis.cause_views import detail_text
+from kineto_trace.analysis.cause_views import CAUSES, GPU_CAUSES, Detail, detail_text, time_causes
 from kineto_trace.analysis.finding import COLLECTIVES_OF_THE_HOST, Finding
-from kineto_trace.analysis.findings.gpu_abilities import gpu_abilities
-from kineto_trace.analysis.findings.gpu_work_findings import main_origin, small_kernels
-from kineto_trace.analysis.findings.measured_work import (
+from kineto_trace.analysis.findings.common_findings import (
     function_at,
     heaviest_op,
     location_suffix,
@@ -38,7 +36,7 @@ from kineto_trace.analysis.findings.measured_work import (
     operators_and_launches,
     with_replay,
 )
-from kineto_trace.analysis.findings.non_training_functions import non_training_time
+from kineto_trace.analysis.findings.gpu_work_findings import main_origin, non_training_time, small_kernels
 from kineto_trace.analysis.host_findings.threads import other_python
 from kineto_trace.analysis.host_time.thread_views import CROWDED, counters_of, share_without_cpu
 from kineto_trace.analysis.idle_gaps import BLOCKING, IdleGaps, idle_gaps
@@ -53,8 +51,8 @@ from kineto_trace.analysis.idle_pieces import (
     REASONS,
     idle_pieces,
 )
+from kineto_trace.analysis.overview.gpu_figures import gpu_abilities
 from kineto_trace.analysis.step_replay import ReplayChange, allocating_calls, step_replay
-from kineto_trace.analysis.time_causes import CAUSES, GPU_CAUSES, Detail, time_causes
 from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.row_groups import group
 from kineto_trace.base.array_types import NOTHING, Flags, Ints
@@ -62,8 +60,7 @@ from kineto_trace.base.quantities import format_duration, times
 from kineto_trace.kernel_traits.kernel_types import data_loading_names
 from kineto_trace.model.context import Context
 from kineto_trace.model.kernel_counters import KernelCounters
-from kineto_trace.structure.activity_links import KERNEL, calls, gpu, vendor_words
-from kineto_trace.structure.fwd_bwd import training_thread
+from kineto_trace.structure.activity_links import KERNEL, calls, gpu, training_thread, vendor_words
 from kineto_trace.structure.python_frames import callee_samples, line_samples, python_frames
 
 LEAST_OF_WINDOW = 0.005  # below this share, a function is part of the rest

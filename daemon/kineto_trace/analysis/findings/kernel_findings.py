@@ -15,31 +15,29 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from kineto_trace.analysis.counters.clock_views import (
+from kineto_trace.analysis.cause_views import ELEMENTWISE, GPU_CAUSES, gpu_causes, time_causes
+from kineto_trace.analysis.counters.roofline import (
+    BOUND,
+    COMPUTE_BOUND,
+    LATENCY_BOUND,
+    MEMORY_BOUND,
     OWN_POWER,
+    PIPE_USED,
+    VERDICTS,
+    activity_use,
+    activity_verdicts,
     mean_in,
     slowed_by_sampling,
     sm_clock,
     throttled,
     throttling,
 )
-from kineto_trace.analysis.counters.roofline import (
-    BOUND,
-    COMPUTE_BOUND,
-    LATENCY_BOUND,
-    MEMORY_BOUND,
-    PIPE_USED,
-    VERDICTS,
-    activity_use,
-    activity_verdicts,
-)
 from kineto_trace.analysis.counters.sampled_counters import POWER, POWER_LIMIT, sampled_counters, tracks_of
 from kineto_trace.analysis.finding import Finding
-from kineto_trace.analysis.findings.gpu_abilities import BFLOAT16, FLOAT8, gpu_abilities
+from kineto_trace.analysis.findings.common_findings import heaviest_op, longest_names, measured_times
 from kineto_trace.analysis.findings.gpu_work_findings import COMPUTING, double_kernels
-from kineto_trace.analysis.findings.measured_work import heaviest_op, longest_names, measured_times
 from kineto_trace.analysis.kernels.precision_views import activity_precisions, launch_figures
-from kineto_trace.analysis.time_causes import ELEMENTWISE, GPU_CAUSES, gpu_causes, time_causes
+from kineto_trace.analysis.overview.gpu_figures import BFLOAT16, FLOAT8, gpu_abilities
 from kineto_trace.arrays.intervals import Union, intersection, union
 from kineto_trace.base.array_types import Flags, Floats, Ints
 from kineto_trace.base.quantities import format_duration, share, times

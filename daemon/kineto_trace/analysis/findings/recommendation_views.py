@@ -6,9 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kineto_trace.analysis.findings.gpu_abilities import gpu_abilities
 from kineto_trace.analysis.kernels.precision_views import TensorUse, tensor_use
-from kineto_trace.analysis.overview.gpu_figures import GpuFigures, gpu_figures, is_count
+from kineto_trace.analysis.overview.gpu_figures import GpuFigures, gpu_abilities, gpu_figures, is_count
 from kineto_trace.analysis.overview.step_breakdown import Breakdown, breakdown
 from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.kernel_traits.gpu_vendors import GpuVendor

@@ -27,9 +27,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from kineto_trace.analysis.host_findings.threads import LEAST, total_ns
-from kineto_trace.analysis.host_time.host_moments import moments, thread_slices
 from kineto_trace.analysis.host_time.moment_classes import LOOP, TRAINING, MomentClass, framework_calls, moment_classes
-from kineto_trace.analysis.host_time.user_calls import CallTree, heaviest_below, inclusive_sums, own_lines, user_calls
+from kineto_trace.analysis.host_time.user_calls import (
+    CallTree,
+    heaviest_below,
+    inclusive_sums,
+    moments,
+    own_lines,
+    thread_slices,
+    user_calls,
+)
 from kineto_trace.arrays.row_groups import places_by_value
 from kineto_trace.base.array_types import NOTHING, Flags, Floats, Ints
 from kineto_trace.model.context import Context

@@ -9,37 +9,43 @@ import numpy as np
 from kineto_trace.analysis.finding import CONVERSION_ADVICE, COPY_ADVICE, LOADING, REMEDIES, SMALL_OPERATORS, Finding
 from kineto_trace.analysis.host_findings.threads import (
     LEAST_MOMENTS,
+    anomaly_mode,
+    compilation,
     garbage,
     gil,
+    graph_breaks,
     idleness,
     is_enough,
     margin,
+    optimizer,
     paging,
     per_step,
     processor_share,
     processors,
+    second_backward,
     total_ns,
 )
-from kineto_trace.analysis.host_findings.torch_use import (
-    anomaly_mode,
-    compilation,
-    graph_breaks,
-    optimizer,
-    second_backward,
-)
 from kineto_trace.analysis.host_findings.user_code import main_kind, user_code
-from kineto_trace.analysis.host_time.host_moments import below, host_steps, moments, thread_slices
 from kineto_trace.analysis.host_time.moment_classes import MomentClass, moment_classes
-from kineto_trace.analysis.host_time.user_calls import StepPhase, UserCalls, inclusive_sums, own_lines, user_calls
+from kineto_trace.analysis.host_time.user_calls import (
+    StepPhase,
+    UserCalls,
+    host_steps,
+    inclusive_sums,
+    moments,
+    own_lines,
+    slices_below,
+    thread_slices,
+    user_calls,
+)
 from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.row_groups import places_by_value
 from kineto_trace.base.array_types import NOTHING, Flags, Floats, Ints
 from kineto_trace.base.quantities import format_duration
 from kineto_trace.kernel_traits.kernel_types import matches
 from kineto_trace.model.context import Context
-from kineto_trace.structure.activity_links import gpu, ops
+from kineto_trace.structure.activity_links import EVALUATE_FUNCTION, forward_backward, gpu, op_roles, ops
 from kineto_trace.structure.event_arguments import argument_objects
-from kineto_trace.structure.fwd_bwd import EVALUATE_FUNCTION, forward_backward, op_roles
 from kineto_trace.structure.library_calls import CallKind, code_place, function_kinds, functions_named
 
 CONVERSIONS = ("aten::to", "aten::_to_copy", "aten::type_as")
@@ -91,14 +97,14 @@ def below_worker_start(context: Context) -> Flags:
     """Returns for each slice of the training thread whether it starts or ends workers, or runs below a slice
     that does.
     """
-    return below(context, context.get(function_kinds).call == CallKind.WORKER_START)
+    return slices_below(context, context.get(function_kinds).call == CallKind.WORKER_START)
 
 
 def _ends_workers(context: Context, rows: Ints) -> bool:
     """Returns whether workers are ended at these moments as well as started, which excludes the program's start."""
     found = context.get(moments)
     ends, starts = (
-        bool(below(context, functions_named(context, re.compile(text)))[found.place[rows]].any())
+        bool(slices_below(context, functions_named(context, re.compile(text)))[found.place[rows]].any())
         for text in (r"_shutdown_workers$", r"_MultiProcessingDataLoaderIter\.__init__$")
     )
     return ends and starts

@@ -1,9 +1,11 @@
-"""Findings on threads that share processors or the GIL, and host figures that findings need.
+"""Findings on threads that share processors or the GIL, on the use of torch, and host figures that findings need.
 
-Another thread has the GIL, Python collects garbage, or no processor is free.
+Threads: another one has the GIL, Python collects garbage, or no processor is free. Use of torch: optimizer, anomaly
+mode, compilation, graphs that are run backward twice.
 """
 
 import math
+import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -11,16 +13,27 @@ import numpy as np
 
 from kineto_trace.analysis import finding
 from kineto_trace.analysis.finding import Finding
-from kineto_trace.analysis.host_time.host_moments import host_steps, host_time_lost, moments, thread_slices
-from kineto_trace.analysis.host_time.moment_classes import MomentClass, moment_classes
+from kineto_trace.analysis.host_time.moment_classes import MomentClass, moment_classes, optimizer_name, optimizer_steps
 from kineto_trace.analysis.host_time.thread_views import counters_of
-from kineto_trace.analysis.host_time.user_calls import commonest_place
+from kineto_trace.analysis.host_time.user_calls import (
+    commonest_place,
+    host_steps,
+    host_time_lost,
+    moments,
+    slices_below,
+    thread_slices,
+    user_calls,
+)
 from kineto_trace.analysis.idle_pieces import gil_wait_time
-from kineto_trace.arrays.intervals import Union
+from kineto_trace.arrays.id_sets import unique_values
+from kineto_trace.arrays.intervals import Union, containing
 from kineto_trace.arrays.row_groups import group
+from kineto_trace.base.array_types import NOTHING, Ints
 from kineto_trace.base.quantities import format_duration, times
+from kineto_trace.kernel_traits.kernel_types import matches
 from kineto_trace.model.context import Context
-from kineto_trace.structure.library_calls import CallKind, code_place
+from kineto_trace.structure.activity_links import EVALUATE_FUNCTION, ops
+from kineto_trace.structure.library_calls import CallKind, code_place, functions_named
 from kineto_trace.structure.python_frames import RUNNING, ThreadUse, state_counts, thread_use, window_ns
 
 LEAST_SHARE = 0.05  # of the time of the training thread: less is within the error of its CPU time
@@ -29,6 +42,43 @@ PINS = "/torch/utils/data/_utils/pin_memory.py"  # its thread belongs to torch
 BUSY = 0.02  # of a core: a thread with more counts as busy
 LEAST = 0.02  # of the steps' time: less is within the noise of samples
 LEAST_MOMENTS = 3
+SINGLE_TENSOR = re.compile(r"(?:^|/)torch/optim/[^:]*: _single_tensor_")
+REPEATED = 0.2  # of the nodes of the graph
+SMALL_NS = 20_000  # a shorter operator on the CPU is mostly the cost of calling it
+FUSED_GAIN = 0.5  # of large operators: one pass over the memory instead of several
+GRAD = re.compile(r"(?:^|/)torch/autograd/__init__\.py: grad$")
+EVALUATES = re.compile("^" + re.escape(EVALUATE_FUNCTION))
+COMPILED = re.compile(r"^Torch-Compiled Region: ")
+AROUND_COMPILED = re.compile(
+    r"^(?:Torch-Compiled Region: |TorchDynamo Cache Lookup$|(?:autograd::engine::evaluate_function: )?CompiledFunction)"
+)
+CALLS_DYNAMO = re.compile(r"(?:^|/)torch/_dynamo/eval_frame\.py: ")
+CALLS_COMPILED = re.compile(
+    r"(?:^|/)torch/(?:_dynamo/(?:eval_frame|external_utils)\.py|_functorch/|_inductor/(?:output_code|utils)\.py"
+    r"|autograd/function\.py|nn/modules/module\.py: (?:Module\.)?_(?:wrapped_)?call_impl$)"
+)
+WARM_UP = 0.2  # of the steps, all at the beginning
+PARTS = 10  # of a trace without steps
+_RECOMPILED = (
+    "Find out why (TORCH_LOGS=recompiles): mark sizes that change as dynamic (dynamic=True, "
+    "torch._dynamo.mark_dynamic), pad to few shapes, keep Python values that change out of compiled code, and call "
+    "torch.compile once, outside the loop."
+)
+_TORCH_COMPILER = re.compile(r"(?:^|/)torch/_(?:dynamo|inductor)/")  # which call Triton to compile
+_OTHER_COMPILERS = {  # functions, and the advice
+    "JAX": (
+        re.compile(r"(?:^|/)jax/_src/"),
+        "Call jax.jit once, outside the loop, on a function that is defined once: a new lambda or closure is compiled "
+        "anew. Keep shapes, types and static arguments the same (pad to few shapes). jax.config.update("
+        "'jax_explain_cache_misses', True) says why.",
+    ),
+    "Triton": (
+        re.compile(r"(?:^|/)triton/"),
+        "A Triton kernel is compiled anew for each value of a tl.constexpr argument, each type, and integers that "
+        "become 1 or divisible by 16: pass what changes as an ordinary argument (do_not_specialize), and compile "
+        "once, before the loop.",
+    ),
+}
 
 
 class _PageFaults(NamedTuple):
@@ -242,3 +292,235 @@ def processor_share(context: Context) -> float:
     if use is None or not use.running or not use.samples:
         return 1.0
     return min(use.cpu_ns / window_ns(context.trace) / (use.running / use.samples), 1.0)
+
+
+def optimizer(context: Context) -> Iterator[Finding]:
+    """Yields a finding if an optimizer updates the parameters one by one."""
+    classes, found = context.get(moment_classes), context.get(moments)
+    rows = np.flatnonzero((classes.kind == MomentClass.OPTIMIZER) & (classes.weight > 0))
+    weight = float(classes.weight[rows].sum())
+    if (
+        not is_enough(context, weight, len(rows))
+        or not slices_below(context, functions_named(context, SINGLE_TENSOR))[found.place[rows]].any()
+    ):
+        return
+    count, large = _ops_of_optimizer(context)
+    steps = max(len(context.get(host_steps).start), 1)
+    saving = max(weight - large, 0.0) + FUSED_GAIN * min(large, weight)
+    if not is_enough(context, saving, len(rows)):
+        return
+    name = optimizer_name(context) or "optimizer"
+    yield Finding(
+        name="unfused_optimizer",
+        title=f"The optimizer ({name}) updates the parameters one by one",
+        saving_ns=int(saving),
+        advice="Use the fused optimizer (fused=True, on the CPU too in torch 2.4 and later), else foreach=True.",
+        evidence=f"{per_step(context, weight)}, {margin(context, weight)}, in {count / steps:,.0f} operators a step; "
+        f"the saving assumes that the cost of calling them goes, and half of those above {format_duration(SMALL_NS)}",
+    )
+
+
+def _ops_of_optimizer(context: Context) -> tuple[int, float]:
+    """Returns the number of outermost operators in the optimizer's steps, and the time (ns) of those that are not
+    small.
+    """
+    table, steps = context.trace.table("cpu_op"), context.get(optimizer_steps)
+    outermost = context.get(ops).nested.tree.parent[context.get(ops).place] < 0
+    inside = outermost & (containing(*steps, table["start"]) >= 0)
+    inside &= table["thread"] == context.get(host_steps).thread
+    took = table["duration"][inside]
+    return len(took), float(took[took > SMALL_NS].sum())
+
+
+def anomaly_mode(context: Context) -> Iterator[Finding]:
+    """Yields a finding if torch records a stack for each operator."""
+    classes = context.get(moment_classes)
+    weight = float(classes.weight[classes.kind == MomentClass.ANOMALY].sum())
+    checks = float(_checks(context))
+    if is_enough(context, weight, int(np.count_nonzero(classes.kind == MomentClass.ANOMALY))):
+        yield Finding(
+            name="anomaly_mode",
+            title="Autograd's anomaly mode is on",
+            saving_ns=int(weight + checks),
+            advice="Switch anomaly detection off (torch.autograd.set_detect_anomaly(False), detect_anomaly): it writes "
+            "down a Python stack for each operator, and checks every gradient.",
+            evidence=f"{per_step(context, weight)}, {margin(context, weight)}, in formatting stacks below operators, "
+            f"and {per_step(context, checks)} in checks for NaN inside the backward",
+        )
+
+
+def _checks(context: Context) -> int:
+    """Returns the time (ns) of operators inside the backward that check for NaN, in the steps."""
+    table, tree = context.trace.table("cpu_op"), context.get(ops)
+    names = {"aten::isnan", "aten::any", "aten::_is_any_true", "aten::is_nonzero"}
+    chosen = np.array([text in names for text in context.trace.strings], np.bool_)[table["name"]]
+    above = tree.nested.tree.parent[tree.place]
+    evaluates = matches(context.trace.strings, EVALUATES)
+    parents = np.where(above >= 0, tree.row[above], -1) if len(tree.row) else above
+    inside = np.append(evaluates[table["name"]], False)[parents]
+    inside &= context.get(host_steps).of(table["start"]) >= 0
+    return int(table["duration"][chosen & inside].sum())
+
+
+def compilation(context: Context) -> Iterator[Finding]:
+    """Yields a finding if torch.compile works inside the steps."""
+    classes, found, calls = context.get(moment_classes), context.get(moments), context.get(user_calls)
+    rows = np.flatnonzero((classes.kind == MomentClass.COMPILE) & (classes.weight > 0))
+    weight = float(classes.weight[rows].sum())
+    if not is_enough(context, weight, len(rows)):
+        return
+    steps, count, what = _parts(context, rows)
+    warm_up = steps[-1] < max(WARM_UP * count, 1)
+    anew = bool((calls.kind[found.place[rows]] == CallKind.RESET).any())
+    compiler, advice = _compiler(context, rows)
+    where = _caller(context, rows)
+    evidence = f"{per_step(context, weight)}, {margin(context, weight)}; in {len(steps)} of {count} {what}"
+    if warm_up:
+        yield Finding(
+            name="compile_warm_up",
+            title=f"{compiler} compiles in the first steps of the trace",
+            saving_ns=int(weight),
+            advice="This ends once everything is compiled: trace later, after the warm-up (--start-iteration).",
+            evidence=evidence,
+            where=where,
+        )
+        return
+    yield Finding(
+        name="compiled_in_the_loop" if anew else "recompilation",
+        title="torch.compile is called, or reset, in the loop" if anew else f"{compiler} compiles again and again",
+        saving_ns=int(weight),
+        advice="Call torch.compile once, outside the loop, and do not reset it." if anew else advice,
+        evidence=evidence,
+        where=where,
+    )
+
+
+def graph_breaks(context: Context) -> Iterator[Finding]:
+    """Yields a finding if compiled code runs in several pieces per step, where dynamo has counted graph breaks."""
+    counted = context.trace.target.settings.get("dynamo.graph_breaks")
+    pieces = compiled_pieces(context)
+    if not isinstance(counted, int) or counted <= 0 or pieces < 2:
+        return
+    classes, found, slices = context.get(moment_classes), context.get(moments), context.get(thread_slices)
+    calling = functions_named(context, CALLS_COMPILED)
+    inner = context.trace.table("python_function")["name"][slices.row[found.place]]
+    outside = np.append(~matches(context.trace.strings, AROUND_COMPILED)[context.trace.table("cpu_op")["name"]], False)
+    rows = np.flatnonzero(
+        calling[inner] & (classes.weight > 0) & (classes.kind != MomentClass.COMPILE) & ~outside[classes.op]
+    )
+    saving = float(classes.weight[rows].sum()) * (1 - 1 / pieces)
+    if not is_enough(context, saving, len(rows)):
+        return
+    where = _split_function(context, rows)
+    yield Finding(
+        name="graph_breaks",
+        title=f"torch.compile has split the model: {pieces:.0f} compiled pieces run in each step"
+        + (f", most in {where}" if where else ""),
+        saving_ns=int(saving),
+        advice="Look for graph breaks (TORCH_LOGS=graph_breaks; fullgraph=True raises at the first one), and keep "
+        "print, .item() and conditions on the values of tensors out of compiled code: use torch.where or torch.cond, "
+        "and check values once a step, outside of it.",
+        evidence=f"{per_step(context, saving)}, {margin(context, saving)}, in calling the pieces; "
+        f"graph breaks so far: {counted}",
+        where=where,
+    )
+
+
+def _split_function(context: Context, rows: Ints) -> str:
+    """Returns the user's function that is, or contains, compiled code most often at these moments; "" if none."""
+    calls, found, slices = context.get(user_calls), context.get(moments), context.get(thread_slices)
+    places = calls.user_slice[found.place[rows]]
+    places = places[places != NOTHING]
+    places = places[slices_below(context, functions_named(context, CALLS_DYNAMO))[places]]
+    return _commonest(context, slices.row[places])
+
+
+def compiled_pieces(context: Context) -> float:
+    """Returns the number of calls of compiled code per step, on the training thread."""
+    table, steps = context.trace.table("cpu_op"), context.get(host_steps)
+    own = matches(context.trace.strings, COMPILED)[table["name"]] & (table["thread"] == steps.thread)
+    inside = steps.of(table["start"][own]) >= 0
+    return float(np.count_nonzero(inside)) / max(len(steps.start), 1)
+
+
+def _parts(context: Context, rows: Ints) -> tuple[Ints, int, str]:
+    """Returns the steps of these moments, the number of steps and their noun; without steps, tenths of the trace."""
+    found, window = context.get(moments), context.get(host_steps)
+    if window.told:
+        return unique_values(found.step[rows]), len(window.start), "steps"
+    since = (found.time[rows] - window.start[0]) / max(window.total_ns, 1)
+    return unique_values((since * PARTS).astype(np.int64)), PARTS, "tenths of the trace"
+
+
+def _compiler(context: Context, rows: Ints) -> tuple[str, str]:
+    """Returns which compiler works at most of these moments, and the advice if it compiles again and again."""
+    place = context.get(moments).place[rows]
+    if slices_below(context, functions_named(context, _TORCH_COMPILER))[place].any():
+        return "torch.compile", _RECOMPILED
+    for name, (functions, advice) in _OTHER_COMPILERS.items():
+        if 2 * np.count_nonzero(slices_below(context, functions_named(context, functions))[place]) > len(place):
+            return name, advice
+    return "torch.compile", _RECOMPILED
+
+
+def _caller(context: Context, rows: Ints) -> str:
+    """Returns the user's function around most of these moments."""
+    calls, found, slices = context.get(user_calls), context.get(moments), context.get(thread_slices)
+    places = calls.user_slice[found.place[rows]]
+    return _commonest(context, slices.row[places[places != NOTHING]])
+
+
+def _commonest(context: Context, rows: Ints) -> str:
+    """Returns the function of most of these rows of python_function; "" without rows."""
+    if not len(rows):
+        return ""
+    names, counts = np.unique(context.trace.table("python_function")["name"][rows], return_counts=True)
+    return str(code_place(context.trace.strings[int(names[np.argmax(counts)])]))
+
+
+def second_backward(context: Context) -> Iterator[Finding]:
+    """Yields a finding if a graph is run backward more than once, with the callers that do not train."""
+    repeated = _repeated_share(context)
+    if repeated < REPEATED:
+        return
+    classes, found, calls = context.get(moment_classes), context.get(moments), context.get(user_calls)
+    table, slices = context.trace.table("python_function"), context.get(thread_slices)
+    rows = np.flatnonzero((classes.kind == MomentClass.BACKWARD) & (classes.weight > 0))
+    places = calls.user_slice[found.place[rows]]
+    rows, places = rows[places != NOTHING], places[places != NOTHING]
+    if not len(rows):
+        return
+    names, callers = np.unique(table["name"][slices.row[places]], return_inverse=True)
+    callers = callers.reshape(-1)
+    weights = np.bincount(callers, classes.weight[rows], len(names))
+    asks = slices_below(context, functions_named(context, GRAD))[found.place[rows]]  # autograd.grad accumulates nothing
+    extra = np.bincount(callers, asks, len(names)) > 0.5 * np.bincount(callers, minlength=len(names))
+    if not extra.any():
+        extra = np.arange(len(names)) != np.argmax(weights)
+    for number in np.flatnonzero(extra).tolist():
+        if not is_enough(context, float(weights[number]), int((callers == number).sum())):
+            continue
+        place = code_place(context.trace.strings[int(names[number])])
+        yield Finding(
+            name="second_backward",
+            title=f"{place.short} runs the graph backward once more",
+            saving_ns=int(weights[number]),
+            advice="Run backward once: take the gradients that the first backward leaves in .grad, or do this every so "
+            "many steps.",
+            evidence=f"{per_step(context, float(weights[number]))}, {margin(context, float(weights[number]))}; "
+            f"{100 * repeated:.0f} % of the graph's nodes run more than once",
+            where=str(place),
+        )
+
+
+def _repeated_share(context: Context) -> float:
+    """Returns the share of backward nodes that ran more than once: the same number of the same thread."""
+    table = context.trace.table("cpu_op")
+    around = matches(context.trace.strings, EVALUATES)[table["name"]]  # the engine's own operator has the same number
+    rows = np.flatnonzero((table["forward_thread"] > 0) & (table["sequence"] >= 0) & ~around)
+    if not len(rows):
+        return 0.0
+    keys, counts = np.unique(
+        table["forward_thread"][rows].astype(np.int64) << 40 | table["sequence"][rows], return_counts=True
+    )
+    return float(np.count_nonzero(counts > 1) / len(keys))

@@ -29,7 +29,6 @@ from kineto_trace.analysis.finding import (
 )
 from kineto_trace.analysis.host_findings.framework_parts import EVALUATION, Subtree, has_training, settings_of, subtrees
 from kineto_trace.analysis.host_findings.threads import idleness, is_enough, margin, per_step
-from kineto_trace.analysis.host_time.host_moments import host_steps, moments, thread_slices
 from kineto_trace.analysis.host_time.moment_classes import (
     OPTIMIZER,
     MomentClass,
@@ -37,15 +36,23 @@ from kineto_trace.analysis.host_time.moment_classes import (
     framework_calls,
     moment_classes,
 )
-from kineto_trace.analysis.host_time.user_calls import CallTree, callees_text, commonest_place, kind_weights, user_calls
+from kineto_trace.analysis.host_time.user_calls import (
+    CallTree,
+    commonest_place,
+    host_steps,
+    moments,
+    slice_callees,
+    thread_slices,
+    trained_callees,
+    user_calls,
+)
 from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.intervals import containing
-from kineto_trace.arrays.row_groups import places_by_value
+from kineto_trace.arrays.row_groups import group, places_by_value
 from kineto_trace.base.array_types import NOTHING, AnyArray, Floats, Ints, Ints8
 from kineto_trace.kernel_traits.kernel_types import data_loading_names, matches
 from kineto_trace.model.context import Context
-from kineto_trace.structure.activity_links import ops
-from kineto_trace.structure.fwd_bwd import op_roles
+from kineto_trace.structure.activity_links import op_roles, ops
 from kineto_trace.structure.library_calls import CALLING_BACK, CallKind, CodePlace, code_place, framework_of
 
 WAY = 4  # functions of a framework between the user's code and the function that is named
@@ -54,6 +61,8 @@ DENSE_NS = 100_000
 AROUND_NS = 500_000  # around a moment, where operators are counted
 MOSTLY = 0.4  # of a finding's time in one kind of callee
 ASLEEP = 0.5
+TOLD = 0.1  # of a finding's time: callees with less are not named
+MOST_TOLD = 3
 IN_COLLECTIVES = f"user_code_{CallKind.COLLECTIVE.name.lower()}"  # the name of such findings
 
 
@@ -152,7 +161,7 @@ def _finding(context: Context, subtree: Subtree) -> Finding:
         saving_ns=int(weight),
         advice=advice,
         evidence=f"{per_step(context, weight)}, {margin(context, weight)}; seen at {len(rows)} of {len(found)} moments"
-        f"{told}{idleness(context, idle)}{_ops_text(context, rows)}{callees_text(context, rows, share)}{way}",
+        f"{told}{idleness(context, idle)}{_ops_text(context, rows)}{_callees_text(context, rows, share)}{way}",
         where=str(place),
     )
 
@@ -175,8 +184,44 @@ def _kind_by_callees(context: Context, rows: Ints, share: Floats) -> CallKind:
     """Returns the kind of call with most of the time, C functions included."""
     calls, found = context.get(user_calls), context.get(moments)
     return _heaviest(
-        np.bincount(calls.kind[found.place[rows]], share, len(CallKind)), kind_weights(context, rows, share)
+        np.bincount(calls.kind[found.place[rows]], share, len(CallKind)), _kind_weights(context, rows, share)
     )
+
+
+def _kind_weights(context: Context, rows: Ints, share: Floats) -> Floats:
+    """Returns the weight of each CallKind by the callees of moments whose Python functions have no kind.
+
+    rows: places of moments.
+    share: weight of each.
+    """
+    told, place = context.get(slice_callees), context.get(moments).place[rows]
+    unknown = context.get(user_calls).kind[place] == CallKind.NONE
+    by_slice = np.bincount(place[unknown], share[unknown], len(context.get(thread_slices)))
+    weights: Floats = np.bincount(told.kind, by_slice[told.place] * told.share, len(CallKind)).astype(np.float64)
+    return weights
+
+
+def _callees_text(context: Context, rows: Ints, share: Floats) -> str:
+    """Formats what the user's functions called in most of these moments: "; 48 % in pickle.dumps (line 77)".
+
+    rows: places of moments outside the training.
+    share: of each, 1 in total.
+
+    "" if no callee has enough of them.
+    """
+    told, place = context.get(slice_callees), context.get(moments).place[rows]
+    own = context.get(user_calls).user_slice[place] == place
+    by_slice = np.bincount(place[own], share[own], len(context.get(thread_slices)))
+    gone = context.get(trained_callees).callee[told.name]
+    left = 1 - np.bincount(told.place, told.share * gone, len(by_slice))  # of each slice's samples
+    weight = by_slice[told.place] * np.minimum(told.share / np.maximum(left[told.place], told.share), 1.0) * ~gone
+    if not (weight > 0).any():
+        return ""
+    groups = group([told.name, told.line])
+    weights = np.bincount(groups.number, weight)
+    best = [place for place in np.argsort(-weights, kind="stable")[:MOST_TOLD].tolist() if weights[place] >= TOLD]
+    named = [(weights[at], told.names[told.name[groups.first[at]]], told.line[groups.first[at]]) for at in best]
+    return "".join(f"; {100 * part:.0f} % in {name} (line {line})" for part, name, line in named)
 
 
 def _runs_a_model(context: Context, rows: Ints, share: Floats) -> bool:

@@ -26,12 +26,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kineto_trace.analysis.host_time.host_moments import host_steps, host_time_lost, moments, thread_slices
 from kineto_trace.analysis.host_time.user_calls import (
     CallTree,
     StepPhase,
     call_tree,
+    host_steps,
+    host_time_lost,
     inclusive_sums,
+    moments,
+    thread_slices,
     trained_callees,
     user_calls,
 )
@@ -39,8 +42,7 @@ from kineto_trace.arrays.intervals import Union, containing, union
 from kineto_trace.base.array_types import NOTHING, Flags, Floats, Ints, Ints8
 from kineto_trace.kernel_traits.kernel_types import data_loading_names, matches
 from kineto_trace.model.context import Context
-from kineto_trace.structure.activity_links import ops
-from kineto_trace.structure.fwd_bwd import op_roles
+from kineto_trace.structure.activity_links import op_roles, ops
 from kineto_trace.structure.library_calls import CallKind
 
 LONG_GAP_NS = 1_000_000

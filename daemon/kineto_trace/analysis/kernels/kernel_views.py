@@ -301,28 +301,26 @@ def kernel_groups(
 
 def kernel_ops(context: Context) -> Ints:
     """Returns for each row of the table `kernel` the row of cpu_op that launched it, or NOTHING."""
-    activity = context.get(gpu)
-    own = activity.kind == KERNEL
-    found = np.full(len(context.trace.table("kernel")), NOTHING, np.int64)
-    found[activity.row[own]] = activity.op[own]
-    return found
+    return _of_kernels(context, context.get(gpu).op)
 
 
 def captured_kernels(context: Context) -> Flags:
     """Returns for each row of the table `kernel` whether it belongs to an op that captured it into a CUDA graph."""
-    activity = context.get(gpu)
-    own = activity.kind == KERNEL
-    found = np.zeros(len(context.trace.table("kernel")), np.bool_)
-    found[activity.row[own]] = context.get(captured_ops)[own] != NOTHING
-    return found
+    captured: Flags = _of_kernels(context, context.get(captured_ops)) != NOTHING
+    return captured
 
 
 def kernel_owners(context: Context) -> Ints:
     """Returns for each row of the table `kernel` the name of the op or annotation that it belongs to, or NOTHING."""
+    return _of_kernels(context, context.get(owners))
+
+
+def _of_kernels(context: Context, of_activity: Ints) -> Ints:
+    """Returns for each row of the table `kernel` its value among those of GPU activities, or NOTHING."""
     activity = context.get(gpu)
     own = activity.kind == KERNEL
     found = np.full(len(context.trace.table("kernel")), NOTHING, np.int64)
-    found[activity.row[own]] = context.get(owners)[own]
+    found[activity.row[own]] = of_activity[own]
     return found
 
 
@@ -384,9 +382,8 @@ def sequence_columns(
     rows.sort(key=lambda row: (-row[2], row[0]))
     if top_k:
         rows = rows[:top_k]
-    names = [column.name for column in frequent_sequences.columns]
     nothing = [] if rows else [f"no event whose name contains {op!r} launched {min_pattern_len} GPU activities"]
-    return Answer({name_: [row[place] for row in rows] for place, name_ in enumerate(names)}, [*notes, *nothing])
+    return frequent_sequences.answer(rows, [*notes, *nothing])
 
 
 def names_containing(context: Context, op: str) -> Flags:

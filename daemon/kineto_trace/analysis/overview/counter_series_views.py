@@ -53,17 +53,13 @@ class CounterValues(NamedTuple):
 
 def counter_series(context: Context) -> list[CounterValues]:
     """Returns all counters of a trace that have values."""
-    found = [*_of_hardware(context), *_of_kernel(context), *_of_allocator(context), *_of_file(context)]
+    of_hardware = map(_samples_of, context.get(sampled_counters))
+    found = [*of_hardware, *_of_kernel(context), *_of_allocator(context), *_of_file(context)]
     return [series for series in found if np.isfinite(series.value).any()]
 
 
-def _of_hardware(context: Context) -> Iterator[CounterValues]:
-    """Yields the samples of the hardware's counters; a series ends where no sample follows at once."""
-    for track in context.get(sampled_counters):
-        yield _samples_of(track)
-
-
 def _samples_of(track: SampledCounter) -> CounterValues:
+    """Returns the samples of a counter of the hardware; the series ends where no sample follows at once."""
     ends = np.append(track.end[:-1] < track.start[1:], True)[: len(track)]
     time = np.concatenate([track.start, track.end[ends]])
     value = np.concatenate([track.value, np.full(int(np.count_nonzero(ends)), np.nan)])
@@ -216,20 +212,16 @@ def counter_summary(context: Context) -> Answer:
     the recording count from its beginning.
     """
     low, high = context.trace.window_start_ns, context.trace.window_end_ns
-    values: dict[str, list[Any]] = {column.name: [] for column in counter_summary.columns}
+    found: list[tuple[Any, ...]] = []
     for series in counter_series(context):
         held = np.diff(np.clip(np.append(series.time, max(high, int(series.time[-1]))), low, None)).astype(np.float64)
         known = np.isfinite(series.value)
         value, weights = series.value[known], held[known]
-        values["counter"].append(series.name)
-        values["unit"].append(series.unit or None)
-        values["samples"].append(len(value))
         weights = weights / 2.0 ** np.frexp(weights.sum())[1]  # below 1, so that sums of large values do not overflow
-        values["mean"].append(float(np.average(value, weights=weights if weights.any() else None)))
-        values["min"].append(float(value.min()))
-        values["max"].append(float(value.max()))
-        values["last"].append(float(value[-1]))
-    return Answer(values, left_out_note(context))
+        mean = float(np.average(value, weights=weights if weights.any() else None))
+        extremes = float(value.min()), float(value.max())
+        found.append((series.name, series.unit or None, len(value), mean, *extremes, float(value[-1])))
+    return counter_summary.answer(found, left_out_note(context))
 
 
 @view(

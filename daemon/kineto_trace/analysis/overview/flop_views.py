@@ -258,7 +258,7 @@ def flops_utilization(context: Context, *, peak: float = 0.0) -> Answer:
     found, table = context.get(products), context.trace.table("cpu_op")
     notes = _notes(context)
     if notes:
-        return Answer({column.name: [] for column in flops_utilization.columns}, notes)
+        return flops_utilization.answer([], notes)
     ranges = context.get(host_ranges)
     span = ranges.measured().span() or ranges.span() or (0, 0)
     start = table["start"][found.row]

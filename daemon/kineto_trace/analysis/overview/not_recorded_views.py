@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kineto_trace.analysis.host_time.operator_views import SHAPES
-from kineto_trace.analysis.kernels.counter_views import CATEGORY
+from kineto_trace.analysis.kernels.precision_views import CATEGORY
 from kineto_trace.arrays.id_sets import distinct
 from kineto_trace.base.quantities import format_duration, format_ranges
 from kineto_trace.model.activity_tables import table_of
@@ -16,7 +16,7 @@ from kineto_trace.model.source_coverage import SourceCoverage, coverage_note
 from kineto_trace.model.target_info import TargetInfo
 from kineto_trace.model.trace import API_TABLES, GPU_TABLES, NO_SEQUENCE, NO_STRING, Trace
 from kineto_trace.structure.activity_links import gpu, steps, whole_steps
-from kineto_trace.structure.call_stacks import ARGUMENT as CALL_STACK
+from kineto_trace.structure.call_forests import ARGUMENT as CALL_STACK
 from kineto_trace.structure.event_arguments import argument_objects, arguments
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view
@@ -209,18 +209,13 @@ def _missing(context: Context) -> Iterator[MissingPart]:
     ours = bool(context.trace.target.capture_id)
     for part in PARTS:
         found = part.find(context)
-        if part.option and part.is_present(found) is False and _concerns(part, context):
+        # without operators, missing shapes are no loss of their own
+        concerns = not part.of or any(len(context.trace.table(kind)) for kind in part.of)
+        if part.option and part.is_present(found) is False and concerns:
             why = _why(part, found, context.trace)
             useless = _refusal(part, context.trace.target) or (part.name == STEPS and not found.rows)
             option = None if useless else part.option
             yield MissingPart(part.name, why, option, None if ours else part.missing, part.needed_for)
-
-
-def _concerns(part: TracePart, context: Context) -> bool:
-    """Returns whether the trace has what the part describes: without operators, missing shapes are no loss of their
-    own.
-    """
-    return not part.of or any(len(context.trace.table(kind)) for kind in part.of)
 
 
 def _refusal(part: TracePart, target: TargetInfo) -> str:
@@ -373,8 +368,7 @@ def validate(context: Context) -> Answer:
         advice = (part.with_kinetod if ours else part.missing) if good is False else None
         rows.append((part.name, good, found.rows, found.share, part.needed_for, advice))
     rows += [*_coverage(context), *_wrong_types(context)]
-    names = [column.name for column in validate.columns]
-    return Answer({name: [row[place] for row in rows] for place, name in enumerate(names)}, _loss_notes(context))
+    return validate.answer(rows, _loss_notes(context))
 
 
 def _coverage(context: Context) -> list[tuple[str, bool, int, float | None, str, str | None]]:

@@ -32,7 +32,7 @@ from kineto_trace.model.target_info import header_value
 from kineto_trace.model.trace import GPU_TABLES
 from kineto_trace.structure.activity_links import gpu
 from kineto_trace.structure.nesting import unrecorded
-from kineto_trace.structure.recording_span import recording_span
+from kineto_trace.structure.trace_forms import recording_span
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view
 
@@ -119,8 +119,7 @@ def step_columns(found: Breakdown, without_steps: str) -> Answer:
     """The columns of the view step_breakdown. without_steps: the note if there are none."""
     notes = _step_notes(found, without_steps)
     if not found.steps:
-        names = ("step", "start_ns", "complete", "total_us", *(row[0] for row in _SHARES))
-        return Answer({name: [] for name in names}, notes)
+        return step_breakdown.answer([], notes)
     counted, several = found.counted, np.vstack([found.shares_us, found.unrecorded])
     total, averages = found.lengths_us, 1 if len(counted) else 0
     if averages:

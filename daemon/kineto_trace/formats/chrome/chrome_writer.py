@@ -42,9 +42,9 @@ from kineto_trace.model.trace import (
     Trace,
     own_tables,
 )
+from kineto_trace.structure.activity_links import forward_backward
 from kineto_trace.structure.captured_graphs import captured_columns
-from kineto_trace.structure.event_tree import build
-from kineto_trace.structure.fwd_bwd import forward_backward
+from kineto_trace.structure.nesting import build
 
 TRIMONTH_NS = 7_889_238 * 1_000_000_000
 # Kineto's keys (1, or absent) and the options that each stands for

@@ -39,7 +39,7 @@ from kineto_trace.formats.text_sinks import TextSink
 from kineto_trace.model.activity_tables import ViewerRow, tables_on
 from kineto_trace.model.target_info import base_ns as file_base_ns
 from kineto_trace.model.trace import API_TABLES, StringTable, Table, Trace, own_tables
-from kineto_trace.structure.fwd_bwd import forward_backward
+from kineto_trace.structure.activity_links import forward_backward
 
 METADATA = "kinetod"  # the name of our text about the whole trace
 FIRST_SEQUENCE = 2  # sequence 1 has the packets about the whole trace

@@ -8,7 +8,6 @@ from kineto_trace.analysis.flame_views import (
     GPU_SUBJECTS,
     FlameChoice,
     FlameSubject,
-    flame_root,
     merged_profile,
     timed_profile,
 )
@@ -122,7 +121,8 @@ def test_samples_tell_running_waiting_and_idle_apart_and_idle_ones_are_counted()
 def test_samples_without_a_known_interval_are_numbers() -> None:
     found = stacks({"python_function": SAMPLED}, "self_us", "samples", of="python")
     assert found[0] == ("thread 70 main f line 7", None, 4)
-    assert flame_root(Context(trace({"python_function": SAMPLED})), FlameChoice(of=FlameSubject.PYTHON))[1] == SAMPLES
+    profile = merged_profile(Context(trace({"python_function": SAMPLED})), FlameChoice(of=FlameSubject.PYTHON))
+    assert profile.unit == SAMPLES
 
 
 def test_exact_python_calls_have_self_times() -> None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from kineto_trace.analysis.cause_views import time_causes
 from kineto_trace.analysis.findings.finding_views import findings
 from kineto_trace.analysis.idle_pieces import (
     IDLE_CAUSES,
@@ -16,7 +17,6 @@ from kineto_trace.analysis.idle_pieces import (
     pageable_releases,
 )
 from kineto_trace.analysis.idle_views import idle_gaps_view
-from kineto_trace.analysis.time_causes import time_causes
 from kineto_trace.model.context import Context
 from support.trace_files.traces import START_NS, trace
 

@@ -6,7 +6,7 @@ import pytest
 from kineto_trace.analysis.findings.finding_views import findings
 from kineto_trace.analysis.idle_pieces import IDLE_CAUSES, gil_wait_time, gil_waits, idle_pieces
 from kineto_trace.model.context import Context
-from kineto_trace.structure.fwd_bwd import EVALUATE_FUNCTION
+from kineto_trace.structure.activity_links import EVALUATE_FUNCTION
 from support.trace_files.traces import START_NS, target, trace
 
 US = 1000

@@ -9,8 +9,7 @@ from kineto_trace.analysis.kernels.kernel_views import kernels_by_op
 from kineto_trace.analysis.memory_views import memory_curve, memory_events, memory_peak, memory_statistics
 from kineto_trace.analysis.overview.overview_views import gpu_summary, gpu_utilization, sm_efficiency
 from kineto_trace.compat.plugin_distributed_views import plugin_rank
-from kineto_trace.compat.plugin_kernels import plugin_sm_efficiency
-from kineto_trace.compat.plugin_steps import TickClock
+from kineto_trace.compat.plugin_kernels import TickClock, plugin_sm_efficiency
 from kineto_trace.compat.plugin_tree import microseconds
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import Trace

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kineto_trace.decode import python_stacks
 from kineto_trace.model.trace import StringTable, Table
-from kineto_trace.structure.event_tree import build
+from kineto_trace.structure.nesting import build
 from support.agent.stack_records import PERIOD_NS, Sample, code, node, recording
 from support.trace_files.op_tables import spans
 

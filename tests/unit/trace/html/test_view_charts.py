@@ -4,8 +4,8 @@ import re
 from typing import Any
 
 import pytest
+from kineto_trace.analysis.cause_views import CAUSES
 from kineto_trace.analysis.diff.view_differences import COMPARED, Extent, view_differences
-from kineto_trace.analysis.time_causes import CAUSES
 from kineto_trace.catalog.view_catalog import VIEWS
 from kineto_trace.html.view_charts import MAX_BARS, MAX_CHARTS, bar_count, chart, pairs
 from kineto_trace.view_api.plot_shapes import SHAPES, Curve, Histogram, Pairs, Points, bar_columns

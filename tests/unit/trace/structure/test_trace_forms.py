@@ -1,3 +1,5 @@
+"""How long a recording lasted."""
+
 from typing import Any
 
 import pytest
@@ -7,7 +9,8 @@ from kineto_trace.model.context import Context
 from kineto_trace.model.trace import Trace
 from kineto_trace.sql import Database
 from kineto_trace.sql.arrow_tables import SqlSource
-from kineto_trace.structure.trace_forms import with_current_forms
+from kineto_trace.structure.trace_forms import recording_span, with_current_forms
+from support.trace_files import traces
 from support.trace_files.chrome_files import event, load_events, names, written
 
 
@@ -108,3 +111,13 @@ def test_flame_graphs_of_the_gpu_have_the_work_of_mtia() -> None:
         "launch not in the trace;Memcpy HtoD (dma_request) 40000",
         "thread 2;aten::mul;fc-dtype_Float 30000",
     ]
+
+
+def test_the_recording_lasts_from_the_first_event_to_the_last() -> None:
+    trace = traces.trace(
+        {
+            "kernel": [{"name": "k", "start": 4_000, "duration": 9_000}],
+            "cuda_driver": [{"name": "cuInit", "start": 0, "duration": 50_000}],
+        }
+    )
+    assert recording_span(Context(trace)) == (traces.START_NS + 4_000, traces.START_NS + 13_000)

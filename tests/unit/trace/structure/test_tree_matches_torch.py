@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from kineto_trace.model.trace import NO_ROW, StringTable, Table, make_table
-from kineto_trace.structure.event_tree import KINDS, build
-from kineto_trace.structure.fwd_bwd import forward_backward, with_evaluated_sequences
+from kineto_trace.structure.activity_links import forward_backward, with_evaluated_sequences
+from kineto_trace.structure.nesting import KINDS, build
 from support.targets import torch_forks
 
 NAMED = ("start", "thread", "id", "scope", "sequence")

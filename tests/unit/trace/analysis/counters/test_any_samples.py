@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kineto_trace.analysis.counters import clock_views, hardware_counter_views, roofline
+from kineto_trace.analysis.counters import hardware_counter_views, roofline
 from kineto_trace.analysis.findings.finding_views import findings
 from kineto_trace.analysis.overview.counter_series_views import counter_curves, counter_summary, counters
 from kineto_trace.model.context import Context
@@ -17,8 +17,8 @@ from support.trace_files.simulated.sampled_gpu import H200, counter_table
 from support.trace_files.traces import START_NS, target
 
 VIEWS = [
-    clock_views.gpu_clocks,
-    clock_views.throttling_spans,
+    roofline.gpu_clocks,
+    roofline.throttling_spans,
     hardware_counter_views.annotation_counters,
     hardware_counter_views.gpu_counters,
     hardware_counter_views.kernel_counters,

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import kineto_trace
 import pytest
-from kineto_trace.analysis.counters.clock_views import throttling_spans
 from kineto_trace.analysis.counters.hardware_counter_views import gpu_counters, kernel_counters
-from kineto_trace.analysis.counters.roofline import roofline
+from kineto_trace.analysis.counters.roofline import roofline, throttling_spans
 from kineto_trace.analysis.findings.finding_views import findings
 from kineto_trace.analysis.overview.counter_series_views import counter_curves, counter_summary, counters
 from kineto_trace.merge.merged_export import merge_traces

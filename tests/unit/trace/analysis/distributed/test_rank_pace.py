@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from kineto_trace.analysis.distributed.rank_pace import RankPace, rank_pace, slower_host
-from kineto_trace.structure.fwd_bwd import EVALUATE_FUNCTION
+from kineto_trace.structure.activity_links import EVALUATE_FUNCTION
 from support.trace_files.ranks import Event, context, event, launched, step
 
 STEPS = 10

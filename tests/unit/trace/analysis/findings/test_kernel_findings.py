@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from kineto_trace.analysis.counters.clock_views import OWN_POWER
+from kineto_trace.analysis.counters.roofline import OWN_POWER
 from kineto_trace.analysis.finding import Finding
 from kineto_trace.analysis.findings.finding_views import findings
 from kineto_trace.model.context import Context

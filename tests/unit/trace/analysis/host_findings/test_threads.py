@@ -1,13 +1,51 @@
-"""What is found of threads that share the GIL or the processors, and of the garbage collector."""
+"""What is found of threads that share the GIL or the processors, and of the garbage collector.
 
+What is found of how a program uses torch."""
+
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from kineto_trace.analysis.host_findings.threads import garbage, gil, paging, processors
+import pytest
+from kineto_trace.analysis.findings.finding_views import findings
+from kineto_trace.analysis.host_findings.threads import (
+    anomaly_mode,
+    compilation,
+    garbage,
+    gil,
+    graph_breaks,
+    optimizer,
+    paging,
+    processors,
+    second_backward,
+)
 from kineto_trace.analysis.host_findings.user_code import user_code
+from kineto_trace.model.context import Context
 from kineto_trace.model.kernel_counters import PROCESS, KernelCounters
-from support.trace_files.sampled_stacks import BACKWARD, FORWARD, MAIN, PERIOD_NS, THREAD, Sample, sampled
-from support.trace_files.traces import START_NS
+from kineto_trace.model.trace import StringTable
+from support.trace_files.cause_checks import wrong
+from support.trace_files.sampled_stacks import (
+    BACKWARD,
+    FORWARD,
+    LINEAR,
+    MAIN,
+    MODULE,
+    OPTIMIZER,
+    PERIOD_NS,
+    SITE,
+    THREAD,
+    TORCH,
+    Sample,
+    Stack,
+    sampled,
+    sampled_trace,
+)
+from support.trace_files.traces import START_NS, table
+
+SINGLE = (*MAIN, OPTIMIZER, TORCH + "optim/adamw.py(1): _single_tensor_adamw")
+FUSED = (*MAIN, OPTIMIZER, TORCH + "optim/adamw.py(1): _fused_adamw")
+COMPILES = (*MAIN, TORCH + "_dynamo/eval_frame.py(1): compile_wrapper", TORCH + "_dynamo/convert_frame.py(9): _compile")
+STEP = {"name": "Optimizer.step#AdamW.step", "thread": 1}
 
 
 def test_a_thread_that_holds_the_gil_is_named() -> None:
@@ -133,3 +171,225 @@ def test_a_thread_that_is_ready_but_has_half_a_processor_is_found() -> None:
 
 def test_a_thread_that_has_the_processor_whenever_it_is_ready_is_no_finding() -> None:
     assert list(processors(sampled([FORWARD] * 100, thread_use=[use(THREAD, 80, 0.78)]))) == []
+
+
+def op(name: str, start: int, end: int, **values: int) -> dict[str, Any]:
+    """An operator from one sample to another."""
+    duration = (end - start) * PERIOD_NS
+    return {"name": name, "start": start * PERIOD_NS, "duration": duration, "thread": 1, "torch_thread": 1, **values}
+
+
+def backward(number: int, start: int, end: int) -> list[dict[str, Any]]:
+    node = op("AddmmBackward0", start, end, sequence=number, forward_thread=1, scope=1)
+    engine = "autograd::engine::evaluate_function: AddmmBackward0"
+    return [op(engine, start, end, sequence=number, forward_thread=1, scope=1), node]
+
+
+def test_an_optimizer_that_goes_over_the_parameters_one_by_one_is_found() -> None:
+    marks = [{**STEP, "start": 50 * PERIOD_NS, "duration": 50 * PERIOD_NS}]
+    (finding,) = optimizer(sampled([*[FORWARD] * 50, *[SINGLE] * 50], annotations=marks))
+    assert finding.title == "The optimizer (AdamW.step) updates the parameters one by one"
+    assert finding.saving_ns == 50 * PERIOD_NS
+
+
+def test_a_fused_optimizer_is_no_finding() -> None:
+    assert list(optimizer(sampled([*[FORWARD] * 50, *[FUSED] * 50]))) == []
+
+
+def test_compiling_in_the_first_steps_alone_is_the_warm_up() -> None:
+    (finding,) = compilation(sampled([*[COMPILES] * 10, *[FORWARD] * 90], steps=10))
+    assert (finding.name, finding.where) == ("compile_warm_up", "main (/job/train.py:10)")
+
+
+def test_without_steps_tenths_of_the_trace_tell_a_warm_up_from_compiling_again() -> None:
+    def name(samples: list[Sample]) -> str:
+        made = sampled_trace(samples)
+        tables = {**made.tables, "user_annotation": table("user_annotation", [], StringTable())}
+        (finding,) = compilation(Context(replace(made, tables=tables)))
+        assert "tenths of the trace" in finding.evidence
+        return finding.name
+
+    assert name([*[COMPILES] * 10, *[FORWARD] * 90]) == "compile_warm_up"
+    assert name([*[COMPILES] * 2, *[FORWARD] * 8] * 10) == "recompilation"
+
+
+def test_compiling_again_and_again_is_found() -> None:
+    (finding,) = compilation(sampled([*[COMPILES] * 2, *[FORWARD] * 8] * 10, steps=10))
+    assert (finding.name, finding.saving_ns) == ("recompilation", 20 * PERIOD_NS)
+    assert "dynamic=True" in finding.advice
+
+
+def test_running_what_was_compiled_is_no_compiling() -> None:
+    runs = (
+        *MAIN,
+        TORCH + "_inductor/output_code.py(628): CompiledFxGraph.__call__",
+        SITE + "../tmp/x/cabc.py(9): call",
+    )
+    graph = (*MAIN, TORCH + "fx/graph_module.py(400): GraphModule.call_wrapped")
+    assert list(compilation(sampled([*[runs] * 2, *[graph] * 2, *[FORWARD] * 6] * 10, steps=10))) == []
+
+
+@pytest.mark.parametrize(
+    ("frames", "title", "advice"),
+    [
+        (
+            ("jax/_src/pjit.py(1): cache_miss", "jax/_src/compiler.py(2): backend_compile_and_load"),
+            "JAX",
+            "jax.jit once",
+        ),
+        (
+            ("triton/runtime/jit.py(1): JITFunction.run", "triton/compiler/compiler.py(2): compile"),
+            "Triton",
+            "constexpr",
+        ),
+        (
+            ("torch/_dynamo/convert_frame.py(1): _compile", "triton/compiler/compiler.py(2): compile"),
+            "torch.compile",
+            "dynamic",
+        ),
+    ],
+)
+def test_each_compiler_that_is_at_work_again_and_again_is_named(frames: Stack, title: str, advice: str) -> None:
+    stack = (*MAIN, *(SITE + frame for frame in frames))
+    (finding,) = compilation(sampled([*[(stack, "idle")] * 2, *[FORWARD] * 8] * 10, steps=10))
+    assert finding.title == f"{title} compiles again and again"
+    assert advice in finding.advice
+    assert finding.where == "main (/job/train.py:10)"
+
+
+def test_torch_compile_called_in_the_loop_is_told_apart() -> None:
+    reset = (*MAIN, TORCH + "_dynamo/__init__.py(1): reset")
+    (finding,) = compilation(sampled([reset, COMPILES, *[FORWARD] * 8] * 10, steps=10))
+    assert finding.name == "compiled_in_the_loop"
+
+
+GATE = (*MAIN, TORCH + "_dynamo/eval_frame.py(1): OptimizedModule.__call__", MODULE, "/job/net.py(3): Gate.forward")
+CALLS_PIECE = (*GATE, TORCH + "_functorch/_aot_autograd/runtime_wrappers.py(1129): runtime_wrapper")
+PIECE = (
+    *CALLS_PIECE,
+    TORCH + "_inductor/output_code.py(721): CompiledFxGraph.__call__",
+    f"/tmp/i/ab/c{51 * chr(97)}.py(9): call",
+)
+
+
+def in_pieces(count: int, breaks: int) -> Context:
+    """A step in which compiled pieces are called for 30 of 100 samples, and run for 50."""
+    pieces = [
+        op(f"Torch-Compiled Region: {number}/0", 80 * number // count, 80 * (number + 1) // count)
+        for number in range(count)
+    ]
+    samples: list[Sample] = [*[CALLS_PIECE] * 30, *[PIECE] * 50, *[(*MAIN, BACKWARD)] * 20]
+    return sampled(samples, ops=pieces, settings={"dynamo.graph_breaks": breaks})
+
+
+def test_compiled_code_in_several_pieces_is_found_in_the_function_that_is_split() -> None:
+    (finding,) = graph_breaks(in_pieces(5, breaks=2))
+    assert finding.title == (
+        "torch.compile has split the model: 5 compiled pieces run in each step, most in Gate.forward (/job/net.py:3)"
+    )
+    assert finding.saving_ns == pytest.approx(30 * PERIOD_NS * 4 / 5)
+    assert "graph breaks so far: 2" in finding.evidence
+
+
+@pytest.mark.parametrize(("pieces", "breaks"), [(1, 2), (5, 0)])
+def test_one_piece_or_pieces_that_were_compiled_apart_are_no_graph_breaks(pieces: int, breaks: int) -> None:
+    assert list(graph_breaks(in_pieces(pieces, breaks))) == []
+
+
+def test_compiled_code_that_runs_is_not_compiling_nor_the_users_code() -> None:
+    context = in_pieces(1, breaks=0)
+    assert list(compilation(context)) == []
+    assert list(user_code(context)) == []
+
+
+def test_stacks_that_autograd_writes_down_are_its_anomaly_mode() -> None:
+    stack = (*FORWARD, "/usr/lib/python3.11/traceback.py(9): format_stack", "/usr/lib/python3.11/linecache.py(1): x")
+    context = sampled([*[FORWARD] * 80, *[stack] * 20], ops=[op("aten::linear", 80, 100)])
+    (finding,) = anomaly_mode(context)
+    assert (finding.title, finding.saving_ns) == ("Autograd's anomaly mode is on", 20 * PERIOD_NS)
+
+
+def test_checks_for_nan_outside_the_steps_are_no_saving() -> None:
+    stack = (*FORWARD, "/usr/lib/python3.11/traceback.py(9): format_stack", "/usr/lib/python3.11/linecache.py(1): x")
+    engine = "autograd::engine::evaluate_function: AddmmBackward0"
+    checks = [
+        entry
+        for start, end in ((10, 30), (110, 180))
+        for entry in (op(engine, start, end, sequence=7, forward_thread=1), op("aten::isnan", start, end))
+    ]
+    whole = sampled_trace([*[FORWARD] * 80, *[stack] * 20], ops=[op("aten::linear", 80, 100), *checks])
+    longer = replace(whole, window_end_ns=whole.window_end_ns + 100 * PERIOD_NS)
+    (finding,) = anomaly_mode(Context(longer))
+    assert finding.saving_ns == (20 + 20) * PERIOD_NS
+
+
+def test_a_stack_that_the_program_formats_itself_is_not() -> None:
+    stack = (*MAIN, "/job/a.py(3): log", "/usr/lib/python3.11/traceback.py(9): format_stack")
+    context = sampled([*[FORWARD] * 80, *[stack] * 20])
+    assert list(anomaly_mode(context)) == []
+    assert [finding.where for finding in user_code(context)] == ["log (/job/a.py:42)"]
+
+
+def test_stacks_below_a_module_are_of_anomaly_mode_though_no_operator_is_seen() -> None:
+    stack = (*FORWARD, "/usr/lib/python3.11/traceback.py(9): format_stack", "/usr/lib/python3.11/linecache.py(1): x")
+    context = sampled([*[FORWARD] * 60, *[(*MAIN, BACKWARD)] * 20, *[stack] * 20])
+    assert [finding.saving_ns for finding in anomaly_mode(context)] == [20 * PERIOD_NS]
+    assert list(user_code(context)) == []
+
+
+def test_where_anomaly_mode_is_known_to_be_on_it_writes_the_stacks() -> None:
+    stack = (*MAIN, "/usr/lib/python3.11/traceback.py(9): format_stack")
+    context = sampled([*[FORWARD] * 80, *[stack] * 20], settings={"torch.anomaly_mode": True})
+    assert [finding.saving_ns for finding in anomaly_mode(context)] == [20 * PERIOD_NS]
+
+
+def test_a_graph_that_is_run_backward_for_its_gradients_alone_is_found_at_its_caller() -> None:
+    grad = (*MAIN, "/job/norms.py(5): log_norms", TORCH + "autograd/__init__.py(434): grad")
+    samples: list[Sample] = [*[FORWARD] * 40, *[grad] * 30, *[(*MAIN, BACKWARD)] * 30]
+    ops = [op("aten::linear", 0, 40, sequence=7), *backward(7, 40, 70), *backward(7, 70, 100)]
+    (finding,) = second_backward(sampled(samples, ops=ops))
+    assert finding.title == "log_norms (norms.py:5) runs the graph backward once more"
+    assert finding.saving_ns == 30 * PERIOD_NS
+
+
+def test_with_a_gpu_the_second_backward_costs_what_the_gpu_is_idle() -> None:
+    grad = (*MAIN, "/job/norms.py(5): log_norms", TORCH + "autograd/__init__.py(434): grad")
+    samples: list[Sample] = [*[FORWARD] * 40, *[grad] * 30, *[(*MAIN, BACKWARD)] * 30]
+    ops = [op("aten::linear", 0, 40, sequence=7), *backward(7, 40, 70), *backward(7, 70, 100)]
+    whole, strings = sampled_trace(samples, ops=ops), StringTable()
+    strings.add_all(list(whole.strings))
+    kernels = [{"name": "gemm", "start": start * PERIOD_NS, "duration": 29 * PERIOD_NS} for start in (0, 30, 70)]
+    tables = {**whole.tables, "kernel": table("kernel", kernels, strings)}
+    context = Context(replace(whole, tables=tables, strings=tuple(strings.strings)))
+    (finding,) = (each for each in context.get(findings).findings if each.name == "second_backward")
+    assert wrong(context) == []
+    assert finding.saving_ns == (70 - 59) * PERIOD_NS  # log_norms runs from 40 to 70, a kernel until 59
+
+
+def test_a_graph_that_is_run_backward_twice_has_no_caller_without_python_stacks() -> None:
+    context = sampled([], ops=[op("aten::linear", 0, 40, sequence=7), *backward(7, 40, 70), *backward(7, 70, 100)])
+    assert list(second_backward(context)) == []
+
+
+def test_two_graphs_that_are_each_run_backward_once_are_no_finding() -> None:
+    other = (*MAIN, "/job/critic.py(5): update", BACKWARD)
+    samples: list[Sample] = [*[FORWARD] * 40, *[other] * 30, *[(*MAIN, BACKWARD)] * 30]
+    ops = [op("aten::linear", 0, 40, sequence=7), *backward(7, 40, 70), *backward(8, 70, 100)]
+    assert list(second_backward(sampled(samples, ops=ops))) == []
+
+
+def test_a_model_that_is_run_without_a_backward_is_named_by_who_runs_it() -> None:
+    loss = "/job/train.py(40): loss_of"
+    training = (*MAIN, loss, MODULE, LINEAR)
+    validating = (*MAIN, "/job/train.py(50): validate", loss, MODULE, LINEAR)
+    samples: list[Sample] = [*[training] * 40, *[validating] * 20, *[(*MAIN, BACKWARD)] * 40]
+    ops = [op("aten::linear", 0, 40, sequence=7), op("aten::linear", 40, 60), *backward(7, 60, 100)]
+    (finding,) = user_code(sampled(samples, ops=ops))
+    assert finding.title == "validate (train.py:50) runs a model without a backward"
+    assert finding.saving_ns == 20 * PERIOD_NS
+
+
+def test_a_forward_at_the_end_whose_backward_is_not_in_the_trace_is_no_evaluation() -> None:
+    samples: list[Sample] = [*[FORWARD] * 40, *[(*MAIN, BACKWARD)] * 40, *[FORWARD] * 20]
+    ops = [op("aten::linear", 0, 40, sequence=7), *backward(7, 40, 80), op("aten::linear", 80, 100, sequence=8)]
+    assert list(user_code(sampled(samples, ops=ops))) == []

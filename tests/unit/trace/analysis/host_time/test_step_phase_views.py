@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kineto_trace.analysis.host_time.host_moments import MAX_MOMENTS, moments
 from kineto_trace.analysis.host_time.step_phase_views import data_loading, hot_lines, step_phase_times
+from kineto_trace.analysis.host_time.user_calls import MAX_MOMENTS, moments
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import Table
 from support.trace_files.sampled_stacks import BACKWARD, FORWARD, LOADER, MAIN, Sample, sampled, sampled_trace

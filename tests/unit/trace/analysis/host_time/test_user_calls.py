@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from kineto_trace.analysis.finding import Finding
 from kineto_trace.analysis.host_findings.host_finding_rules import loading
-from kineto_trace.analysis.host_findings.torch_use import compilation, optimizer
+from kineto_trace.analysis.host_findings.threads import compilation, optimizer
 from kineto_trace.analysis.host_findings.user_code import user_code
 from kineto_trace.analysis.host_time.moment_classes import MomentClass, moment_classes
 from kineto_trace.analysis.host_time.user_calls import StepPhase, phases_by_name, user_lines

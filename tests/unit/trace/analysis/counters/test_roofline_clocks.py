@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kineto_trace.analysis.counters.clock_views import NO_CLOCKS, OWN_POWER, gpu_clocks, throttling_spans
+from kineto_trace.analysis.counters.roofline import NO_CLOCKS, OWN_POWER, gpu_clocks, throttling_spans
 from kineto_trace.analysis.counters.sampled_counters import NO_COUNTERS
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import StringTable
