@@ -6,11 +6,20 @@ from http import HTTPStatus
 from typing import Any
 
 from kinetoctl.errors import CliError, Denied, NotFound, Unreachable, UsageProblem
-from kinetoctl.web.analyses.analysis_queue import Computing, TooBusy
-from kinetoctl.web.analyses.worker_process import AnalysisFailed
-from kinetoctl.web.http import security
-from kinetoctl.web.http.security import COOKIE, LIFETIME_S, Sessions, WebSession
-from kinetoctl.web.http.web_messages import STATIC, WebAnswer, WebError, WebRequest, redirect, static_file
+from kinetoctl.web.analyses.analysis_queue import AnalysisFailed, Computing, TooBusy
+from kinetoctl.web.http.web_messages import (
+    COOKIE,
+    LIFETIME_S,
+    SAFE_METHODS,
+    STATIC,
+    Sessions,
+    WebAnswer,
+    WebError,
+    WebRequest,
+    WebSession,
+    redirect,
+    static_file,
+)
 from kinetoctl.web.pages.capture_page import capture_json, capture_page
 from kinetoctl.web.pages.captures_page import captures_json, captures_page, traces_json
 from kinetoctl.web.pages.counters_page import counters_json, counters_page
@@ -71,7 +80,7 @@ _STATUS: tuple[tuple[type[Exception], HTTPStatus], ...] = (
 
 
 class WebApplication:
-    """Answers every request of one user that passed `security.check`. on_entry: called when a token was used."""
+    """Answers every request of one user that passed `check`. on_entry: called when a token was used."""
 
     def __init__(self, context: PageContext, sessions: Sessions, on_entry: Callable[[], None] = lambda: None) -> None:
         self._context = context
@@ -102,7 +111,7 @@ class WebApplication:
 
 def page_answer(context: PageContext, request: WebRequest, session: WebSession) -> WebAnswer:
     """The page of a user who is known. Raises WebError for a form that was not made for the session."""
-    if request.method not in security.SAFE_METHODS and not session.owns(request.first("form_secret")):
+    if request.method not in SAFE_METHODS and not session.owns(request.first("form_secret")):
         raise WebError(HTTPStatus.FORBIDDEN, "this form was not made for your session: load its page again")
     page, found = _route(request)
     if page is None or (context.files and request.path.startswith(_WITH_DAEMON)):
@@ -133,7 +142,7 @@ def _problem(context: PageContext, request: WebRequest, session: WebSession, exc
 
 def _route(request: WebRequest) -> tuple[Page | None, dict[str, Any]]:
     """The page of a request, and what its address names."""
-    method = "GET" if request.method in security.SAFE_METHODS else request.method
+    method = "GET" if request.method in SAFE_METHODS else request.method
     for wanted, pattern, page in _ROUTES:
         match = pattern.fullmatch(request.path)
         if match and wanted == method:

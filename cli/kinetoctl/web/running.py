@@ -11,16 +11,12 @@ from functools import partial
 from kinetoctl.base.common_options import CommonOptions
 from kinetoctl.client.daemon_client import Client
 from kinetoctl.errors import Refused
-from kinetoctl.web.analyses.analysis_queue import AnalysisQueue
-from kinetoctl.web.analyses.trace_library import TraceLibrary
-from kinetoctl.web.analyses.url_copies import DEFAULT_ROOM
-from kinetoctl.web.analyses.worker_process import WorkerLimits
+from kinetoctl.web.analyses.analysis_queue import AnalysisQueue, WorkerLimits
+from kinetoctl.web.analyses.trace_library import DEFAULT_ROOM, TraceLibrary
 from kinetoctl.web.application import ENTRY, WebApplication
-from kinetoctl.web.http.request_handler import RequestHandler, WebSite
-from kinetoctl.web.http.security import HOST, HOST_V6, Origins, Sessions, origin, page_policy, ui_origin, ui_policy
-from kinetoctl.web.http.web_server import WebServer
-from kinetoctl.web.pages.daemons import OneDaemon
-from kinetoctl.web.pages.page_context import PageContext
+from kinetoctl.web.http.request_handler import RequestHandler, WebServer, WebSite
+from kinetoctl.web.http.web_messages import HOST, HOST_V6, Origins, Sessions, origin, page_policy, ui_origin, ui_policy
+from kinetoctl.web.pages.page_context import OneDaemon, PageContext
 from kinetoctl.web.pages.timeline_page import ui_file
 
 TRIES = 10  # for a port that is free on both addresses

@@ -15,7 +15,7 @@ from kinetoctl.web.pages.page_context import PageContext, ask, rank_choices, who
 if TYPE_CHECKING:
     from kineto_protos.v1 import profiler_pb2 as pb
 
-    from kinetoctl.web.pages.daemons import OfHost
+    from kinetoctl.web.pages.page_context import OfHost
 
 MAX_COMMAND = 60  # characters
 

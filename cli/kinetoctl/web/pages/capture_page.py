@@ -8,8 +8,7 @@ from kineto_trace.html.templates import view_sentence
 
 from kinetoctl.base.view_settings import COMPARED_FIRST
 from kinetoctl.output.console import plain
-from kinetoctl.web.http.security import WebSession
-from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest, redirect
+from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest, WebSession, redirect
 from kinetoctl.web.pages.baselines import baseline_of, baseline_values, comparison_command
 from kinetoctl.web.pages.captures_page import facts, has_trace, running, status_of, target_facts
 from kinetoctl.web.pages.memory_page import only_snapshots, shows_snapshot

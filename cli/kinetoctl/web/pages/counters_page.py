@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from kinetoctl.web.http.security import WebSession
-from kinetoctl.web.http.web_messages import WebAnswer, WebRequest
+from kinetoctl.web.http.web_messages import WebAnswer, WebRequest, WebSession
 from kinetoctl.web.pages.baselines import baseline_of, baseline_values, comparison, comparison_command
 from kinetoctl.web.pages.page_context import (
     MAX_ROWS,

@@ -11,10 +11,8 @@ from kinetoctl.client.selection import Selection
 from kinetoctl.errors import CliError
 from kinetoctl.output.listing import PROCESSES, ListColumn, shown_columns, traceable
 from kinetoctl.output.units import NOTHING
-from kinetoctl.web.http.security import WebSession
-from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest, redirect
-from kinetoctl.web.pages.daemons import HostsFound, OfHost
-from kinetoctl.web.pages.page_context import PageContext, hosts_answer, render, with_help
+from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest, WebSession, redirect
+from kinetoctl.web.pages.page_context import HostsFound, OfHost, PageContext, hosts_answer, render, with_help
 
 DEFAULT_DURATION = "5s"
 

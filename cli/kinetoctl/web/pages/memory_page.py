@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from kinetoctl.options.trace_arguments import SNAPSHOT_FORMAT, all_snapshots, has_snapshot
-from kinetoctl.web.http.security import WebSession
-from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest
+from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest, WebSession
 from kinetoctl.web.pages.baselines import baseline_of, baseline_values, comparison, comparison_command
 from kinetoctl.web.pages.page_context import (
     MAX_ROWS,
@@ -25,7 +24,7 @@ from kinetoctl.web.pages.page_context import (
 if TYPE_CHECKING:
     from kineto_protos.v1 import profiler_pb2 as pb
 
-    from kinetoctl.web.pages.daemons import OfHost
+    from kinetoctl.web.pages.page_context import OfHost
 
 CURVE, SNAPSHOT, EVENTS, STATISTICS = "memory_curve", "memory_snapshot", "memory_events", "memory_statistics"
 COMPARED = ("memory_peak_blocks", STATISTICS)  # with those of a baseline

@@ -3,8 +3,7 @@
 from http import HTTPStatus
 from typing import Any
 
-from kinetoctl.web.http.security import WebSession
-from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest
+from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest, WebSession
 from kinetoctl.web.pages.baselines import baseline_of, baseline_values, comparison, comparison_command
 from kinetoctl.web.pages.page_context import MAX_ROWS, PageContext, ask, data_address, render, results_answer, row_limit
 

@@ -5,8 +5,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from kinetoctl.errors import CliError
-from kinetoctl.web.http.security import WebSession
-from kinetoctl.web.http.web_messages import WebAnswer, WebRequest
+from kinetoctl.web.http.web_messages import WebAnswer, WebRequest, WebSession
 from kinetoctl.web.pages.captures_page import MAX_CAPTURES, listed
 from kinetoctl.web.pages.page_context import (
     WAIT_S,

@@ -7,8 +7,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from kinetoctl.base.view_settings import DIFF_VIEWS, TREE, TREE_VIEWS
-from kinetoctl.web.http.security import WebSession
-from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest
+from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest, WebSession
 from kinetoctl.web.pages.baselines import Baseline, baseline_of, baseline_values, comparison_command
 from kinetoctl.web.pages.page_context import (
     ALL_BARS,

@@ -30,10 +30,18 @@ from kineto_protos import unix_peer
 from kineto_protos.call_values import CERTIFICATE_KEY, CERTIFICATE_NAME, MAX_NAMES, USER_KEY, USER_NAME
 
 from kinetoctl.errors import Refused
-from kinetoctl.web.http import security
-from kinetoctl.web.http.request_handler import MAX_TARGET_BYTES, content_length, failure, headers_of, web_request
-from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest, opened
-from kinetoctl.web.http.web_server import IDLE_S, REQUEST_S, SEND_S, ConnectionDeadlines
+from kinetoctl.web.http.request_handler import (
+    IDLE_S,
+    MAX_TARGET_BYTES,
+    REQUEST_S,
+    SEND_S,
+    ConnectionDeadlines,
+    content_length,
+    failure,
+    headers_of,
+    web_request,
+)
+from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest, check_request, opened
 
 _USER_NAME, _CERTIFICATE_NAME = re.compile(USER_NAME), re.compile(CERTIFICATE_NAME)
 _ALTERNATIVES_OID = b"\x06\x03\x55\x1d\x11"  # subjectAltName, 2.5.29.17, as DER has it
@@ -165,7 +173,7 @@ class HttpConnection:
             request, headers = self._received(head)
             self._deadlines.expect(self._sock, None)
             user = self._identify(headers)
-            security.check(request, self._site.origin)
+            check_request(request, self._site.origin)
             return self._site.application(request, user)
         except WebError as exc:
             return failure(exc)

@@ -40,7 +40,7 @@ from kinetoctl.client.selection import Selection
 from kinetoctl.client.tracing import has_ended
 from kinetoctl.errors import CliError, Denied, NotFound, TimedOut, Unreachable
 from kinetoctl.options.trace_arguments import CAPTURE_ID
-from kinetoctl.web.pages.daemons import PROGRAM, HostsFound, OfHost, Unanswered
+from kinetoctl.web.pages.page_context import PROGRAM, HostsFound, OfHost, Unanswered
 
 T = TypeVar("T")
 CALLS_AT_ONCE, CALLS_OF_USER = 1024, 256

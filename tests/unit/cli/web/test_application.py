@@ -16,8 +16,7 @@ from urllib.parse import urlencode
 import jsonschema
 import pytest
 from kineto_trace.catalog.view_catalog import VIEWS
-from kinetoctl.web.http.security import COOKIE
-from kinetoctl.web.http.web_messages import _FILES
+from kinetoctl.web.http.web_messages import _FILES, COOKIE
 from support.trace_files import synthetic
 from support.web.browsing import Browser, browsing
 from support.web.hostile_trace import write_hostile

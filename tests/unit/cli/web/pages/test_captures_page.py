@@ -5,7 +5,7 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.store.upload_manifest import FLEET_LABEL
 from kinetoctl.client.host_targets import Place
 from kinetoctl.web.pages.captures_page import facts, listed, row_of, running, status_of, target_facts
-from kinetoctl.web.pages.daemons import OfHost
+from kinetoctl.web.pages.page_context import OfHost
 from support.service.captures import done_target
 
 FLEET = "20260101-000000-abcdef"

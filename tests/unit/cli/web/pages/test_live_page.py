@@ -8,11 +8,9 @@ from typing import Any
 from kineto_protos.v1 import profiler_pb2 as pb
 from kinetoctl.base.common_options import CommonOptions
 from kinetoctl.web.analyses.trace_library import TraceLibrary
-from kinetoctl.web.http.security import WebSession
-from kinetoctl.web.http.web_messages import WebRequest
-from kinetoctl.web.pages.daemons import OneDaemon
+from kinetoctl.web.http.web_messages import WebRequest, WebSession
 from kinetoctl.web.pages.live_page import live_page
-from kinetoctl.web.pages.page_context import PageContext
+from kinetoctl.web.pages.page_context import OneDaemon, PageContext
 
 READY = pb.Process(pid=41, user="ada", agent_state=pb.AGENT_STATE_READY, command=["python", "train.py"], iterations=7)
 BLOCKED = pb.Process(pid=42, user="ada", obstacle="its seccomp filter forbids <ptrace>", command=["python", "b.py"])
