@@ -22,12 +22,19 @@ from kinetoctl.web.http.web_messages import (
 )
 from kinetoctl.web.pages.capture_page import capture_json, capture_page
 from kinetoctl.web.pages.captures_page import captures_json, captures_page, traces_json
-from kinetoctl.web.pages.counters_page import counters_json, counters_page
+from kinetoctl.web.pages.chart_pages import (
+    counters_json,
+    counters_page,
+    memory_json,
+    memory_page,
+    ranks_json,
+    ranks_page,
+    snapshot_json,
+    snapshot_page,
+)
 from kinetoctl.web.pages.flame_page import flame_json, flame_page
 from kinetoctl.web.pages.live_page import live_json, live_page, trace_form
-from kinetoctl.web.pages.memory_page import memory_json, memory_page, snapshot_json, snapshot_page
 from kinetoctl.web.pages.page_context import REFRESH_S, PageContext, plain_page, render
-from kinetoctl.web.pages.ranks_page import ranks_json, ranks_page
 from kinetoctl.web.pages.sql_page import sql_csv, sql_json, sql_page
 from kinetoctl.web.pages.timeline_page import timeline_page, timeline_trace
 from kinetoctl.web.pages.view_page import view_csv, view_json, view_page

@@ -18,12 +18,18 @@ from kinetoctl.output import units
 from kinetoctl.output.capture_summary import target_lines
 from kinetoctl.output.listing import commands, stored
 from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest, WebSession
-from kinetoctl.web.pages.page_context import REFRESH_S, PageContext, hosts_answer, json_answer, render, with_help
+from kinetoctl.web.pages.page_context import (
+    REFRESH_S,
+    OfHost,
+    PageContext,
+    hosts_answer,
+    json_answer,
+    render,
+    with_help,
+)
 
 if TYPE_CHECKING:
     from kineto_protos.v1 import profiler_pb2 as pb
-
-    from kinetoctl.web.pages.page_context import OfHost
 
 MAX_CAPTURES = 100
 MAX_HOSTS = 300  # characters of their names

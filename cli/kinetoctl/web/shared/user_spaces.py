@@ -28,14 +28,12 @@ from kinetoctl.output import units
 from kinetoctl.web.analyses.analysis_queue import AnalysisFailed, AnalysisQueue
 from kinetoctl.web.analyses.trace_library import FIND_S, FoundKey, TraceLibrary, TraceSet
 from kinetoctl.web.http.web_messages import WebError, new_session
-from kinetoctl.web.pages.page_context import Daemons, OneDaemon, PageContext
+from kinetoctl.web.pages.page_context import Daemons, OfHost, OneDaemon, PageContext
 from kinetoctl.web.shared.doors import PageUser
 from kinetoctl.web.shared.fleet_hosts import FleetDaemons, FleetHosts
 
 if TYPE_CHECKING:
     from kineto_protos.v1 import profiler_pb2 as pb
-
-    from kinetoctl.web.pages.page_context import OfHost
 
 MAX_USERS = 256
 IDLE_S = 3600.0
