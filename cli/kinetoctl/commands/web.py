@@ -120,7 +120,7 @@ def command(
     of the list, and so is each run of a TensorBoard log folder. The list keeps itself up to date.
     """
     from kinetoctl.web.analyses.analysis_queue import WorkerLimits  # with the rest of what only the server needs
-    from kinetoctl.web.running import WebOptions, running_web
+    from kinetoctl.web.application import WebOptions, running_web
 
     settings = current()
     limits = WorkerLimits(memory_bytes=max(worker_memory, MIN_MEMORY_BYTES), job_s=max(1, worker_time // NS_PER_S))
