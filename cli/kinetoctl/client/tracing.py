@@ -27,8 +27,7 @@ from kineto_trace.base.quantities import format_size
 from kineto_trace.store.output_formats import STORED_SUFFIXES, LogFile
 
 from kinetoctl.client import enum_names
-from kinetoctl.client.daemon_client import Client
-from kinetoctl.client.retry import RETRYABLE, Patience
+from kinetoctl.client.daemon_client import RETRYABLE, Client, Patience
 from kinetoctl.errors import CliError, DownloadFailed, FileConflict, Refused, TimedOut, Unreachable, VerificationFailed
 from kinetoctl.exit_codes import ExitCode
 

@@ -8,26 +8,22 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kinetoctl.base.common_options import CommonOptions, common_options, current
-from kinetoctl.base.lazy_import import LazyGroup
+from kinetoctl.base.common_options import CommonOptions, LazyGroup, common_options, current
 from kinetoctl.base.value_types import FOLDER, LABEL, prepare_folder
 from kinetoctl.client import enum_names
-from kinetoctl.client.daemon_client import Client
-from kinetoctl.client.fleet.broadcast import find_fleet
+from kinetoctl.client.daemon_client import Client, Patience
 from kinetoctl.client.fleet.fleet_files import bring, merge_files
-from kinetoctl.client.fleet.host_client import HostClient
+from kinetoctl.client.fleet.host_client import HostClient, find_fleet
 from kinetoctl.client.fleet.host_run import Fleet
 from kinetoctl.client.host_targets import Place
-from kinetoctl.client.retry import Patience
 from kinetoctl.client.tracing import Outcome, fetch_files, follow, has_ended
 from kinetoctl.errors import NotFound, Refused
 from kinetoctl.exit_codes import ExitCode
 from kinetoctl.options.selection_options import MAX_PID, named_places, place_options
 from kinetoctl.output import units
 from kinetoctl.output.capture_progress import show_fleet, show_progress
-from kinetoctl.output.capture_summary import show_capture
+from kinetoctl.output.capture_summary import note_merged, show_capture, show_fleet_result
 from kinetoctl.output.console import emit, plain, print_table, say
-from kinetoctl.output.fleet_summary import note_merged, show_fleet_result
 from kinetoctl.output.listing import CAPTURES, Entry, entries_of_hosts, listing_options, ordered, show, watch
 
 if TYPE_CHECKING:

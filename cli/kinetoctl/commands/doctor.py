@@ -2,8 +2,7 @@
 
 import click
 
-from kinetoctl.base.common_options import CommonOptions, common_options, current
-from kinetoctl.base.lazy_import import completed
+from kinetoctl.base.common_options import CommonOptions, common_options, completed, current
 from kinetoctl.client.daemon_client import Client
 from kinetoctl.exit_codes import ExitCode
 from kinetoctl.options.selection_options import MAX_PID

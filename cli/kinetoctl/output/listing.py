@@ -248,7 +248,7 @@ def entries_of_hosts(
 
     Reports hosts that do not answer, and raises their error if none answers.
     """
-    from kinetoctl.client.fleet.broadcast import ask, errors, exit_code, values  # one host needs none of it
+    from kinetoctl.client.fleet.host_client import ask, errors, exit_code, values  # one host needs none of it
 
     answers = ask(places, load, timeout_s=timeout_s)
     for text in errors(answers):

@@ -33,8 +33,15 @@ from kineto_protos import endpoints
 from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetoctl.client.daemon_client import Client
-from kinetoctl.client.fleet.broadcast import HostAnswer, parts_of
-from kinetoctl.client.fleet.host_client import RETRY_S, HostClient, HostConnection, close_connection, connected
+from kinetoctl.client.fleet.host_client import (
+    RETRY_S,
+    HostAnswer,
+    HostClient,
+    HostConnection,
+    close_connection,
+    connected,
+    parts_of,
+)
 from kinetoctl.client.host_targets import Place, distinct, parse_hosts, template
 from kinetoctl.client.selection import Selection
 from kinetoctl.client.tracing import has_ended
