@@ -5,13 +5,14 @@ Sizes are limited before anything is read into memory, and every error becomes a
 
 import logging
 import socket
+import socketserver
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from email.message import Message
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from shutil import copyfileobj
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -45,11 +46,38 @@ _LOOK_S = 0.25
 Owner = Callable[[Address, Address], bool]
 
 
-class WebServer(ThreadingHTTPServer):
-    """Listens on a loopback address. port 0: any free one. Raises OSError if the port is in use."""
+class DeadlineServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
+    """Serves each connection in a thread of its own, and ends those that are late."""
 
     daemon_threads = True
     block_on_close = False
+    deadlines: "ConnectionDeadlines"
+
+    def serve(self) -> None:
+        """Serves until `shutdown`."""
+        self.serve_forever(poll_interval=_LOOK_S)
+
+    def service_actions(self) -> None:
+        """Ends the connections that are late. Runs a few times a second."""
+        self.deadlines.cut_late()
+
+    def shutdown_request(self, request: Any) -> None:
+        """Forgets a connection that has ended."""
+        self.deadlines.forget(request)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Prints nothing: a client that disconnects is no news, and other errors were answered with a page."""
+
+    def server_close(self) -> None:
+        """Closes the listening socket and every connection."""
+        super().server_close()
+        self.deadlines.cut_all()
+
+
+class WebServer(DeadlineServer, HTTPServer):
+    """Listens on a loopback address. port 0: any free one. Raises OSError if the port is in use."""
+
     request_queue_size = 32
 
     def __init__(
@@ -74,10 +102,6 @@ class WebServer(ThreadingHTTPServer):
         """The port that it listens on."""
         return int(self.server_address[1])
 
-    def serve(self) -> None:
-        """Serves until `shutdown`."""
-        self.serve_forever(poll_interval=_LOOK_S)
-
     def verify_request(self, request: Any, client_address: Any) -> bool:
         """Whether this connection is served at all."""
         if len(self.deadlines) >= MAX_CONNECTIONS or not self._is_own(request.getsockname(), client_address):
@@ -85,23 +109,6 @@ class WebServer(ThreadingHTTPServer):
         request.settimeout(SEND_S)
         self.deadlines.expect(request, IDLE_S)
         return True
-
-    def service_actions(self) -> None:
-        """Ends the connections that are late. Runs a few times a second."""
-        self.deadlines.cut_late()
-
-    def shutdown_request(self, request: Any) -> None:
-        """Forgets a connection that has ended."""
-        self.deadlines.forget(request)
-        super().shutdown_request(request)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Prints nothing: a client that disconnects is no news, and other errors were answered with a page."""
-
-    def server_close(self) -> None:
-        """Closes the listening socket and every connection."""
-        super().server_close()
-        self.deadlines.cut_all()
 
 
 # Open connections, and until when something is expected of each: what is late is cut. Thread-safe.
