@@ -262,12 +262,9 @@ def find_fleet(places: Sequence[Place], capture_id: str, *, timeout_s: float) ->
 
     A host that does not answer becomes a member with its error. Raises NotFound if no host has a part.
     """
-
-    async def parts(client: HostClient, _place: Place) -> list[pb.Capture]:
-        return await parts_of(client, capture_id)
-
     members = []
-    for place, captures, error in ask(places, parts, timeout_s=timeout_s):
+    answers = ask(places, lambda client, _place: parts_of(client, capture_id), timeout_s=timeout_s)
+    for place, captures, error in answers:
         if error is not None:
             members.append(HostRun(place, error=error))
         members += [HostRun(place, each, clock=stored_clock(each), started=True) for each in captures or ()]
