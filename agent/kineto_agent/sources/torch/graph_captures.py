@@ -155,13 +155,11 @@ class GraphCaptures:
         return bool(getattr(cuda, "_initialized", False))
 
     def _open(self) -> None:
-        from kineto_agent.sources import collector_library
         from kineto_agent.sources.torch import operators  # ctypes: only where it is needed
         from kineto_agent.sources.torch.object_layouts import LAYOUTS
         from kineto_agent.sources.torch.observer_binding import GraphWatcher
 
-        watcher = GraphWatcher(collector_library.path())
-        collector_library.loaded()
+        watcher = GraphWatcher.of_process()
         layouts = LAYOUTS.get(operators.release_of(operators.torch_version()), ())
         layout = watcher.open(operators.library_path(), _CUDA, self._c10_cuda, layouts)
         if layout is not None:

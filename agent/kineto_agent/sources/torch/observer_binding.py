@@ -5,9 +5,8 @@ Every call releases the GIL. The mirror of the C structures is checked by `kc_ob
 
 import ctypes
 import os
-from typing import Any, Dict, NamedTuple, Optional, Tuple
+from typing import Any, NamedTuple, Optional, Tuple
 
-from kineto_agent.sources import collector_library
 from kineto_agent.sources.native_interface import NativeCounts, NativeInterface
 from kineto_agent.sources.torch.object_layouts import TorchLayout
 
@@ -134,17 +133,6 @@ class Observer(TorchInterface):
     def close(self) -> None:
         """Free the arena, unless a thread is still inside."""
         self._library.kc_observer_close()
-
-
-_loaded: Dict[str, Observer] = {}
-
-
-def load() -> Observer:
-    """The process's observer, loaded at the first call. Raises SourceError."""
-    if "observer" not in _loaded:
-        _loaded["observer"] = Observer(collector_library.path())
-        collector_library.loaded()
-    return _loaded["observer"]
 
 
 # The watcher of CUDA graph captures (agent/native/graphs/capture_watch.h) through ctypes.
