@@ -34,7 +34,8 @@ from kineto_trace.base.visible_text import one_line
 from kinetoctl.client import enum_names
 from kinetoctl.client.enum_names import RECORDERS
 from kinetoctl.client.fleet.fleet_files import bring, merge_files, new_id
-from kinetoctl.client.fleet.fleet_run import REQUIREMENTS, WARMUP_NS, FleetRequest, FleetRun, in_thread, run_fleet
+from kinetoctl.client.fleet.fleet_run import REQUIREMENTS, WARMUP_NS, FleetRequest, FleetRun, run_fleet
+from kinetoctl.client.fleet.host_client import in_thread
 from kinetoctl.client.fleet.host_run import LOST, Fleet
 from kinetoctl.client.host_targets import Place, PlaceOptions, places
 from kinetoctl.client.selection import Selection

@@ -2,8 +2,7 @@
 
 import click
 
-from kinetoctl.base.common_options import common_options
-from kinetoctl.base.lazy_import import LazyGroup
+from kinetoctl.base.common_options import LazyGroup, common_options
 from kinetoctl.exit_codes import MEANINGS
 
 # Where each command is, in kinetoctl.commands, and the first sentence of its help, so that --help imports none.

@@ -19,7 +19,7 @@ import click
 from click.shell_completion import shell_complete
 
 from kinetoctl.app import cli
-from kinetoctl.base.lazy_import import MissingCommand
+from kinetoctl.base.common_options import MissingCommand
 from kinetoctl.base.reason_codes import advices
 from kinetoctl.errors import CliError
 from kinetoctl.exit_codes import COMPLETE_VARIABLE, STOPPED, ExitCode

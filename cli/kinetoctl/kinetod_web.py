@@ -155,8 +155,8 @@ def command(**given: Any) -> int:
 
 def _options(given: dict[str, Any]) -> Any:
     """The options of the server. Raises UsageError."""
-    from kinetoctl.web.analyses.worker_process import WorkerLimits
-    from kinetoctl.web.http.security import Origins
+    from kinetoctl.web.analyses.analysis_queue import WorkerLimits
+    from kinetoctl.web.http.web_messages import Origins
     from kinetoctl.web.shared.serving import SharedOptions
 
     if given["listen"] is None and given["socket"] is None:

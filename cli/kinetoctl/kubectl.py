@@ -12,8 +12,7 @@ import click
 from click.shell_completion import ShellComplete
 
 from kinetoctl.__main__ import main as run
-from kinetoctl.base.common_options import common_options
-from kinetoctl.base.lazy_import import LazyGroup
+from kinetoctl.base.common_options import LazyGroup, common_options
 from kinetoctl.client.kube import KubeTarget, namespace_of, parse_kube
 from kinetoctl.exit_codes import ExitCode
 from kinetoctl.output.console import say

@@ -12,8 +12,7 @@ from kineto_agent.sources import collector_library, registry
 from kineto_agent.sources.interface import Source
 from kineto_agent.sources.torch.graph_captures import CAPTURES
 from kineto_agent.steps.counting import COUNTER
-from kineto_agent.steps.jax_hooks import JaxStepHooks
-from kineto_agent.steps.torch_hooks import StepHooks
+from kineto_agent.steps.torch_hooks import JaxStepHooks, StepHooks
 from kineto_agent.system import fork_warnings
 from kineto_agent.system.debuglog import log, log_exception
 from kineto_agent.system.gil_turns import Turns

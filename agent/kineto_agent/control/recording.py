@@ -29,7 +29,7 @@ from kineto_agent.sources.interface import (
     TellCall,
 )
 from kineto_agent.sources.registry import RecordingPlan, SourceChoice
-from kineto_agent.sources.torch import graph_session
+from kineto_agent.sources.torch import graph_captures
 from kineto_agent.sources.torch.profiler_guard import ProfilerGuard, UserProfiler
 from kineto_agent.steps import step_marks
 from kineto_agent.steps.counting import StepCounter
@@ -299,7 +299,7 @@ class Recording:
             self._iterations = None
         kernels = any(part.session.format == CUPTI_FORMAT for part in self._running)
         if kernels:
-            self._hand_over(graph_session.NAME, graph_session.session)
+            self._hand_over(graph_captures.NAME, graph_captures.session)
         self._stop_running()
         if kernels and not self._hurried and "jax" in sys.modules:  # this takes longer: nothing records meanwhile
             from kineto_agent.sources.jax import hlo_modules

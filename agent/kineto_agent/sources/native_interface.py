@@ -5,8 +5,9 @@ negative number and a text.
 """
 
 import ctypes
-from typing import Any, Callable, Dict, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Dict, NamedTuple, Sequence, Type, TypeVar
 
+from kineto_agent.sources import collector_library
 from kineto_agent.sources.interface import SourceError
 from kineto_agent.system.libraries import Library
 
@@ -54,6 +55,12 @@ def enable(start: Callable[..., int], kinds: Sequence[int], error: ErrorText) ->
     return EnableResult(code, dict(zip(kinds, results)), str(error))
 
 
+if TYPE_CHECKING:  # as loaded into a process, hints cannot be called
+    _Interface = TypeVar("_Interface", bound="NativeInterface")
+
+_loaded: Dict[Type["NativeInterface"], Any] = {}
+
+
 class NativeInterface:
     """One interface of the library, loaded and of the right version. Raises SourceError: COLLECTOR_MISSING."""
 
@@ -83,6 +90,15 @@ class NativeInterface:
         for name in self.BY_PROGRAM:
             getattr(self._library, name)
         self._error = ErrorText()
+
+    @classmethod
+    def of_process(cls: "Type[_Interface]") -> "_Interface":
+        """The process's one, loaded at the first call. Raises SourceError."""
+        if cls not in _loaded:
+            _loaded[cls] = cls(collector_library.path())
+            collector_library.loaded()
+        one: _Interface = _loaded[cls]
+        return one
 
     def _check(self, code: int) -> int:
         """Return the result of a function, or raise SourceError if it is an error."""

@@ -88,15 +88,15 @@ SOURCES: Tuple[_Row, ...] = (
     _Row("python.stack_sampling", "PythonStacksSource", _everywhere),
     _Row("python.call_tracing", "PythonCallsSource", _everywhere),
     _Row("torch.operators", "TorchOpsSource", _has_torch),
-    _Row("memory.snapshots", "MemorySource", _has_torch),
-    _Row("memory.allocation_events", "MemoryEventsSource", _has_torch),
-    _Row("jax.hlo_operations", "JaxSource", _has_jax),
+    _Row("memory.allocator_history", "MemorySource", _has_torch),
+    _Row("memory.allocator_history", "MemoryEventsSource", _has_torch),
+    _Row("jax.xla_session", "JaxSource", _has_jax),
     _Row("jax.pjrt_plugins", "PluginsSource", _has_pjrt_plugin),
     _Row("cupti.gpu_activities", "CuptiSource", _has_nvidia),
     _Row("pti.gpu_activities", "XpuSource", _has_intel),
     _Row("rocprofiler.gpu_activities", "RocprofilerSource", _has_amd),
 )
-_sources: Dict[str, Source] = {}  # by module, once created
+_sources: Dict[str, Source] = {}  # by class, once created
 
 
 class SourceChoice(NamedTuple):
@@ -132,15 +132,15 @@ def sources() -> List[Source]:
     raises.
     """
     for row in SOURCES:
-        if row.module not in _sources and row.possible():
+        if row.made_by not in _sources and row.possible():
             try:
                 # Not importlib: the loader of a live attach gives our modules their own __import__, and importlib would
                 # find a kineto_agent that the program has installed.
                 module = __import__("kineto_agent.sources." + row.module, fromlist=(row.made_by,))
-                _sources[row.module] = getattr(module, row.made_by)()
+                _sources[row.made_by] = getattr(module, row.made_by)()
             except Exception:  # noqa: BLE001 - a process without a usable source still has the others
                 log_exception("the source %s cannot be loaded" % row.module)
-    return [*_plugins(), *(_sources[row.module] for row in SOURCES if row.module in _sources)]
+    return [*_plugins(), *(_sources[row.made_by] for row in SOURCES if row.made_by in _sources)]
 
 
 def _plugins() -> List[Any]:

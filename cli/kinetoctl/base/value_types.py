@@ -45,10 +45,7 @@ def parse_positive_duration_ns(text: str) -> int:
 
 def parse_delay_ns(text: str) -> int:
     """Like parse_duration_ns, but zero or more and at most a day; a number without a unit is in seconds."""
-    value = _duration_ns(text)
-    if value < 0:
-        raise ValueError(f"expected a duration of zero or more, got {text!r}")
-    return _not_too_long(value, text)
+    return _not_too_long(parse_keep_ns(text), text)
 
 
 def parse_keep_ns(text: str) -> int:

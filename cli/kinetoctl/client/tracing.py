@@ -27,8 +27,7 @@ from kineto_trace.base.quantities import format_size
 from kineto_trace.store.output_formats import STORED_SUFFIXES, LogFile
 
 from kinetoctl.client import enum_names
-from kinetoctl.client.daemon_client import Client
-from kinetoctl.client.retry import RETRYABLE, Patience
+from kinetoctl.client.daemon_client import RETRYABLE, Client, Patience
 from kinetoctl.errors import CliError, DownloadFailed, FileConflict, Refused, TimedOut, Unreachable, VerificationFailed
 from kinetoctl.exit_codes import ExitCode
 
@@ -262,12 +261,10 @@ def fetch_files(
                 fetching.fetch(target, file)
 
 
-def _check_promise(outcome: Outcome) -> None:
+def broken_promise(target: pb.Target, name: str) -> list[CliError]:
     """A target that is DONE has files; a daemon that reports DONE without files must not lead to exit code 0."""
-    for target in outcome.capture.targets:
-        if target.verdict == pb.VERDICT_DONE and not target.files:
-            problem = f"{enum_names.target(target)}: the daemon reports DONE, but no file"
-            outcome.problems.append(Refused(problem))
+    broken = target.verdict == pb.VERDICT_DONE and not target.files
+    return [Refused(f"{name}: the daemon reports DONE, but no file")] if broken else []
 
 
 def trace(client: Client, request: TraceRequest, progress: Progress) -> Outcome:
@@ -287,7 +284,8 @@ def trace(client: Client, request: TraceRequest, progress: Progress) -> Outcome:
     except KeyboardInterrupt:
         progress.note(f"`kinetoctl captures fetch {outcome.capture.id}` downloads what the daemon keeps of it")
         raise
-    _check_promise(outcome)
+    for target in outcome.capture.targets:
+        outcome.problems += broken_promise(target, enum_names.target(target))
     return outcome
 
 

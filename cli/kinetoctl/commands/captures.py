@@ -8,32 +8,26 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kinetoctl.base.common_options import CommonOptions, common_options, current
-from kinetoctl.base.lazy_import import LazyGroup
+from kinetoctl.base.common_options import CommonOptions, LazyGroup, common_options, completed, current
 from kinetoctl.base.value_types import FOLDER, LABEL, prepare_folder
 from kinetoctl.client import enum_names
-from kinetoctl.client.daemon_client import Client
-from kinetoctl.client.fleet.broadcast import find_fleet
+from kinetoctl.client.daemon_client import Client, Patience
 from kinetoctl.client.fleet.fleet_files import bring, merge_files
-from kinetoctl.client.fleet.host_client import HostClient
+from kinetoctl.client.fleet.host_client import find_fleet
 from kinetoctl.client.fleet.host_run import Fleet
-from kinetoctl.client.host_targets import Place
-from kinetoctl.client.retry import Patience
 from kinetoctl.client.tracing import Outcome, fetch_files, follow, has_ended
 from kinetoctl.errors import NotFound, Refused
 from kinetoctl.exit_codes import ExitCode
 from kinetoctl.options.selection_options import MAX_PID, named_places, place_options
 from kinetoctl.output import units
 from kinetoctl.output.capture_progress import show_fleet, show_progress
-from kinetoctl.output.capture_summary import show_capture
+from kinetoctl.output.capture_summary import note_merged, show_capture, show_fleet_result
 from kinetoctl.output.console import emit, plain, print_table, say
-from kinetoctl.output.fleet_summary import note_merged, show_fleet_result
-from kinetoctl.output.listing import CAPTURES, Entry, entries_of_hosts, listing_options, ordered, show, watch
+from kinetoctl.output.listing import CAPTURES, listing_options, show_list
 
 if TYPE_CHECKING:
     from kineto_protos.v1 import profiler_pb2 as pb
 
-Found = tuple[list[Entry], ExitCode]
 Checked = tuple[str, "pb.FileCheck"]
 COLUMNS = ("CAPTURE", "PID", "FILE", "COPY", "SIZE", "RESULT")  # of files that were verified
 
@@ -44,17 +38,10 @@ def command() -> None:
     """List, show, fetch, cancel, pin, verify and delete captures."""
 
 
-def _complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[Any]:
-    from kinetoctl.options.completers import capture_ids  # only when a shell asks: it needs the daemon
-
-    return capture_ids(incomplete)
-
-
-capture_argument = click.argument("capture_id", metavar="ID", shell_complete=_complete)
-some_captures_argument = click.argument("capture_ids", metavar="[ID]...", nargs=-1, shell_complete=_complete)
-captures_argument = click.argument(
-    "capture_ids", metavar="ID...", nargs=-1, required=True, shell_complete=_complete
-)  # at least one
+_IDS = completed("capture_ids")
+capture_argument = click.argument("capture_id", metavar="ID", shell_complete=_IDS)
+some_captures_argument = click.argument("capture_ids", metavar="[ID]...", nargs=-1, shell_complete=_IDS)
+captures_argument = click.argument("capture_ids", metavar="ID...", nargs=-1, required=True, shell_complete=_IDS)
 
 
 @command.command("list")
@@ -75,45 +62,22 @@ captures_argument = click.argument(
 @listing_options(CAPTURES.orders, "newest first, host by host")
 @place_options
 @common_options
-def list_captures(
-    labels: tuple[tuple[str, str], ...],
-    limit: int,
-    order: str | None,
-    reverse: bool,
-    watches: bool,
-    interval: int,
-    **hosts: Any,
-) -> int:
+def list_captures(labels: tuple[tuple[str, str], ...], limit: int, **values: Any) -> int:
     """List captures, newest first; with several hosts, host by host.
 
     `kinetoctl captures show ID` shows one, `kinetoctl captures fetch ID` downloads its files.
     """
     settings = current()
-    places = named_places(hosts)
-    with contextlib.ExitStack() as stack:
-        client = None if places else stack.enter_context(Client(settings.address, timeout_s=settings.timeout_s))
-
-        def find() -> Found:
-            if client is None:
-                return _of_hosts(places, dict(labels), limit, settings)
-            found = client.captures(dict(labels), limit=limit)
-            return [Entry(item=capture, place={}) for capture in found], ExitCode.DONE
-
-        if watches:
-            watch(lambda: ordered(find()[0], CAPTURES, order, reverse=reverse), CAPTURES, settings, interval / 1e9)
-            return ExitCode.DONE
-        entries, code = find()
-    show(ordered(entries, CAPTURES, order, reverse=reverse), CAPTURES, settings)
+    _, code = show_list(
+        CAPTURES,
+        named_places(values),
+        settings,
+        lambda client: client.captures(dict(labels), limit=limit),
+        lambda client, _place: client.captures(dict(labels), limit=limit),
+        lambda place: {"address": place.address},
+        **values,
+    )
     return code
-
-
-def _of_hosts(places: Sequence[Place], labels: dict[str, str], limit: int, settings: CommonOptions) -> Found:
-    """The captures of many hosts, as entries_of_hosts."""
-
-    async def captures(client: HostClient, _place: Place) -> "list[pb.Capture]":
-        return await client.captures(labels, limit=limit)
-
-    return entries_of_hosts(places, captures, lambda place: {"address": place.address}, settings.timeout_s)
 
 
 def _follow(client: Client, capture: "pb.Capture", settings: CommonOptions) -> None:

@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING, Any
 import click
 from kineto_trace.base.visible_text import one_line
 
-from kinetoctl.base.common_options import common_options, current
-from kinetoctl.base.lazy_import import LazyGroup
+from kinetoctl.base.common_options import LazyGroup, common_options, current
 from kinetoctl.base.value_types import DURATION
-from kinetoctl.client.daemon_client import Client
-from kinetoctl.client.retry import kept_open
+from kinetoctl.client.daemon_client import Client, kept_open
 from kinetoctl.errors import Refused
 from kinetoctl.exit_codes import ExitCode
 from kinetoctl.output.console import as_json, as_yaml, emit, plain, print_table, say, say_text

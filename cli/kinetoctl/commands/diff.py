@@ -239,8 +239,6 @@ def _compared(
     options: DiffOptions, first: Mapping[int, "Source"], second: Mapping[int, "Source"], shared: Sequence[int]
 ) -> dict[str, "Result"]:
     """The results per step, rank by rank, so that memory is bounded by one trace."""
-    from dataclasses import replace
-
     from kineto_trace.analysis.diff.diff_views import compare_jobs, compare_ranks, missing_ranks
     from kineto_trace.catalog.view_catalog import find_view
 
@@ -267,8 +265,6 @@ def _views(
     options: DiffOptions, first: Mapping[int, "Source"], second: Mapping[int, "Source"], shared: Sequence[int]
 ) -> dict[str, "Result"]:
     """The rows of views beside each other. Raises ViewError for those whose rows have no counterparts."""
-    from dataclasses import replace
-
     from kineto_trace.analysis.diff.diff_views import missing_ranks
     from kineto_trace.analysis.diff.view_differences import extent, view_differences
     from kineto_trace.catalog.view_catalog import find_view
@@ -344,14 +340,11 @@ def _with_checks(
 
 
 def _show(results: Mapping[str, "Result"], options: DiffOptions, settings: CommonOptions) -> None:
-    if settings.file is not None:
-        from kinetoctl.output.result_tables import save_results
+    from kinetoctl.output.result_tables import save_results, show_results
 
+    if settings.file is not None:
         save_results(results, settings, limit=options.limit or 0)
         return
-
-    from kinetoctl.output.result_tables import show_results
-
     limit = options.limit
     if settings.output == "table":
         limit = DEFAULT_LIMIT if limit is None else limit
@@ -363,7 +356,6 @@ def _show(results: Mapping[str, "Result"], options: DiffOptions, settings: Commo
 
 
 def _write(results: Mapping[str, "Result"], checks: Mapping[str, list["Check"]], options: DiffOptions) -> None:
-
     if options.junit is not None:
         write_junit(checks, options.junit)
     if options.markdown is not None:

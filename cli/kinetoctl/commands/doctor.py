@@ -1,14 +1,15 @@
 """`kinetoctl doctor`."""
 
+from typing import Any
+
 import click
 
-from kinetoctl.base.common_options import CommonOptions, common_options, current
-from kinetoctl.base.lazy_import import completed
+from kinetoctl.base.common_options import common_options, completed, current
 from kinetoctl.client.daemon_client import Client
 from kinetoctl.exit_codes import ExitCode
 from kinetoctl.options.selection_options import MAX_PID
 from kinetoctl.output.console import emit, plain
-from kinetoctl.output.diagnosis import print_diagnosis, print_host_diagnosis, problems
+from kinetoctl.output.diagnosis import host_verdict, print_checks, problems, process_title, verdict
 
 
 @click.command("doctor")
@@ -24,22 +25,13 @@ def command(pid: int | None) -> int:
     """
     settings = current()
     with Client(settings.address, timeout_s=settings.timeout_s) as client:
-        return _host(client, settings) if pid is None else _process(client, pid, settings)
-
-
-def _process(client: Client, pid: int, settings: CommonOptions) -> int:
-    diagnosis = client.diagnose(pid)
-    if settings.output == "table":
-        print_diagnosis(diagnosis, color=settings.color)
+        found: Any = client.diagnose_host() if pid is None else client.diagnose(pid)
+    if pid is None:
+        title, last, prevented = f"host {found.hostname}", host_verdict(found), bool(problems(found.checks))
     else:
-        emit(plain(diagnosis), settings.output)
-    return ExitCode.DONE if diagnosis.method else ExitCode.FAILED
-
-
-def _host(client: Client, settings: CommonOptions) -> int:
-    diagnosis = client.diagnose_host()
+        title, last, prevented = process_title(found), verdict(found), not found.method
     if settings.output == "table":
-        print_host_diagnosis(diagnosis, color=settings.color)
+        print_checks(title, found.checks, last, color=settings.color)
     else:
-        emit(plain(diagnosis), settings.output)
-    return ExitCode.FAILED if problems(diagnosis.checks) else ExitCode.DONE
+        emit(plain(found), settings.output)
+    return ExitCode.FAILED if prevented else ExitCode.DONE

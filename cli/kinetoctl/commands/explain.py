@@ -1,9 +1,10 @@
 """`kinetoctl explain`."""
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from kinetoctl.base.common_options import common_options, current
 from kinetoctl.base.reason_codes import explained, explanations
@@ -11,15 +12,10 @@ from kinetoctl.exit_codes import ExitCode
 from kinetoctl.output.console import emit, print_table, say, say_text
 from kinetoctl.output.diagnosis import explanation_lines
 
-if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
-
 COLUMNS = ("CODE", "STATUS", "MEANING")
 
 
-def _complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> "list[CompletionItem]":
-    from click.shell_completion import CompletionItem
-
+def _complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     rows = {row.code: row.meaning for row in explanations()}
     return [CompletionItem(code, help=text) for code, text in rows.items() if code.startswith(incomplete.upper())]
 

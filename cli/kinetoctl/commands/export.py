@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from kinetoctl.base.common_options import CommonOptions, current, options_without_form
 from kinetoctl.base.value_types import RANKS
@@ -26,8 +27,7 @@ FORMATS = (
 ALIGNMENTS = ("collectives", "clock")
 
 
-def _complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[Any]:
-    from click.shell_completion import CompletionItem
+def _complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     from kineto_trace.formats.trace_export import FORMATS as WRITTEN
 
     return [CompletionItem(e.name, help=e.meaning) for e in WRITTEN.values() if e.name.startswith(incomplete)]

@@ -9,8 +9,7 @@ import click
 from kineto_trace.base.quantities import format_duration
 
 from kinetoctl import installation
-from kinetoctl.base.common_options import common_options, current
-from kinetoctl.base.lazy_import import LazyGroup
+from kinetoctl.base.common_options import LazyGroup, common_options, current
 from kinetoctl.client.daemon_client import Client
 from kinetoctl.errors import NotInstalled, Unsupported, UsageProblem
 from kinetoctl.exit_codes import ExitCode

@@ -6,8 +6,7 @@ from pathlib import Path
 import click
 
 from kinetoctl import dynolog_migration
-from kinetoctl.base.common_options import OUTPUTS, common_options, current, options_without_form
-from kinetoctl.base.lazy_import import LazyGroup
+from kinetoctl.base.common_options import OUTPUTS, LazyGroup, common_options, current, options_without_form
 from kinetoctl.base.unit_file import FlagReader, GivenFlag, UnitFile, find_unit, read_unit
 from kinetoctl.dynolog_migration import FLAGS, SWITCHES, FlagOutcome, Migrated, migrated
 from kinetoctl.errors import NotMigrated

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from kineto_trace.base.own_processes import python
 
-from kinetoctl.base.common_options import common_options, current
-from kinetoctl.base.lazy_import import LazyGroup, completed
+from kinetoctl.base.common_options import LazyGroup, common_options, completed, current
 from kinetoctl.client import enum_names
 from kinetoctl.client.daemon_client import Client
 from kinetoctl.errors import NotWritten, PluginRefused, ProjectExists, UsageProblem

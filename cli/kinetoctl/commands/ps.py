@@ -1,43 +1,15 @@
 """`kinetoctl ps`."""
 
-import contextlib
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from kinetoctl.base.common_options import CommonOptions, common_options, current
-from kinetoctl.client.daemon_client import Client
+from kinetoctl.base.common_options import common_options, current
 from kinetoctl.client.selection import Selection
 from kinetoctl.errors import NotFound
-from kinetoctl.exit_codes import ExitCode
 from kinetoctl.options.selection_options import named_places, place_options, selector_options
 from kinetoctl.output.console import say
-from kinetoctl.output.listing import PROCESSES, Entry, listing_options, ordered, show, watch
-
-if TYPE_CHECKING:
-    from kineto_protos.v1 import profiler_pb2 as pb
-
-    from kinetoctl.client.fleet.host_client import HostClient
-    from kinetoctl.client.host_targets import Place
-
-Found = tuple[list[Entry], ExitCode]
-
-
-def _of_hosts(places: "Sequence[Place]", selector: "pb.Selector", every: bool, settings: CommonOptions) -> Found:
-    """The processes of many hosts, as entries_of_hosts."""
-    from kinetoctl.output.listing import entries_of_hosts  # 60 ms that one host does not need
-
-    async def processes(client: "HostClient", place: "Place") -> "list[pb.Process]":
-        return await client.processes(place.selected(selector), include_without_agent=every, trainers=True)
-
-    return entries_of_hosts(places, processes, lambda place: {"host": place.host}, settings.timeout_s)
-
-
-def _here(client: Client, selector: "pb.Selector", every: bool) -> Found:
-    """The processes of one host."""
-    found = client.processes(selector, include_without_agent=every, trainers=True)
-    return [Entry(item=process, place={}) for process in found], ExitCode.DONE
+from kinetoctl.output.listing import PROCESSES, listing_options, show_list
 
 
 @click.command("ps")
@@ -48,15 +20,7 @@ def _here(client: Client, selector: "pb.Selector", every: bool) -> Found:
 @selector_options
 @place_options
 @common_options
-def command(
-    include_without_agent: bool,
-    order: str | None,
-    reverse: bool,
-    watches: bool,
-    interval: int,
-    selection: Selection,
-    **hosts: Any,
-) -> int:
+def command(include_without_agent: bool, selection: Selection, watches: bool, **values: Any) -> int:
     """List processes that train or use a GPU, and whether they can be traced.
 
     Listed are processes that have an agent, hold a context on a GPU or were started with KINETO_USE_DAEMON, and Python
@@ -72,22 +36,21 @@ def command(
     the agent has counted, ITER/S how many there are in a second now.
     """
     settings = current()
-    places = named_places(hosts)
+    places = named_places(values)
     selects = bool(selection) or any(place.selects for place in places)
-    selector = selection.to_proto()
-    with contextlib.ExitStack() as stack:
-        client = None if places else stack.enter_context(Client(settings.address, timeout_s=settings.timeout_s))
-
-        def find() -> Found:
-            if client is None:
-                return _of_hosts(places, selector, include_without_agent, settings)
-            return _here(client, selector, include_without_agent)
-
-        if watches:
-            watch(lambda: ordered(find()[0], PROCESSES, order, reverse=reverse), PROCESSES, settings, interval / 1e9)
-            return ExitCode.DONE
-        entries, code = find()
-    show(ordered(entries, PROCESSES, order, reverse=reverse), PROCESSES, settings)
+    selector, wanted = selection.to_proto(), {"include_without_agent": include_without_agent, "trainers": True}
+    entries, code = show_list(
+        PROCESSES,
+        places,
+        settings,
+        lambda client: client.processes(selector, **wanted),
+        lambda client, place: client.processes(place.selected(selector), **wanted),
+        lambda place: {"host": place.host},
+        watches=watches,
+        **values,
+    )
+    if watches:
+        return code
     if not entries and selects:
         raise NotFound("no process matches")
     if not entries and not settings.quiet:

@@ -58,13 +58,11 @@ def command(sql: str | None, traces: tuple[str, ...], schema: str | None, limit:
         from kineto_trace.sql.database import query
 
         result = query(sql, sources)
-    if settings.file is not None:
-        from kinetoctl.output.result_tables import save_results
+    from kinetoctl.output.result_tables import save_results, show_result
 
+    if settings.file is not None:
         save_results({"query": result}, settings, limit=limit, named=False)
     else:
-        from kinetoctl.output.result_tables import show_result
-
         show_result(result, settings, limit=limit)
     return ExitCode.DONE
 
@@ -82,7 +80,6 @@ def _check_order(sql: str, traces: tuple[str, ...]) -> None:
 
 def _schema(table: str, traces: tuple[str, ...], settings: CommonOptions) -> int:
     """Shows the tables. traces: may have tables of their own; (): none."""
-
     with trace_errors():
         declared = _declared(traces, settings) if traces else []
         if table:

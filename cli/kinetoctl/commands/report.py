@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 from kineto_protos.options import Parsed
 
 from kinetoctl.base.common_options import CommonOptions, current, table_options
@@ -131,8 +132,7 @@ class ReportOptions:
     fleet: str
 
 
-def _complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[Any]:
-    from click.shell_completion import CompletionItem
+def _complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     from kineto_trace.catalog.view_catalog import VIEWS
 
     return [
@@ -142,9 +142,8 @@ def _complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> 
     ]
 
 
-def _complete_setting(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[Any]:
+def _complete_setting(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Options of the views so far, and the words of one that takes a few."""
-    from click.shell_completion import CompletionItem
     from kineto_trace.catalog.view_catalog import VIEWS
     from kineto_trace.view_api.option_words import option_words
 

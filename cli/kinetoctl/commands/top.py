@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kinetoctl.base.common_options import CommonOptions, common_options, current
-from kinetoctl.client.daemon_client import Client
-from kinetoctl.client.retry import kept_open
+from kinetoctl.client.daemon_client import Client, kept_open
 from kinetoctl.client.selection import Selection
 from kinetoctl.exit_codes import ExitCode
 from kinetoctl.options.capture_spec import DEFAULT_DURATION_NS

@@ -16,13 +16,12 @@ from kinetoctl.base.value_types import (
     prepare_folder,
 )
 from kinetoctl.client.condition_wait import SAMPLE_NS, GpuCondition, wait_for
-from kinetoctl.client.daemon_client import Client
+from kinetoctl.client.daemon_client import Client, kept_open
 from kinetoctl.client.enum_names import RECORDERS
 from kinetoctl.client.fleet.fleet_files import bring, check_promises, merge_files, new_id
 from kinetoctl.client.fleet.fleet_run import WARMUP_NS, FleetRequest, FleetRun, run_fleet
 from kinetoctl.client.fleet.host_run import Fleet
 from kinetoctl.client.host_targets import Place
-from kinetoctl.client.retry import kept_open
 from kinetoctl.client.selection import Selection
 from kinetoctl.client.tracing import Outcome, TraceRequest, trace
 from kinetoctl.options.capture_spec import (
@@ -37,9 +36,8 @@ from kinetoctl.options.capture_spec import (
 )
 from kinetoctl.options.selection_options import named_places, required, selector_options
 from kinetoctl.output.capture_progress import show_fleet, show_progress
-from kinetoctl.output.capture_summary import show_capture
+from kinetoctl.output.capture_summary import note_merged, show_capture, show_fleet_result
 from kinetoctl.output.console import say, say_text
-from kinetoctl.output.fleet_summary import note_merged, show_fleet_result
 
 F = TypeVar("F", bound=Callable[..., Any])
 SNAPSHOT = "memory_snapshot"  # the activity type of `kinetoctl memory`

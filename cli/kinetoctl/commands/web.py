@@ -119,8 +119,8 @@ def command(
     Each TRACE is a file, a folder, a glob pattern or a URL as for `kinetoctl report`. The ranks of a job are one entry
     of the list, and so is each run of a TensorBoard log folder. The list keeps itself up to date.
     """
-    from kinetoctl.web.analyses.worker_process import WorkerLimits  # with the rest of what only the server needs
-    from kinetoctl.web.running import WebOptions, running_web
+    from kinetoctl.web.analyses.analysis_queue import WorkerLimits  # with the rest of what only the server needs
+    from kinetoctl.web.application import WebOptions, running_web
 
     settings = current()
     limits = WorkerLimits(memory_bytes=max(worker_memory, MIN_MEMORY_BYTES), job_s=max(1, worker_time // NS_PER_S))

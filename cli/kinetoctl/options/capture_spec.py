@@ -22,7 +22,7 @@ from kineto_protos.options import Parsed
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.store.output_formats import SUFFIXES, LogFile, parse_log_file
 
-from kinetoctl.base.lazy_import import completed
+from kinetoctl.base.common_options import completed
 from kinetoctl.base.value_types import (
     ACTIVITIES,
     COUNTERS,

@@ -1,20 +1,20 @@
 """What a shell offers after Tab: pids and capture ids from the daemon (nothing if it is not there), and names."""
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 from click.shell_completion import CompletionItem
 from kineto_protos import endpoints
 from kineto_protos.kineto_config import KEYS, Effect
+from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.base.visible_text import one_line
 
 from kinetoctl.client.daemon_client import Client
 from kinetoctl.client.selection import Selection
 from kinetoctl.errors import CliError
 
-if TYPE_CHECKING:
-    from kineto_protos.v1 import profiler_pb2 as pb
-
+T = TypeVar("T")
 COMPLETION_TIMEOUT_S = 1.0  # a Tab must not hang
 MAX_CAPTURES = 50
 _SAFE = re.compile(r"[\w.@:+-]+")  # names of users, ids of jobs and captures
@@ -56,11 +56,7 @@ def users(incomplete: str) -> list[CompletionItem]:
 
 def plugins(incomplete: str) -> list[CompletionItem]:
     """Plug-ins that are installed beside the daemon, whose name starts like this."""
-    try:
-        with Client(endpoints.rpc_address(), timeout_s=COMPLETION_TIMEOUT_S) as client:
-            return _items({plugin.name for plugin in client.host().plugins}, incomplete)
-    except CliError:
-        return []
+    return _items({plugin.name for plugin in _asked(lambda client: client.host().plugins)}, incomplete)
 
 
 def job_ids(incomplete: str) -> list[CompletionItem]:
@@ -73,22 +69,23 @@ def _items(texts: set[str], incomplete: str) -> list[CompletionItem]:
     return [CompletionItem(text) for text in sorted(texts) if text.startswith(incomplete) and _SAFE.fullmatch(text)]
 
 
-def _processes() -> "list[pb.Process]":
+def _asked(find: Callable[[Client], Iterable[T]]) -> list[T]:
+    """What the daemon has; nothing without an answer."""
     try:
         with Client(endpoints.rpc_address(), timeout_s=COMPLETION_TIMEOUT_S) as client:
-            return client.processes(Selection().to_proto(), trainers=True)
+            return list(find(client))
     except CliError:
         return []
+
+
+def _processes() -> list[pb.Process]:
+    return _asked(lambda client: client.processes(Selection().to_proto(), trainers=True))
 
 
 def capture_ids(incomplete: str) -> list[CompletionItem]:
     """Latest captures whose id starts like this."""
-    try:
-        with Client(endpoints.rpc_address(), timeout_s=COMPLETION_TIMEOUT_S) as client:
-            found = [capture.id for capture in client.captures({}, limit=MAX_CAPTURES)]
-    except CliError:
-        return []
-    return _items(set(found), incomplete)[::-1]
+    found = _asked(lambda client: client.captures({}, limit=MAX_CAPTURES))
+    return _items({capture.id for capture in found}, incomplete)[::-1]
 
 
 def activities(incomplete: str) -> list[CompletionItem]:
@@ -108,11 +105,7 @@ def activities(incomplete: str) -> list[CompletionItem]:
 
 def counter_sets(incomplete: str) -> list[CompletionItem]:
     """Sets of hardware counters on the daemon's GPUs."""
-    try:
-        with Client(endpoints.rpc_address(), timeout_s=COMPLETION_TIMEOUT_S) as client:
-            return _items({each.name for gpu in client.counters().gpus for each in gpu.sets}, incomplete)
-    except CliError:
-        return []
+    return _items({each.name for gpu in _asked(lambda client: client.counters().gpus) for each in gpu.sets}, incomplete)
 
 
 def kineto_config(incomplete: str) -> list[CompletionItem]:

@@ -10,8 +10,7 @@ import click
 from kineto_protos import endpoints
 from kineto_protos.endpoints import DEFAULT_TEMPLATE, KINETOD_NAMESPACE
 
-from kinetoctl.base.common_options import current
-from kinetoctl.base.lazy_import import completed, parsed
+from kinetoctl.base.common_options import completed, current, parsed
 from kinetoctl.base.value_types import CONTAINER_ID, GPUS, POD_UID, RANKS_OR_ALL, REGEX
 from kinetoctl.client.selection import Selection
 from kinetoctl.output.console import say

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 from kineto_trace.store.output_formats import ATTACHMENTS
 
 from kinetoctl.base.common_options import CommonOptions
@@ -34,9 +35,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 CAPTURE_ID = re.compile(r"\d{8}-\d{6}-[\w-]+")
 
 
-def _complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[Any]:
-    from click.shell_completion import CompletionItem
-
+def _complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     from kinetoctl.options.completers import capture_ids  # only when a shell asks: it needs the daemon
 
     found = capture_ids(incomplete) if CAPTURE_ID.match(incomplete) else []

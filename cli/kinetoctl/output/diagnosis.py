@@ -60,24 +60,17 @@ def _table(checks: "Iterable[pb.Check]") -> Table:
     return table
 
 
-def _title(diagnosis: "pb.Diagnosis") -> str:
+def process_title(diagnosis: "pb.Diagnosis") -> str:
+    """Whose checks they are."""
     process = diagnosis.process
     return f"process {process.pid} of {process.user or process.uid}: {' '.join(process.command)}"
 
 
 def diagnosis_page(diagnosis: "pb.Diagnosis") -> RenderableType:
     """The verdict, the process and the checks, for a page of the live view: what matters most is in sight."""
-    return Group(Text(verdict(diagnosis), style="bold"), Text(one_line(_title(diagnosis))), _table(diagnosis.checks))
-
-
-def print_diagnosis(diagnosis: "pb.Diagnosis", *, color: bool) -> None:
-    """Prints the process, the checks and the verdict on stdout."""
-    print_checks(_title(diagnosis), diagnosis.checks, verdict(diagnosis), color=color)
-
-
-def print_host_diagnosis(diagnosis: "pb.HostDiagnosis", *, color: bool) -> None:
-    """Prints the host, the checks and the verdict on stdout."""
-    print_checks(f"host {diagnosis.hostname}", diagnosis.checks, host_verdict(diagnosis), color=color)
+    return Group(
+        Text(verdict(diagnosis), style="bold"), Text(one_line(process_title(diagnosis))), _table(diagnosis.checks)
+    )
 
 
 def print_checks(title: str, checks: "Iterable[pb.Check]", last: str, *, color: bool) -> None:

@@ -19,6 +19,7 @@ import click
 from kinetoctl.base.common_options import CommonOptions
 from kinetoctl.base.value_types import DURATION
 from kinetoctl.client import enum_names
+from kinetoctl.client.daemon_client import Client
 from kinetoctl.exit_codes import ExitCode
 from kinetoctl.output import units
 from kinetoctl.output.console import (
@@ -80,6 +81,9 @@ class Entry:
     item: Any
     host: str = ""
     place: Mapping[str, str]
+
+
+Found = tuple[list[Entry], ExitCode]
 
 
 def ordered(entries: Sequence[Entry], kind: ListKind, order: str | None, *, reverse: bool) -> list[Entry]:
@@ -238,17 +242,47 @@ def listing_options(orders: Iterable[str], usual: str) -> Callable[[F], F]:
     return added
 
 
-def entries_of_hosts(
+def show_list(
+    kind: ListKind,
+    places: "Sequence[Place]",
+    settings: CommonOptions,
+    here: Callable[[Client], Iterable[Any]],
+    there: "Callable[[HostClient, Place], Awaitable[Sequence[Any]]]",
+    told: "Callable[[Place], Mapping[str, str]]",
+    *,
+    order: str | None,
+    reverse: bool,
+    watches: bool,
+    interval: int,
+) -> Found:
+    """Shows the items of the daemon (here), or, where there are places, of these hosts (there); returns them.
+
+    told: what JSON says of a host. The others are those of listing_options; with `watches` there is nothing to return.
+    Reports hosts that do not answer, and raises their error if none answers.
+    """
+    with contextlib.ExitStack() as stack:
+        client = None if places else stack.enter_context(Client(settings.address, timeout_s=settings.timeout_s))
+
+        def find() -> Found:
+            if client is None:
+                return _of_hosts(places, there, told, settings.timeout_s)
+            return [Entry(item=item, place={}) for item in here(client)], ExitCode.DONE
+
+        if watches:
+            watch(lambda: ordered(find()[0], kind, order, reverse=reverse), kind, settings, interval / 1e9)
+            return [], ExitCode.DONE
+        entries, code = find()
+    show(ordered(entries, kind, order, reverse=reverse), kind, settings)
+    return entries, code
+
+
+def _of_hosts(
     places: "Sequence[Place]",
     load: "Callable[[HostClient, Place], Awaitable[Sequence[Any]]]",
     told: "Callable[[Place], Mapping[str, str]]",
     timeout_s: float,
-) -> tuple[list[Entry], ExitCode]:
-    """What `load` finds on each host. told: what JSON says of the host.
-
-    Reports hosts that do not answer, and raises their error if none answers.
-    """
-    from kinetoctl.client.fleet.broadcast import ask, errors, exit_code, values  # one host needs none of it
+) -> Found:
+    from kinetoctl.client.fleet.host_client import ask, errors, exit_code, values  # 60 ms that one host does not need
 
     answers = ask(places, load, timeout_s=timeout_s)
     for text in errors(answers):

@@ -34,8 +34,7 @@ from rich.segment import Segment
 from rich.text import Text
 
 from kinetoctl.base.reason_codes import advices, explained
-from kinetoctl.client.daemon_client import Client
-from kinetoctl.client.retry import RETRYABLE, Patience
+from kinetoctl.client.daemon_client import RETRYABLE, Client, Patience
 from kinetoctl.client.tracing import follow, has_ended
 from kinetoctl.errors import CliError
 from kinetoctl.output import top_view

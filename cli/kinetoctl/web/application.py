@@ -1,27 +1,65 @@
-"""From a checked request to its page: routes, files of the pages, and errors as pages; for one user, the way in."""
+"""From a checked request to its page, for everybody; for one user, the way in, and the server on loopback."""
 
+import errno
+import os
 import re
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
-from kinetoctl.errors import CliError, Denied, NotFound, Unreachable, UsageProblem
-from kinetoctl.web.analyses.analysis_queue import Computing, TooBusy
-from kinetoctl.web.analyses.worker_process import AnalysisFailed
-from kinetoctl.web.http import security
-from kinetoctl.web.http.security import COOKIE, LIFETIME_S, Sessions, WebSession
-from kinetoctl.web.http.web_messages import STATIC, WebAnswer, WebError, WebRequest, redirect, static_file
+from kinetoctl.base.common_options import CommonOptions
+from kinetoctl.client.daemon_client import Client
+from kinetoctl.errors import CliError, Denied, NotFound, Refused, Unreachable, UsageProblem
+from kinetoctl.web.analyses.analysis_queue import AnalysisFailed, AnalysisQueue, Computing, TooBusy, WorkerLimits
+from kinetoctl.web.analyses.trace_library import DEFAULT_ROOM, TraceLibrary
+from kinetoctl.web.http.request_handler import RequestHandler, WebServer, WebSite
+from kinetoctl.web.http.web_messages import (
+    COOKIE,
+    HOST,
+    HOST_V6,
+    LIFETIME_S,
+    SAFE_METHODS,
+    STATIC,
+    Origins,
+    Sessions,
+    WebAnswer,
+    WebError,
+    WebRequest,
+    WebSession,
+    origin,
+    page_policy,
+    redirect,
+    static_file,
+    ui_origin,
+    ui_policy,
+)
 from kinetoctl.web.pages.capture_page import capture_json, capture_page
-from kinetoctl.web.pages.captures_page import captures_json, captures_page, traces_json
-from kinetoctl.web.pages.counters_page import counters_json, counters_page
+from kinetoctl.web.pages.chart_pages import (
+    counters_json,
+    counters_page,
+    memory_json,
+    memory_page,
+    ranks_json,
+    ranks_page,
+    snapshot_json,
+    snapshot_page,
+)
 from kinetoctl.web.pages.flame_page import flame_json, flame_page
-from kinetoctl.web.pages.live_page import live_json, live_page, trace_form
-from kinetoctl.web.pages.memory_page import memory_json, memory_page, snapshot_json, snapshot_page
-from kinetoctl.web.pages.page_context import REFRESH_S, PageContext, plain_page, render
-from kinetoctl.web.pages.ranks_page import ranks_json, ranks_page
-from kinetoctl.web.pages.sql_page import sql_csv, sql_json, sql_page
-from kinetoctl.web.pages.timeline_page import timeline_page, timeline_trace
-from kinetoctl.web.pages.view_page import view_csv, view_json, view_page
+from kinetoctl.web.pages.list_pages import (
+    captures_json,
+    captures_page,
+    live_json,
+    live_page,
+    trace_form,
+    traces_json,
+)
+from kinetoctl.web.pages.page_context import REFRESH_S, OneDaemon, PageContext, plain_page, render
+from kinetoctl.web.pages.timeline_page import timeline_page, timeline_trace, ui_file
+from kinetoctl.web.pages.view_page import sql_csv, sql_json, sql_page, view_csv, view_json, view_page
 
 ENTRY = "/enter"
 Page = Callable[..., WebAnswer]
@@ -71,7 +109,7 @@ _STATUS: tuple[tuple[type[Exception], HTTPStatus], ...] = (
 
 
 class WebApplication:
-    """Answers every request of one user that passed `security.check`. on_entry: called when a token was used."""
+    """Answers every request of one user that passed `check`. on_entry: called when a token was used."""
 
     def __init__(self, context: PageContext, sessions: Sessions, on_entry: Callable[[], None] = lambda: None) -> None:
         self._context = context
@@ -102,7 +140,7 @@ class WebApplication:
 
 def page_answer(context: PageContext, request: WebRequest, session: WebSession) -> WebAnswer:
     """The page of a user who is known. Raises WebError for a form that was not made for the session."""
-    if request.method not in security.SAFE_METHODS and not session.owns(request.first("form_secret")):
+    if request.method not in SAFE_METHODS and not session.owns(request.first("form_secret")):
         raise WebError(HTTPStatus.FORBIDDEN, "this form was not made for your session: load its page again")
     page, found = _route(request)
     if page is None or (context.files and request.path.startswith(_WITH_DAEMON)):
@@ -133,7 +171,7 @@ def _problem(context: PageContext, request: WebRequest, session: WebSession, exc
 
 def _route(request: WebRequest) -> tuple[Page | None, dict[str, Any]]:
     """The page of a request, and what its address names."""
-    method = "GET" if request.method in security.SAFE_METHODS else request.method
+    method = "GET" if request.method in SAFE_METHODS else request.method
     for wanted, pattern, page in _ROUTES:
         match = pattern.fullmatch(request.path)
         if match and wanted == method:
@@ -143,3 +181,90 @@ def _route(request: WebRequest) -> tuple[Page | None, dict[str, Any]]:
 
 def _way_in(status: HTTPStatus, *, refused: bool) -> WebAnswer:
     return WebAnswer(status=status, content=plain_page("enter.html", refused=refused))
+
+
+# Puts the parts together and serves them until Ctrl-C: the pages and the Perfetto UI, each at a host of its own.
+TRIES = 10  # for a port that is free on both addresses
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebOptions:
+    """traces: files, folders, patterns and URLs, instead of a daemon. url_space: bytes for copies of URLs.
+
+    port: 0 for any free one. editor: template of links that open a source file; empty for none.
+    """
+
+    traces: Sequence[str] = ()
+    url_space: int = DEFAULT_ROOM
+    port: int = 0
+    editor: str = ""
+    limits: WorkerLimits = WorkerLimits()  # noqa: RUF009 - frozen
+
+
+@dataclass(frozen=True, slots=True)
+class RunningWeb:
+    """A server that serves. `address` has the token for the next browser."""
+
+    pages: WebServer
+    sessions: Sessions
+
+    @property
+    def address(self) -> str:
+        """What the browser opens, once."""
+        return f"{origin(self.pages.port)}{ENTRY}#{self.sessions.token}"
+
+
+@contextmanager
+def running_web(
+    options: WebOptions, settings: CommonOptions, on_entry: Callable[[str], None] = lambda _address: None
+) -> Iterator[RunningWeb]:
+    """Serves within the context. on_entry: is given the next address when one was used. Raises Refused."""
+    sessions = Sessions()
+    with ExitStack() as stack:
+        library = stack.enter_context(closing(TraceLibrary(settings, options.traces, options.url_space)))
+        queue = stack.enter_context(AnalysisQueue(options.limits))
+        servers = _listening(options.port)
+        for server in servers:
+            stack.enter_context(server)
+        pages = servers[0]
+        origins = Origins(origin(pages.port), ui_origin(pages.port))
+        running = RunningWeb(pages, sessions)
+        context = PageContext(
+            settings=settings,
+            library=library,
+            queue=queue,
+            daemons=OneDaemon(lambda: Client(settings.address, timeout_s=settings.timeout_s), settings.address),
+            ui_origin=origins.ui,
+            editor=options.editor,
+        )
+        application = WebApplication(context, sessions, on_entry=lambda: on_entry(running.address))
+        sites = (
+            WebSite(origin=origins.pages, policy=page_policy(origins), application=application),
+            WebSite(origin=origins.ui, policy=ui_policy(origins), application=ui_file),
+        )
+        for server in servers:
+            server.answer_with(partial(RequestHandler, sites))
+            threading.Thread(target=server.serve, name="web", daemon=True).start()
+            stack.callback(server.shutdown)
+        yield running
+
+
+def _listening(port: int) -> list[WebServer]:
+    """Servers on this port of both loopback addresses; on IPv4 alone if this machine has no IPv6. Raises Refused."""
+    for _ in range(1 if port else TRIES):
+        first = _server(port, HOST)
+        try:
+            return [first, WebServer(first.port, host=HOST_V6)]
+        except OSError as exc:
+            if exc.errno != errno.EADDRINUSE:
+                return [first]
+            first.server_close()
+            taken = first.port
+    raise Refused(f"port {taken} on {HOST_V6} cannot be used: {os.strerror(errno.EADDRINUSE)}")
+
+
+def _server(port: int, host: str) -> WebServer:
+    try:
+        return WebServer(port, host=host)
+    except OSError as exc:
+        raise Refused(f"port {port} on {host} cannot be used: {exc.strerror or exc}") from exc

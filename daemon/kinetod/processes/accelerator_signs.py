@@ -1,8 +1,8 @@
 """Finds plug-ins whose accelerator a Python process seems to use, by signs visible from outside. Blocking.
 
 Theory of operation
-    An agent decides inside its process whether a plug-in applies (kineto_agent.sources.plugins.signs). Lists and
-    `kinetoctl doctor` need this for processes without an agent, and see less: mapped files, the variables that the
+    An agent decides inside its process whether a plug-in applies (kineto_agent.sources.plugins.guarded_source). Lists
+    and `kinetoctl doctor` need this for processes without an agent, and see less: mapped files, the variables that the
     program was started with, and open files. Imported modules and current values of variables are not visible, so only
     a variable's name counts here. A device file exists for every process; only an open one distinguishes processes, and
     it is checked only if a plug-in declares nothing more specific.

@@ -22,7 +22,9 @@ def play(data: bytes) -> None:
     try:
         with contextlib.redirect_stdout(printed):
             if kind == b"d":
-                diagnosis.print_diagnosis(pb.Diagnosis.FromString(said), color=False)
+                found = pb.Diagnosis.FromString(said)
+                title, verdict = diagnosis.process_title(found), diagnosis.verdict(found)
+                diagnosis.print_checks(title, found.checks, verdict, color=False)
             else:
                 _capture(pb.Capture.FromString(said))
     except DecodeError:

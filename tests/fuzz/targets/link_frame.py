@@ -4,8 +4,8 @@ import random
 from collections.abc import Iterator
 
 from google.protobuf.message import Message
-from kineto_agent.control.capture_requests import problem_of
 from kineto_agent.control.events import StartRequested
+from kineto_agent.control.session import problem_of
 from kineto_agent.protocol import wire
 from kineto_protos.v1 import profiler_pb2 as pb
 from kinetod.agents.agent_hub import checked_hello

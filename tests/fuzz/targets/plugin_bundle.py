@@ -5,8 +5,7 @@ import struct
 from collections.abc import Iterator, Sequence
 
 from kineto_agent.protocol.plugin_bundle import Plugin, PluginFile, Signs, pack, unpack
-from kineto_agent.sources.plugins.guarded_source import PluginSource
-from kineto_agent.sources.plugins.signs import ProcessView
+from kineto_agent.sources.plugins.guarded_source import PluginSource, ProcessView
 from support.agent.plugins import plugin
 
 from fuzz import mutate

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from kineto_trace.store.parquet_folder import save_columns
 from kinetoctl import app
-from kinetoctl.web.analyses.worker_process import WorkerLimits, WorkerProcess
+from kinetoctl.web.analyses.analysis_queue import WorkerLimits, WorkerProcess
 from kinetoctl.web.shared.serving import WarmProcess
 from support.service.daemon import Daemon
 from support.trace_files.traces import target, trace

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kinetoctl.client.host_targets import Place
-from kinetoctl.web import running
+from kinetoctl.web import application
 from kinetoctl.web.shared.fleet_hosts import FleetDaemons, FleetHosts, HostSource
 from support.service.captures import done_target, process
 from support.service.fake_profiler import FakeProfiler, serve
@@ -30,7 +30,7 @@ def server() -> Iterator[Browser]:
     with pytest.MonkeyPatch.context() as patch, serve(profiler) as daemon:
         places = [Place(ATTACK, daemon.address), *(Place(f"gpu-{n}", f"unix:/nowhere/{n}") for n in range(SILENT))]
         with closing(FleetHosts(HostSource(find=lambda: places, name="hosts"))) as hosts:
-            patch.setattr(running, "OneDaemon", lambda *_: FleetDaemons(hosts, (), 30.0))
+            patch.setattr(application, "OneDaemon", lambda *_: FleetDaemons(hosts, (), 30.0))
             with browsing([]) as found:
                 yield found
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from kineto_agent.sources.cupti import collector_binding
+from kineto_agent.sources import collector_library, native_interface
 from kineto_agent.sources.cupti.activity_kinds import KINDS
 from kineto_agent.sources.cupti.collector_binding import Collector
 from kineto_agent.sources.cupti.gpu_activities import CuptiSession, CuptiSource
@@ -52,9 +52,8 @@ def _unmap_marks() -> None:
 def another_collector() -> None:
     """Make later recordings use another copy of the library, which knows nothing of what the first one did."""
     with tempfile.TemporaryDirectory() as folder:
-        collector_binding._loaded[:] = [
-            Collector(shutil.copy(collector_binding.LIBRARY, str(Path(folder) / "collector.so")))
-        ]
+        copy = shutil.copy(collector_library.INSTALLED, str(Path(folder) / "collector.so"))
+        native_interface._loaded[Collector] = Collector(copy)
 
 
 def fake_cuda(**faults: int) -> FakeCuda:

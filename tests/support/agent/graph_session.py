@@ -17,7 +17,7 @@ from typing import Any, Callable, Iterator, NamedTuple
 import torch
 import torch.cuda.graphs
 from kineto_agent.protocol.records import GRAPH_HEAD, GRAPH_NODE, GRAPH_NONE, GRAPH_OP
-from kineto_agent.sources.torch import graph_captures, graph_session
+from kineto_agent.sources.torch import graph_captures
 from kineto_agent.sources.torch.graph_captures import GraphCaptures, KeptGraphs
 
 LIBRARY, PLAN = sys.argv[1:]
@@ -152,7 +152,7 @@ def main() -> None:
     def kept() -> KeptGraphs:
         return captures.kept()
 
-    names = {**globals(), "captures": captures, "kept": kept, "os": os, "graph_session": graph_session}
+    names = {**globals(), "captures": captures, "kept": kept, "os": os, "graph_session": graph_captures}
     exec(compile(PLAN, "plan", "exec"), names)
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 from kinetoctl.base.common_options import CommonOptions
-from kinetoctl.web.http.security import origin
-from kinetoctl.web.running import RunningWeb, WebOptions, running_web
+from kinetoctl.web.application import RunningWeb, WebOptions, running_web
+from kinetoctl.web.http.web_messages import origin
 
 from support.waiting import scaled, until
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 from kinetoctl.base.common_options import CommonOptions
-from kinetoctl.web.analyses.worker_process import WorkerLimits
-from kinetoctl.web.http.security import Origins
+from kinetoctl.web.analyses.analysis_queue import WorkerLimits
+from kinetoctl.web.http.web_messages import Origins
 from kinetoctl.web.shared.doors import WebTlsFiles
 from kinetoctl.web.shared.fleet_hosts import HostSource
 from kinetoctl.web.shared.serving import ProxyDoor, RunningShared, SharedOptions, TcpDoor, running_shared

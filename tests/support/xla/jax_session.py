@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from kineto_agent.protocol.records import PART_HEAD
 from kineto_agent.sources.interface import SourceError, SourceRequest
-from kineto_agent.sources.jax.hlo_operations import JaxSource
+from kineto_agent.sources.jax.xla_session import JaxSource
 
 from support.agent.copied_session import CopiedSession
 

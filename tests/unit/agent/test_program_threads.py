@@ -29,8 +29,7 @@ from kineto_agent.sources.torch import libtorch_symbols, torch_profiler
 from kineto_agent.sources.torch.graph_captures import CAPTURES, GraphCaptures
 from kineto_agent.sources.torch.profiler_guard import ProfilerGuard
 from kineto_agent.steps.counting import StepCounter
-from kineto_agent.steps.jax_hooks import JaxStepHooks
-from kineto_agent.steps.torch_hooks import StepHooks
+from kineto_agent.steps.torch_hooks import JaxStepHooks, StepHooks
 from kineto_agent.system import debuglog, env, fork_warnings, threads
 from support.targets.fake_torch import FakeTorch
 
@@ -433,12 +432,12 @@ CASES: dict[Case, tuple[str, ...]] = {
         "steps/torch_hooks.py: self._hook_optimizers",
         "steps/torch_hooks.py: self._hook_profiler",
         "steps/torch_hooks.py: self._hook_tracker",
-        "steps/jax_hooks.py: self._hook",
+        "steps/torch_hooks.py: self._hook",
     ),
     steps: (
         "steps/torch_hooks.py: after",
         "steps/torch_hooks.py: self._counter.on_optimizer_step",
-        "steps/jax_hooks.py: self._stepped",
+        "steps/torch_hooks.py: self._stepped",
         "steps/counting.py: lambda _dead: counts.pop(key, None)",
     ),
     profiles_with_torch: (

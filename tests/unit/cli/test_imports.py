@@ -6,7 +6,7 @@ import sys
 import click
 import pytest
 from kinetoctl.app import COMMANDS, cli
-from kinetoctl.base.lazy_import import LazyGroup
+from kinetoctl.base.common_options import LazyGroup
 from kinetoctl.client.host_targets import PlaceOptions
 from kinetoctl.options.selection_options import PLACE_OPTIONS
 from support.waiting import scaled

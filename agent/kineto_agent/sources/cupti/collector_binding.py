@@ -5,7 +5,7 @@ Every call releases the GIL. The mirror of the C structures is checked by `kc_ab
 
 import ctypes
 import os
-from typing import List, Sequence
+from typing import Sequence
 
 from kineto_agent.sources import collector_library
 from kineto_agent.sources.cupti import cuda_devices
@@ -271,14 +271,3 @@ class Collector(NativeInterface):
         """CUPTI's text for one of its results."""
         self._library.kc_result_text(result, *self._error.room)
         return str(self._error)
-
-
-_loaded: List[Collector] = []
-
-
-def load() -> Collector:
-    """The process's collector, loaded at the first call. Raises SourceError."""
-    if not _loaded:
-        _loaded.append(Collector(collector_library.path()))
-        collector_library.loaded()
-    return _loaded[0]

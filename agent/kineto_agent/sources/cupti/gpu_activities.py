@@ -419,7 +419,7 @@ class CuptiSource:
         """The process's collector. Raises SourceError."""
         from kineto_agent.sources.cupti import collector_binding
 
-        return collector_binding.load()
+        return collector_binding.Collector.of_process()
 
     def describe_devices(self, collector: "Collector") -> Dict[str, Any]:
         """Facts about CUDA's devices and versions, as far as known."""

@@ -7,9 +7,8 @@ import ctypes
 import functools
 import json
 import os
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, Sequence
 
-from kineto_agent.sources import collector_library
 from kineto_agent.sources.interface import SourceError
 from kineto_agent.sources.kit.claims import Claim
 from kineto_agent.sources.native_interface import EnableResult, ErrorText, NativeCounts, NativeInterface, enable
@@ -147,14 +146,3 @@ class KitCollector:
         """The library's text for one of its results."""
         self._library.kc_kit_result_text(self._number, result, *self._error.room)
         return str(self._error)
-
-
-_loaded: List[Kit] = []
-
-
-def load() -> Kit:
-    """The process's kit, loaded at the first call. Raises SourceError."""
-    if not _loaded:
-        _loaded.append(Kit(collector_library.path()))
-        collector_library.loaded()
-    return _loaded[0]

@@ -57,12 +57,12 @@ def prepare(
     yields: it cannot run beside the program's own profiler. metadata: facts of the source's own. session: the class, a
     subclass of KitSession.
     """
-    from kineto_agent.sources.kit import kit_binding
+    from kineto_agent.sources.kit.kit_binding import Kit, KitConfig
 
-    collector = kit_binding.load().open(vendor.name, vendor.title, vendor.code, path)
+    collector = Kit.of_process().open(vendor.name, vendor.title, vendor.code, path)
     if vendor.releases is not None and collector.version not in vendor.releases:
         raise SourceError(vendor.code + "_UNKNOWN_VERSION", _unknown_version(vendor, collector.version, path))
-    config = kit_binding.KitConfig(
+    config = KitConfig(
         buffer_limit_bytes=request.buffer_limit_bytes,
         buffer_bytes=vendor.buffer_bytes,
         strings_bytes=STRINGS_BYTES,

@@ -18,22 +18,80 @@ Theory of operation
 
 import _thread
 import os
+import re
 import sys
 import time
+from fnmatch import fnmatchcase
 from types import ModuleType
-from typing import Any, Dict, FrozenSet, List, Optional
+from typing import Any, Callable, Dict, FrozenSet, List, Optional, Tuple
 
 from kineto_agent.protocol.plugin_bundle import DETACH_NEVER, PLUGIN_API, SOURCE_FILE, Plugin, Signs
 from kineto_agent.sources.interface import SourceError, SourceRequest
-from kineto_agent.sources.plugins import deadlines
 from kineto_agent.sources.plugins.plugin_session import PluginSession
-from kineto_agent.sources.plugins.signs import ProcessView, is_set
-from kineto_agent.sources.plugins.worker import PluginViolation, PluginWorker, plain_strings
+from kineto_agent.sources.plugins.worker import ASK_S, LOAD_S, PluginViolation, PluginWorker, plain_strings
+from kineto_agent.system import mappings
+from kineto_agent.system.descriptors import list_folder
 from kineto_agent.system.gil_rests import Rests
 
 _MAX_TYPES = 64
 _PACKAGE = "kineto_plugin"  # prefix of names in tracebacks
 _LIBRARY = os.__file__.rpartition("/")[0]
+
+
+# Checks whether a process shows the signs of an accelerator: mapped files, variables and imports. Loads nothing.
+_FILE = re.compile(rb"/([^/\n]+)$", re.MULTILINE)
+_WILD = frozenset("*?[")
+
+
+class ProcessView:
+    """What a process shows at one moment. The mapped files are read once, when a plug-in needs them."""
+
+    def __init__(self, maps: str = "/proc/self/maps") -> None:
+        self._maps = maps
+        self._libraries: Optional[FrozenSet[str]] = None
+
+    def libraries(self) -> FrozenSet[str]:
+        """Names of the mapped files, without folders; none if they cannot be read."""
+        if self._libraries is None:
+            try:
+                text = mappings.read(self._maps).replace(b" (deleted)\n", b"\n")
+            except OSError:
+                text = b""
+            self._libraries = frozenset(os.fsdecode(name) for name in _FILE.findall(text))
+        return self._libraries
+
+    def matches(self, signs: Signs) -> bool:
+        """Whether each declared kind of sign has a match. Cheap ones are checked first."""
+        return (
+            _any(signs.modules, lambda name: name in sys.modules)
+            and _any(signs.environment, is_set)
+            and _any(signs.device_files, _exists)
+            and _any(signs.libraries, self._is_mapped)
+        )
+
+    def _is_mapped(self, pattern: str) -> bool:
+        return any(fnmatchcase(name, pattern) for name in self.libraries())
+
+
+def _any(patterns: Tuple[str, ...], matches: Callable[[str], bool]) -> bool:
+    return not patterns or any(map(matches, patterns))
+
+
+def is_set(pattern: str) -> bool:
+    """Whether a variable is set or matches a pattern: "NAME" or "NAME=pattern"."""
+    name, equals, value = pattern.partition("=")
+    found = os.environ.get(name)
+    return found is not None and (not equals or fnmatchcase(found, value))
+
+
+def _exists(pattern: str) -> bool:
+    folder, _, name = pattern.rpartition("/")
+    if not _WILD & set(name):
+        return os.path.exists(pattern)
+    try:
+        return any(fnmatchcase(entry, name) for entry in list_folder(folder or "/"))
+    except OSError:
+        return False
 
 
 class PluginSource:
@@ -108,12 +166,12 @@ class PluginSource:
             raise self._broken
         if self._source is None:
             try:
-                self._source = self.worker.call("loading it", Namespace(self.plugin).source, deadlines.LOAD_S)
-                self.on_request |= self.worker.call("on_request", self._on_request, deadlines.ASK_S)
+                self._source = self.worker.call("loading it", Namespace(self.plugin).source, LOAD_S)
+                self.on_request |= self.worker.call("on_request", self._on_request, ASK_S)
             except SourceError as exc:
                 self._broken, self._source = exc, None
                 raise
-        return self.worker.call("activity_types()", ask, deadlines.ASK_S)
+        return self.worker.call("activity_types()", ask, ASK_S)
 
     def _on_request(self) -> FrozenSet[str]:
         named = plain_strings(getattr(self._source, "on_request", ()), _MAX_TYPES, "on_request")

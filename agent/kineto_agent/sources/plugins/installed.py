@@ -69,7 +69,7 @@ class InstalledPlugins:
         """All sources, after checking for their accelerators."""
         if not self._sent or not self._sources:
             return []
-        from kineto_agent.sources.plugins.signs import ProcessView
+        from kineto_agent.sources.plugins.guarded_source import ProcessView
 
         view = ProcessView()
         for source in self._sources.values():

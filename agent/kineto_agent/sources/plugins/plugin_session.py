@@ -11,8 +11,13 @@ from kineto_agent.protocol.plugin_bundle import DETACH_FULL, DETACH_NEVER, Plugi
 from kineto_agent.protocol.records import DECLARED_FORMAT
 from kineto_agent.sources.arena_writer import close_left
 from kineto_agent.sources.interface import SourceCounts, SourceError, SourceOutcome, SourceRequest
-from kineto_agent.sources.plugins import deadlines
 from kineto_agent.sources.plugins.worker import (
+    CLOSE_S,
+    GIVE_WAY_S,
+    GIVE_WAY_WAIT_S,
+    PREPARE_S,
+    START_S,
+    STOP_S,
     Call,
     PluginViolation,
     PluginWorker,
@@ -69,7 +74,7 @@ class PluginSession:
         self._worker.keep(True)
         self._worker.late = self._undo
         try:
-            prepared = self._worker.call("prepare()", lambda: self._prepare(request), deadlines.PREPARE_S)
+            prepared = self._worker.call("prepare()", lambda: self._prepare(request), PREPARE_S)
         except SourceError:
             self._end()
             raise
@@ -95,7 +100,7 @@ class PluginSession:
     def start(self) -> None:
         """Begin to record. Raises SourceError."""
         self._started = True
-        self._worker.call("start()", self._start, deadlines.START_S)
+        self._worker.call("start()", self._start, START_S)
 
     def _start(self) -> None:
         self._session.start()
@@ -111,8 +116,8 @@ class PluginSession:
         """End recording. Raises SourceError."""
         giving_way, self._giving_way = self._giving_way, None
         if giving_way is not None:
-            self._worker.result(giving_way, "give_way()", deadlines.GIVE_WAY_S)
-        found: _Stopped = self._worker.call("stop()", self._stop, deadlines.STOP_S)
+            self._worker.result(giving_way, "give_way()", GIVE_WAY_S)
+        found: _Stopped = self._worker.call("stop()", self._stop, STOP_S)
         self._started = False
         counts = self.counts()
         if found.counts[:2] != counts[:2]:
@@ -150,13 +155,13 @@ class PluginSession:
         """Yield on the thread of the program that is about to begin its own profiler. Never raises."""
         with contextlib.suppress(SourceError):  # it has been abandoned: stop() reports that
             self._giving_way = self._worker.begin(self._session.give_way)
-            self._giving_way.wait(deadlines.GIVE_WAY_WAIT_S)
+            self._giving_way.wait(GIVE_WAY_WAIT_S)
 
     def close(self) -> None:
         """Let the plug-in free its arena. Raises SourceError."""
         try:
             if not self._worker.given_up:
-                self._worker.call("close()", self._session.close, deadlines.CLOSE_S)
+                self._worker.call("close()", self._session.close, CLOSE_S)
         finally:
             self._end()
 

@@ -25,6 +25,13 @@ from kineto_agent.system.c_functions import Long, program_function
 from kineto_agent.system.debuglog import log, log_exception
 from kineto_agent.system.threads import Thread, start_thread
 
+# How long a plug-in may take for each call, in seconds. Milliseconds are usual.
+#
+# An abandoned plug-in stays abandoned: these limits suit a machine on which far more threads want a CPU than there are.
+LOAD_S = ASK_S = PREPARE_S = START_S = STOP_S = CLOSE_S = GIVE_WAY_S = 5.0
+GIVE_WAY_WAIT_S = 0.02  # part of that for which the program's thread waits
+
+
 IDLE_S = 1.0
 _MAX_TEXT_CHARS = 200
 # looked up now: a program's thread may have to abandon a call

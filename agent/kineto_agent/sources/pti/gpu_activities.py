@@ -119,7 +119,7 @@ class XpuSource:
 
     def prepare(self, request: SourceRequest) -> kit_session.KitSession:
         """Check that PTI may be used, load it and create the arena. Raises SourceError."""
-        from kineto_agent.sources.pti import pti_binding
+        from kineto_agent.sources.pti.pti_binding import PtiChecks
 
         path = libpti.find(self._environ, self._maps)
         if path is None:
@@ -127,7 +127,7 @@ class XpuSource:
                 "PTI_LIBRARY", "this process has not loaded Level Zero, or no libpti_view can be found for it"
             )
         self._refuse_others()
-        checks = pti_binding.load()
+        checks = PtiChecks.of_process()
         checks.look()
         version = checks.version(path)
         if ".".join(version.split(".")[:2]) not in KNOWN:

@@ -6,9 +6,7 @@ Every call releases the GIL.
 
 import ctypes
 import os
-from typing import List
 
-from kineto_agent.sources import collector_library
 from kineto_agent.sources.interface import SourceError
 from kineto_agent.sources.native_interface import NativeInterface
 
@@ -62,14 +60,3 @@ class PtiChecks(NativeInterface):
             )
         if answer == _UNGUARDED:
             raise SourceError("PTI_UNSAFE", "PTI is left alone: %s (%s)" % (self._error, path))
-
-
-_loaded: List[PtiChecks] = []
-
-
-def load() -> PtiChecks:
-    """The process's checks, loaded at the first call. Raises SourceError."""
-    if not _loaded:
-        _loaded.append(PtiChecks(collector_library.path()))
-        collector_library.loaded()
-    return _loaded[0]

@@ -62,7 +62,7 @@ class PythonCallsSource:
             from kineto_agent.sources.python import tracer_binding  # ctypes: only where it is needed
 
             if not _opened:
-                tracer_binding.load().open()
+                tracer_binding.CallTracer.of_process().open()
                 _opened.append(True)
         except Exception as exc:  # noqa: BLE001 - the reason is returned
             log_exception("Python's calls cannot be recorded")
@@ -77,7 +77,7 @@ class PythonCallsSource:
         """Create the arena. Without activity types: only calls of modules. Raises SourceError."""
         from kineto_agent.sources.python import tracer_binding
 
-        native = tracer_binding.load()
+        native = tracer_binding.CallTracer.of_process()
         native.open()
         config = tracer_binding.TracerConfig(
             request.buffer_limit_bytes,

@@ -12,7 +12,6 @@ import sys
 from types import CodeType, FrameType
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
-from kineto_agent.sources import collector_library
 from kineto_agent.sources.interface import SourceError
 from kineto_agent.sources.native_interface import NativeCounts, NativeInterface
 from kineto_agent.sources.python.interpreter_layouts import (
@@ -199,15 +198,9 @@ class Sampler(NativeInterface):
         self._library.kc_sampler_close()
 
 
-_loaded: Dict[str, Sampler] = {}
-
-
 def checked() -> Sampler:
     """The process's sampler, just verified to read this interpreter correctly. Raises SourceError."""
-    if "sampler" not in _loaded:
-        _loaded["sampler"] = Sampler(collector_library.path())
-        collector_library.loaded()
-    sampler = _loaded["sampler"]
+    sampler = Sampler.of_process()
     numbers = layout(sys.version_info[:2], ctypes.string_at(_runtime_address(), TABLE_BYTES))
     if numbers is None or _pointer_bits() != 64:
         raise _unreadable("this agent does not know where this build keeps them")

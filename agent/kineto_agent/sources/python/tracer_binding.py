@@ -4,9 +4,8 @@ Functions that touch the interpreter are called with the GIL held, the others re
 """
 
 import ctypes
-from typing import Any, Dict
+from typing import Any
 
-from kineto_agent.sources import collector_library
 from kineto_agent.sources.native_interface import NativeCounts, NativeInterface
 from kineto_agent.system.libraries import PyLibrary
 
@@ -99,14 +98,3 @@ class CallTracer(NativeInterface):
     def forked(self) -> None:
         """Remove our profile function from the thread of a forked child."""
         self._forked()
-
-
-_loaded: Dict[str, CallTracer] = {}
-
-
-def load() -> CallTracer:
-    """The process's recorder, loaded at the first call. Raises SourceError."""
-    if "calls" not in _loaded:
-        _loaded["calls"] = CallTracer(collector_library.path())
-        collector_library.loaded()
-    return _loaded["calls"]

@@ -202,12 +202,12 @@ class RocprofilerSource:
 
     def prepare(self, request: SourceRequest) -> kit_session.KitSession:
         """Open the library, check that it can record, and create the arena. Raises SourceError."""
-        from kineto_agent.sources.kit import kit_binding
+        from kineto_agent.sources.kit.kit_binding import Kit
 
         path = find(self._environ, self._maps)
         if path is None:
             raise SourceError("ROCPROFILER_LIBRARY", _NO_LIBRARY)
-        collector = kit_binding.load().open(VENDOR.name, VENDOR.title, VENDOR.code, path)
+        collector = Kit.of_process().open(VENDOR.name, VENDOR.title, VENDOR.code, path)
         facts = collector.describe()
         refused = refusal(collector.version, path, facts, self._environ)
         if refused is not None:

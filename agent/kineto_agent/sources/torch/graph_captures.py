@@ -22,9 +22,11 @@ import _thread
 import os
 import sys
 from types import ModuleType
-from typing import Any, Callable, Dict, List, NamedTuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
-from kineto_agent.sources.interface import SourceError
+from kineto_agent.protocol.records import GRAPH_NODES_FORMAT
+from kineto_agent.sources.file_arena import BUFFER_BYTES, FileArena
+from kineto_agent.sources.interface import SourceCounts, SourceError, SourceOutcome
 from kineto_agent.system import mappings
 from kineto_agent.system.class_hooks import MethodShadow, ModuleHook, ModuleHooks
 from kineto_agent.system.debuglog import log, log_exception
@@ -153,12 +155,11 @@ class GraphCaptures:
         return bool(getattr(cuda, "_initialized", False))
 
     def _open(self) -> None:
-        from kineto_agent.sources import collector_library
-        from kineto_agent.sources.torch import graph_binding, operators  # ctypes: only where it is needed
+        from kineto_agent.sources.torch import operators  # ctypes: only where it is needed
         from kineto_agent.sources.torch.object_layouts import LAYOUTS
+        from kineto_agent.sources.torch.observer_binding import GraphWatcher
 
-        watcher = graph_binding.GraphWatcher(collector_library.path())
-        collector_library.loaded()
+        watcher = GraphWatcher.of_process()
         layouts = LAYOUTS.get(operators.release_of(operators.torch_version()), ())
         layout = watcher.open(operators.library_path(), _CUDA, self._c10_cuda, layouts)
         if layout is not None:
@@ -239,3 +240,52 @@ def _mapped(name: bytes) -> str:
 
 CAPTURES = GraphCaptures()
 os.register_at_fork(after_in_child=CAPTURES.forget)
+
+
+# Sends the captured CUDA graphs (graph_captures.py) to the daemon at the end of a recording.
+#
+# Graphs are mostly captured before a recording, some during it. So there is no recording of them: one session, created
+# when everything else has stopped, writes all of them into its own arena.
+NAME = "graphs"
+
+
+class GraphNodesSession:
+    """A SourceSession that is not selected by activity type."""
+
+    format = GRAPH_NODES_FORMAT
+    yields = False
+
+    def __init__(self, kept: KeptGraphs, buffer_limit_bytes: int) -> None:
+        """Create the arena. Raises SourceError."""
+        self.metadata: Dict[str, Any] = {"dtypes": kept.dtypes, "left_out": kept.left_out}
+        self._graphs = kept.graphs
+        size = sum(map(len, kept.graphs))
+        self._arena = FileArena(NAME, min(size + BUFFER_BYTES, buffer_limit_bytes))
+        self.arena_fd = self._arena.fd
+
+    def start(self) -> None:
+        """Write the graphs."""
+        for graph in self._graphs:
+            self._arena.write(graph)
+
+    def counts(self) -> SourceCounts:
+        """Counts of the written graphs."""
+        return self._arena.counts()
+
+    def stop(self) -> SourceOutcome:
+        """Publish the rest."""
+        self._arena.finish()
+        return SourceOutcome(self.counts(), {}, [], detach_ns=0, cpu_ns=0)
+
+    def give_way(self) -> None:
+        """Do nothing: it uses no library."""
+
+    def close(self) -> None:
+        """Free the arena."""
+        self._arena.close()
+
+
+def session(buffer_limit_bytes: int, captures: GraphCaptures = CAPTURES) -> Optional[GraphNodesSession]:
+    """Return a session for all graphs known now; None if there are none. Raises SourceError."""
+    kept = captures.kept()
+    return GraphNodesSession(kept, buffer_limit_bytes) if kept.graphs or kept.left_out else None

@@ -146,7 +146,7 @@ class TorchOpsSource:
         from kineto_agent.sources.torch import observer_binding  # ctypes: only where it is needed
         from kineto_agent.sources.torch.object_layouts import LAYOUTS
 
-        observer = observer_binding.load()
+        observer = observer_binding.Observer.of_process()
         try:
             layout = observer.open(library_path(), LAYOUTS.get(release_of(version), ()))
         except SourceError as exc:

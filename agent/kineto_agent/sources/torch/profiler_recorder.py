@@ -18,6 +18,7 @@ Rules
 """
 
 import contextlib
+import ctypes
 import fcntl
 import glob
 import os
@@ -25,10 +26,161 @@ import shutil
 import sys
 import tempfile
 import time
-from typing import Any, Callable, List, NamedTuple, Optional
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional
 
+from kineto_agent.sources import collector_library
 from kineto_agent.sources.interface import SourceError
-from kineto_agent.sources.torch import kineto_gate, kineto_init, kineto_state, libtorch_symbols
+from kineto_agent.sources.native_interface import ErrorText
+from kineto_agent.sources.torch import kineto_state, libtorch_symbols
+from kineto_agent.sources.torch.kineto_state import LIBRARY, PROFILER, word
+from kineto_agent.system.debuglog import log
+from kineto_agent.system.libraries import Library
+from kineto_agent.system.mappings import mapped_files
+
+# Keeps Kineto off CUPTI while one of our operator-only sessions begins or ends; kineto_gate.c says why.
+_NOTHING = 1  # KC_GATE_NOTHING
+
+
+@contextlib.contextmanager
+def kept_off(*, required: bool = True, maps: str = "/proc/self/maps", library: str = LIBRARY) -> Iterator[None]:
+    """Inside the block, the library's calls to CUPTI on this thread do nothing. Has no effect without CUPTI.
+
+    Raises SourceError (TORCH_PROFILER_UNAVAILABLE) if this is required but impossible, since the program's own
+    torch.profiler might be harmed.
+    """
+    found = mapped_files("libcupti.so", maps)
+    if not found:
+        yield
+        return
+    collector = None
+    try:
+        collector = _up(found[0], library)
+    except SourceError as error:
+        if required:
+            raise
+        log("%s", error)
+    try:
+        yield
+    finally:
+        if collector is not None:
+            log("Kineto was kept off CUPTI: %d calls", collector.kc_gate_down())
+
+
+def _up(cupti: str, library: str) -> Optional[ctypes.CDLL]:
+    """The collector with the gate closed; None if the library does not use CUPTI."""
+    error = ErrorText()
+    try:
+        collector = _opened()
+        code = collector.kc_gate_up(os.fsencode(library), os.fsencode(cupti), *error.room)
+    except (OSError, AttributeError) as exc:
+        raise _unavailable(str(exc)) from exc
+    if code == _NOTHING:
+        return None
+    if code != 0:
+        raise _unavailable(str(error))
+    collector_library.loaded()
+    return collector
+
+
+def _opened() -> Library:
+    """The collector, opened once: later calls may come on a thread of the program. Raises OSError, AttributeError."""
+    path = collector_library.path()
+    if path not in _collectors:
+        _collectors[path] = Library(path)
+        _collectors[path].kc_gate_down.restype = ctypes.c_uint64
+    return _collectors[path]
+
+
+_collectors: Dict[str, Library] = {}
+
+
+def _unavailable(why: str) -> SourceError:
+    return SourceError(
+        "TORCH_PROFILER_UNAVAILABLE",
+        "torch's profiler would have CUPTI record every CUDA call, which cannot be prevented here (%s): "
+        "trace without the options that need it" % why,
+    )
+
+
+# Starts Kineto in a process, on our thread, without any output on the program's standard error.
+#
+# Torch starts Kineto when its profiler is prepared for the first time: libkineto_init, then the log level. On another
+# thread than the one that loaded libtorch_cpu, the former prints an ERROR straight to standard error, whatever the log
+# level, and leaves out torch's own initialisation: libkineto::LibkinetoApi remembers which thread called
+# registerClient. It also sets the log level from the environment, so that further messages in the same call of torch
+# are printed.
+#
+# So all this is done here, before torch's profiler is prepared: the client that torch registered is registered once
+# more, from this thread (before Kineto has a profiler, that only stores the thread), then Kineto is initialised as
+# torch does it. Torch then uses the initialised Kineto quietly (libtorch_symbols.py).
+#
+# If the object's layout is unknown, or a function is missing, nothing is touched and the recording is refused, because
+# it would print.
+_API = "_ZN9libkineto3apiEv"
+_REGISTER_CLIENT = "_ZN9libkineto12LibkinetoApi14registerClientEPNS_15ClientInterfaceE"
+_CLIENT = 16  # in libkineto::LibkinetoApi: after the reference to the ConfigLoader and the profiler
+_OTHER_DEVICES = {"CUDA", "XPU", "MTIA"}
+
+
+def start_quietly(maps: str = "/proc/self/maps") -> None:
+    """Initialise Kineto unless that has been done. Call it under libtorch_symbols.quiet().
+
+    Raises SourceError if it is not initialised and cannot be without printing: TORCH_PROFILER_UNAVAILABLE.
+    """
+    try:
+        library = libtorch_symbols.library()
+        api = _function(library, _API)
+        api.restype = ctypes.c_void_p
+        address = api()
+        memory = os.open("/proc/self/mem", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            if word(memory, address + PROFILER):
+                return
+            client = word(memory, address + _CLIENT)
+            if client and not _is_in_library(word(memory, client), maps):
+                raise OSError("its client is of an unknown form")
+        finally:
+            os.close(memory)
+        register, initialise, suppress = (
+            _function(library, name) for name in (_REGISTER_CLIENT, "libkineto_init", "suppressLibkinetoLogMessages")
+        )
+        cpu_only = _cpu_only()
+    except (OSError, AttributeError, KeyError, TypeError) as exc:
+        raise SourceError(
+            "TORCH_PROFILER_UNAVAILABLE",
+            "torch's profiler was never used in this process, and torch %s would print to the program's standard "
+            "error when it is started from outside (%s: %s): trace without the options that need it"
+            % (libtorch_symbols.version_text() or "of unknown version", type(exc).__name__, exc),
+        ) from exc
+    if client:
+        register(ctypes.c_void_p(address), ctypes.c_void_p(client))
+    initialise(ctypes.c_bool(cpu_only), ctypes.c_bool(True))
+    suppress()
+
+
+def _function(library: ctypes.CDLL, name: str) -> Any:
+    found = getattr(library, name)
+    found.restype = None
+    return found
+
+
+def _cpu_only() -> bool:
+    """Torch's argument for Kineto: whether there is neither another device nor a backend outside torch."""
+    torch_c: Any = sys.modules["torch._C"]
+    supported = {activity.name for activity in sys.modules["torch._C._autograd"]._supported_activities()}
+    return not supported & _OTHER_DEVICES and torch_c._get_privateuse1_backend_name() == "privateuseone"
+
+
+def _is_in_library(address: int, maps: str) -> bool:
+    """Whether the address lies in a mapping of libtorch_cpu."""
+    with open(maps, encoding="utf-8", errors="surrogateescape") as lines:
+        for line in lines:
+            if line.rstrip("\n").endswith("/" + LIBRARY):
+                first, _, last = line.split(None, 1)[0].partition("-")
+                if int(first, 16) <= address < int(last, 16):
+                    return True
+    return False
+
 
 PAUSE_S = 0.02  # between the end of collection and of the session; 720 of 720 rounds succeeded with it
 NEEDS_TOGGLE = (2, 13)  # the last torch that needs it
@@ -88,9 +240,9 @@ class Recorder:
     def begin(self) -> None:
         """Begin a session. Raises SourceError."""
         try:
-            with kineto_gate.kept_off():
+            with kept_off():
                 with libtorch_symbols.quiet():
-                    kineto_init.start_quietly()
+                    start_quietly()
                 with libtorch_symbols.quiet():  # also here: starting Kineto resets its log level
                     self._autograd._prepare_profiler(self._config, self._activities)
                     self._autograd._enable_profiler(self._config, self._activities, self._scopes)
@@ -120,7 +272,7 @@ class Recorder:
             self.stop_collecting()
             time.sleep(PAUSE_S)
             begin_ns = time.monotonic_ns()
-            with kineto_gate.kept_off(required=False), libtorch_symbols.quiet():
+            with kept_off(required=False), libtorch_symbols.quiet():
                 result = self._end()
             took_ns = time.monotonic_ns() - begin_ns
         except RuntimeError as exc:

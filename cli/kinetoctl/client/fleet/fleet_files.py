@@ -22,8 +22,8 @@ from kineto_trace.store.output_formats import SUFFIXES
 from kinetoctl.client import enum_names
 from kinetoctl.client.daemon_client import Client
 from kinetoctl.client.fleet.host_run import Fleet, FleetProgress, HostRun, Rank
-from kinetoctl.client.tracing import download, file_key, file_name
-from kinetoctl.errors import CliError, DownloadFailed, Refused, TraceUnreadable, Unreachable, trace_errors, write_errors
+from kinetoctl.client.tracing import broken_promise, download, file_key, file_name
+from kinetoctl.errors import CliError, DownloadFailed, TraceUnreadable, Unreachable, trace_errors, write_errors
 
 if TYPE_CHECKING:
     from kineto_trace.merge.merged_export import MergedTrace
@@ -52,11 +52,9 @@ def _safe(text: str) -> str:
 
 
 def check_promises(fleet: Fleet) -> None:
-    """A process that is DONE has files; a daemon that reports DONE without files must not lead to exit code 0."""
+    """Notes which daemons report DONE without files."""
     for member, target in fleet.processes():
-        if target.verdict == pb.VERDICT_DONE and not target.files:
-            problem = f"{member.place.host} {enum_names.target(target)}: the daemon reports DONE, but no file"
-            member.problems.append(Refused(problem))
+        member.problems += broken_promise(target, f"{member.place.host} {enum_names.target(target)}")
 
 
 def fetch_all(fleet: Fleet, folder: Path, progress: FleetProgress, *, timeout_s: float, file_format: str = "") -> None:

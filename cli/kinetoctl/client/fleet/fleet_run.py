@@ -24,9 +24,8 @@ import statistics
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from kineto_protos.alignment import NEVER, Sample, plan
 from kineto_protos.call_values import ANY_RANK
@@ -35,15 +34,25 @@ from kineto_trace.base.quantities import format_duration
 from kineto_trace.store.upload_manifest import FLEET_LABEL
 
 from kinetoctl.client import enum_names
-from kinetoctl.client.fleet.clock_offsets import FAR_NS, Offset, RoundTrip, UnusableClock, joined, measured
-from kinetoctl.client.fleet.host_client import HostClient, close_all, connected
-from kinetoctl.client.fleet.host_run import Fleet, FleetProgress, HostRun, Rank, stored_clock
+from kinetoctl.client.daemon_client import RETRYABLE, Patience
+from kinetoctl.client.fleet.host_client import CALLS_AT_ONCE, HostClient, close_all, connected, run
+from kinetoctl.client.fleet.host_run import (
+    FAR_NS,
+    Fleet,
+    FleetProgress,
+    HostRun,
+    Offset,
+    Rank,
+    RoundTrip,
+    UnusableClock,
+    joined,
+    measured,
+    stored_clock,
+)
 from kinetoctl.client.host_targets import Place
-from kinetoctl.client.retry import RETRYABLE, Patience
 from kinetoctl.client.tracing import apply_event, has_ended
 from kinetoctl.errors import CliError, Refused, TimedOut, Unreachable, UsageProblem
 
-CALLS_AT_ONCE = 256
 FIRST_CLOCKS_AT_ONCE, NEAR_CLOCKS_AT_ONCE, FAR_CLOCKS_AT_ONCE = 16, 2, 32
 FAR_TRIP_NS = 10_000_000
 NEAR_S, FAR_S = 0.02, 1.0  # time limit of the round trips to one host, beyond the fewest
@@ -509,33 +518,6 @@ def unmet(requirement: str, *, hosts: int, begun: int, whole: int) -> str:
     if requirement == "quorum" and 2 * begun <= hosts:
         return f"only {begun} of {hosts} hosts are ready, but --require quorum needs more than half"
     return "" if begun else "no host has a process that is ready"
-
-
-T = TypeVar("T")
-
-
-def run(work: Callable[[], Awaitable[T]]) -> T:
-    """Runs the work to its end, in a new thread if this thread has a running event loop."""
-
-    async def awaited() -> T:
-        return await work()
-
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(awaited())
-    with ThreadPoolExecutor(1, thread_name_prefix="fleet") as pool:
-        return pool.submit(asyncio.run, awaited()).result()
-
-
-async def in_thread(work: Callable[[], T]) -> T:
-    """Runs work that blocks, in a thread of its own, ended on return; being cancelled does not wait for it."""
-    pool = ThreadPoolExecutor(1, thread_name_prefix="fleet")
-    future = asyncio.get_running_loop().run_in_executor(pool, work)
-    try:
-        return await future
-    finally:
-        pool.shutdown(wait=not future.cancelled())
 
 
 def run_fleet(fleet_run: FleetRun, *steps: Callable[[], Awaitable[None]]) -> None:

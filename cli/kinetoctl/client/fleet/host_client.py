@@ -8,19 +8,23 @@ import asyncio
 import functools
 import os
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import grpc
 from kineto_protos.services import ProfilerStub
 from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.store.upload_manifest import FLEET_LABEL
 
 from kinetoctl.client.channel import DaemonConnection, StubCalls, open_async_connection
-from kinetoctl.client.daemon_client import CHANNEL_OPTIONS, translate
-from kinetoctl.client.fleet.clock_offsets import RoundTrip
-from kinetoctl.client.retry import Patience
-from kinetoctl.errors import TimedOut, Unreachable
+from kinetoctl.client.daemon_client import CHANNEL_OPTIONS, Patience, translate
+from kinetoctl.client.fleet.host_run import Fleet, HostRun, RoundTrip, stored_clock
+from kinetoctl.client.host_targets import Place
+from kinetoctl.errors import CliError, NotFound, TimedOut, Unreachable
+from kinetoctl.exit_codes import ExitCode
 
+T = TypeVar("T")
 HostConnection = DaemonConnection[grpc.aio.Channel]
 RETRY_S = 2.0
 CLOCK_DEADLINE_S = 2.0
@@ -161,3 +165,109 @@ class HostClient:
 async def close_all(clients: Iterable[HostClient]) -> None:
     """Closes all clients concurrently."""
     await asyncio.gather(*(client.close() for client in clients))
+
+
+def run(work: Callable[[], Awaitable[T]]) -> T:
+    """Runs the work to its end, in a new thread if this thread has a running event loop."""
+
+    async def awaited() -> T:
+        return await work()
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(awaited())
+    with ThreadPoolExecutor(1, thread_name_prefix="fleet") as pool:
+        return pool.submit(asyncio.run, awaited()).result()
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """Runs work that blocks, in a thread of its own, ended on return; being cancelled does not wait for it."""
+    pool = ThreadPoolExecutor(1, thread_name_prefix="fleet")
+    future = asyncio.get_running_loop().run_in_executor(pool, work)
+    try:
+        return await future
+    finally:
+        pool.shutdown(wait=not future.cancelled())
+
+
+# Asks many hosts at once, and returns the answers in the order of the hosts.
+CALLS_AT_ONCE = 256
+
+
+class HostAnswer(NamedTuple, Generic[T]):
+    """The answer of one host: a value, or an error."""
+
+    place: Place
+    value: T | None
+    error: CliError | None
+
+
+def ask(
+    places: Sequence[Place], question: Callable[[HostClient, Place], Awaitable[T]], *, timeout_s: float
+) -> list[HostAnswer[T]]:
+    """The answer or error of every host."""
+
+    async def all_of_them() -> list[HostAnswer[T]]:
+        at_once = asyncio.Semaphore(CALLS_AT_ONCE)
+        return list(await asyncio.gather(*(one(place, at_once) for place in places)))
+
+    async def one(place: Place, at_once: asyncio.Semaphore) -> HostAnswer[T]:
+        async with at_once:
+            try:
+                client = HostClient(connected(place.address), timeout_s=timeout_s)
+                try:
+                    return HostAnswer(place, await question(client, place), None)
+                finally:
+                    await client.close()
+            except CliError as exc:
+                return HostAnswer(place, None, exc)
+
+    return run(all_of_them)
+
+
+def errors(answers: Sequence[HostAnswer[T]]) -> list[str]:
+    """One message for each host without an answer."""
+    return [f"{answer.place.host}: {answer.error}" for answer in answers if answer.error is not None]
+
+
+def exit_code(answers: Sequence[HostAnswer[T]]) -> ExitCode:
+    """The exit code of a command that shows the answers: PARTIAL if a host did not answer."""
+    return ExitCode.DONE if all(answer.error is None for answer in answers) else ExitCode.PARTIAL
+
+
+def values(answers: Sequence[HostAnswer[T]]) -> list[tuple[Place, T]]:
+    """The answers of the hosts that answered. Raises the first error if none did."""
+    found = [(answer.place, answer.value) for answer in answers if answer.error is None and answer.value is not None]
+    first = next((answer.error for answer in answers if answer.error is not None), None)
+    if not found and first is not None:
+        raise first
+    return found
+
+
+LIMIT = 1000  # captures of one host that are parts of one capture
+
+
+async def parts_of(client: HostClient, capture_id: str) -> list[pb.Capture]:
+    """The parts of the capture on one host; empty if it has none."""
+    found = await client.captures({FLEET_LABEL: capture_id}, limit=LIMIT)
+    try:
+        return found or [await client.capture(capture_id)]
+    except NotFound:
+        return []
+
+
+def find_fleet(places: Sequence[Place], capture_id: str, *, timeout_s: float) -> Fleet:
+    """The parts of the capture on these hosts: captures with its label, or the one capture with this id.
+
+    A host that does not answer becomes a member with its error. Raises NotFound if no host has a part.
+    """
+    members = []
+    answers = ask(places, lambda client, _place: parts_of(client, capture_id), timeout_s=timeout_s)
+    for place, captures, error in answers:
+        if error is not None:
+            members.append(HostRun(place, error=error))
+        members += [HostRun(place, each, clock=stored_clock(each), started=True) for each in captures or ()]
+    if not any(member.capture for member in members):
+        raise next((m.error for m in members if m.error), NotFound(f"no host has a capture {capture_id}"))
+    return Fleet(id=capture_id, members=members)

@@ -1,15 +1,19 @@
-"""What a page is asked and what it answers, without sockets."""
+"""What a page is asked and what it answers, without sockets; the checks of every request, and sessions."""
 
 import hashlib
+import hmac
 import mimetypes
-from collections.abc import Mapping
+import secrets
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from http import HTTPStatus
 from importlib.resources import files
 from io import SEEK_END, BytesIO
 from pathlib import Path
-from typing import BinaryIO
+from threading import Lock
+from typing import BinaryIO, NamedTuple
 
 HTML, JSON, TEXT = "text/html; charset=utf-8", "application/json", "text/plain; charset=utf-8"
 CSV = "text/csv; charset=utf-8"
@@ -113,3 +117,143 @@ def _content(name: str) -> bytes:
 @cache
 def _version(name: str) -> str:
     return hashlib.sha256(_content(name)).hexdigest()[:_DIGITS]
+
+
+# What every request is checked for, and what every answer tells the browser. Pure.
+#
+# The pages live at 127.0.0.1 and the copy of the Perfetto UI at `localhost`, on the same port: to the browser they are
+# two sites, so that a fault of the UI, which needs a policy with inline scripts and shows hostile traces, reads neither
+# pages nor forms nor the cookie. Browsers try ::1 for `localhost` first; so this server has that port, too, or somebody
+# else could show a UI there and be given the trace.
+#
+# A request must name one of the two as its host, or another site could reach the server through a name of its own that
+# resolves to this machine. A POST must come from one of our own pages, by what the browser says (Origin) and by the
+# secret in the form.
+HOST, HOST_V6, UI_HOST = "127.0.0.1", "::1", "localhost"
+SAFE_METHODS = ("GET", "HEAD")
+NOWHERE = "'none'"
+LIFETIME_S = 12 * 3600
+MAX_SESSIONS = 16  # of one user's browsers; the oldest one ends
+MAX_HISTORY = 50
+COOKIE = "kinetoctl_web"
+
+
+class Origins(NamedTuple):
+    """Where the two parts of the server are. ui: empty if the UI is not served."""
+
+    pages: str
+    ui: str
+
+
+def origin(port: int) -> str:
+    """The origin of the pages on this port."""
+    return f"http://{HOST}:{port}"
+
+
+def ui_origin(port: int) -> str:
+    """The origin of the Perfetto UI on the same port."""
+    return f"http://{UI_HOST}:{port}"
+
+
+def is_at(request: WebRequest, own: str) -> bool:
+    """Whether a request names this origin as its host."""
+    return request.headers.get("host", "") == own.partition("://")[2]
+
+
+def check_request(request: WebRequest, own: str) -> None:
+    """Refuses a request that names another host than this origin, or comes from another site. Raises WebError."""
+    if not is_at(request, own):
+        raise WebError(HTTPStatus.MISDIRECTED_REQUEST, f"this page is at {own}")
+    if request.method in SAFE_METHODS:
+        return
+    fetch_site = request.headers.get("sec-fetch-site", "same-origin")
+    if request.headers.get("origin") != own or fetch_site != "same-origin":
+        raise WebError(HTTPStatus.FORBIDDEN, "this form was sent by another site")
+
+
+def page_policy(origins: Origins) -> str:
+    """The policy of the pages: own files only, no inline script or style, no frame around them."""
+    return (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        f"frame-src {origins.ui or NOWHERE}; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+    )
+
+
+def ui_policy(origins: Origins) -> str:
+    """The policy of the Perfetto UI: what its own files need, nothing from elsewhere, in our frames only."""
+    return (
+        "default-src 'self'; script-src 'self' 'unsafe-inline' 'wasm-unsafe-eval'; style-src 'self' 'unsafe-inline'; "
+        "img-src 'self' data: blob:; connect-src 'self' data: blob:; worker-src 'self' blob:; font-src 'self' data:; "
+        f"base-uri 'none'; form-action 'none'; frame-ancestors {origins.pages}"
+    )
+
+
+HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",  # with no-referrer, browsers do not say where a form comes from
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=(), usb=()",
+    "Cache-Control": "no-store",
+}
+
+
+# Who may use the server: a token that works once becomes a session, whose key only the browser's cookie has.
+# The cookie is HttpOnly and SameSite=Strict. Cookies do not tell ports apart, so that another server on 127.0.0.1 may
+# see it; a session therefore is no more than one of two checks: `socket_owner` is the other one. Each session has a
+# secret of its own that every form must repeat.
+@dataclass(slots=True)
+class WebSession:
+    """One browser. history: its SQL queries, the last one first."""
+
+    form_secret: str
+    ends_s: float
+    history: list[str] = field(default_factory=list)
+
+    def remember(self, sql: str) -> None:
+        """Puts a query first in the history, where it stands once."""
+        self.history[:] = [sql, *(other for other in self.history if other != sql)][:MAX_HISTORY]
+
+    def owns(self, form_secret: str) -> bool:
+        """Whether a form was made for this session."""
+        return hmac.compare_digest(self.form_secret.encode(), form_secret.encode())
+
+
+def new_session(ends_s: float) -> WebSession:
+    """A session with a secret of its own."""
+    return WebSession(secrets.token_urlsafe(32), ends_s)
+
+
+class Sessions:
+    """The token for the next browser, and the sessions. Thread-safe. clock: seconds that only grow."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = Lock()
+        self._token = secrets.token_urlsafe(32)
+        self._sessions: dict[str, WebSession] = {}
+
+    @property
+    def token(self) -> str:
+        """The token that opens the next session."""
+        return self._token
+
+    def enter(self, token: str) -> str | None:
+        """Opens a session and makes the next token. Returns the session's key, or None for a wrong or used token."""
+        with self._lock:
+            if not hmac.compare_digest(self._token.encode(), token.encode()):
+                return None
+            self._token = secrets.token_urlsafe(32)
+            key = secrets.token_urlsafe(32)
+            while len(self._sessions) >= MAX_SESSIONS:
+                del self._sessions[next(iter(self._sessions))]
+            self._sessions[key] = new_session(self._clock() + LIFETIME_S)
+            return key
+
+    def find(self, key: str) -> WebSession | None:
+        """The session of this key, unless it has ended."""
+        with self._lock:
+            session = self._sessions.get(key)
+            if session is not None and session.ends_s <= self._clock():
+                del self._sessions[key]
+                return None
+            return session

@@ -9,13 +9,11 @@ from kinetoctl.errors import CliError
 from kinetoctl.output import units
 from kinetoctl.output.listing import commands
 from kinetoctl.web.http.web_messages import WebRequest
-from kinetoctl.web.pages.captures_page import MAX_CAPTURES, has_trace, listed, status_of
-from kinetoctl.web.pages.page_context import PageContext, ask, rank_choices, whole_number
+from kinetoctl.web.pages.list_pages import MAX_CAPTURES, has_trace, listed, status_of
+from kinetoctl.web.pages.page_context import OfHost, PageContext, ask, rank_choices, whole_number
 
 if TYPE_CHECKING:
     from kineto_protos.v1 import profiler_pb2 as pb
-
-    from kinetoctl.web.pages.daemons import OfHost
 
 MAX_COMMAND = 60  # characters
 

@@ -8,11 +8,10 @@ from kineto_trace.html.templates import view_sentence
 
 from kinetoctl.base.view_settings import COMPARED_FIRST
 from kinetoctl.output.console import plain
-from kinetoctl.web.http.security import WebSession
-from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest, redirect
+from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest, WebSession, redirect
 from kinetoctl.web.pages.baselines import baseline_of, baseline_values, comparison_command
-from kinetoctl.web.pages.captures_page import facts, has_trace, running, status_of, target_facts
-from kinetoctl.web.pages.memory_page import only_snapshots, shows_snapshot
+from kinetoctl.web.pages.chart_pages import only_snapshots, shows_snapshot
+from kinetoctl.web.pages.list_pages import facts, has_trace, running, status_of, target_facts
 from kinetoctl.web.pages.page_context import WAIT_S, Asked, PageContext, ask, hosts_answer, json_answer, render
 
 # A view belongs to the first group that one of whose words begins its name; all others are in the last one.

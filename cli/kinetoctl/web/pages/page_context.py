@@ -3,32 +3,151 @@
 import json
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 from urllib.parse import urlencode
 
 from jinja2 import Environment, PackageLoader
+from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.html.templates import environment
 
 from kinetoctl.base.common_options import CommonOptions
-from kinetoctl.errors import CliError
+from kinetoctl.client.daemon_client import Client
+from kinetoctl.client.host_targets import Place
+from kinetoctl.client.selection import Selection
+from kinetoctl.errors import CliError, NotFound
 from kinetoctl.output import units
 from kinetoctl.output.console import plain
 from kinetoctl.output.units import human
-from kinetoctl.web.analyses.analysis_queue import Analyses, Computing
+from kinetoctl.web.analyses.analysis_queue import Analyses, AnalysisFailed, Computing
 from kinetoctl.web.analyses.trace_library import TraceLibrary, TraceSet
-from kinetoctl.web.analyses.worker_process import AnalysisFailed
-from kinetoctl.web.http.security import WebSession
-from kinetoctl.web.http.web_messages import CSV, JSON, WebAnswer, WebError, WebRequest, static_address
-from kinetoctl.web.pages.daemons import PROGRAM, Daemons, OfHost
+from kinetoctl.web.http.web_messages import CSV, JSON, WebAnswer, WebError, WebRequest, WebSession, static_address
 
 if TYPE_CHECKING:
     from kineto_protos.v1 import profiler_pb2 as pb
 
-    from kinetoctl.web.pages.daemons import HostsFound
+
+# The daemons whose captures and processes the pages show: one here, those of a fleet in `shared.fleet_hosts`.
+T = TypeVar("T")
+PROGRAM = "kinetoctl"
+
+
+class OfHost(NamedTuple, Generic[T]):
+    """Something that a daemon has. place: which daemon."""
+
+    place: Place
+    item: T
+
+
+class Unanswered(NamedTuple):
+    """A host that did not answer, and why."""
+
+    host: str
+    reason: str
+
+
+class HostsFound(NamedTuple, Generic[T]):
+    """What the daemons have, and which of them did not answer."""
+
+    items: Sequence[OfHost[T]]
+    unanswered: Sequence[Unanswered] = ()
+    most_of_one: int = 0  # items that each host was asked for, if that may be fewer than it has
+
+
+class Daemons(Protocol):
+    """What pages ask of daemons, with the rights of the user who looks."""
+
+    several: bool  # whether pages name hosts
+
+    @property
+    def name(self) -> str:
+        """What people call them all."""
+
+    def captures(self, limit: int) -> HostsFound[pb.Capture]:
+        """The newest captures, at most so many of a host. Raises the client's errors if no host can be asked."""
+
+    def parts(self, capture_id: str) -> HostsFound[pb.Capture]:
+        """The capture with this id, or all parts of the one that `kinetoctl trace --hosts` made under it.
+
+        Raises NotFound and the client's errors.
+        """
+
+    def unanswered(self, capture_id: str) -> Sequence[Unanswered]:
+        """The hosts that did not answer when the parts of this capture were last looked for."""
+
+    def processes(self, *, every: bool) -> HostsFound[pb.Process]:
+        """What `kinetoctl ps` lists; every: with --all. Raises the client's errors if no host can be asked."""
+
+    def create(self, address: str, spec: pb.CaptureSpec) -> pb.Capture:
+        """Starts a capture on the daemon at this address; empty: the only one. Raises the client's errors."""
+
+    def client(self, place: Place) -> AbstractContextManager[Client]:
+        """A client of one daemon, for files."""
+
+    def command(self, *words: str) -> str:
+        """The command line that asks them the same."""
+
+
+class OneDaemon:
+    """The daemon at one address. connect: opens a client of it."""
+
+    several = False
+
+    def __init__(self, connect: Callable[[], AbstractContextManager[Client]], address: str) -> None:
+        self._connect = connect
+        self._place = Place("", address)
+
+    @property
+    def name(self) -> str:
+        """Its address."""
+        return self._place.address
+
+    def captures(self, limit: int) -> HostsFound[pb.Capture]:
+        """The newest captures. Raises the client's errors."""
+        with self._connect() as client:
+            return self._found(client.captures({}, limit=limit))
+
+    def parts(self, capture_id: str) -> HostsFound[pb.Capture]:
+        """The one capture. Raises the client's errors."""
+        with self._connect() as client:
+            return self._found([client.capture(capture_id)])
+
+    def unanswered(self, _capture_id: str) -> Sequence[Unanswered]:
+        """None: a daemon that does not answer is an error of the page."""
+        return ()
+
+    def processes(self, *, every: bool) -> HostsFound[pb.Process]:
+        """The processes. Raises the client's errors."""
+        with self._connect() as client:
+            return self._found(
+                client.processes(Selection().to_proto(), include_without_agent=every, trainers=True),
+            )
+
+    def create(self, address: str, spec: pb.CaptureSpec) -> pb.Capture:
+        """Starts a capture. Raises NotFound for another daemon, and the client's errors."""
+        if address:
+            raise NotFound(f"these pages do not show the host at {address}")
+        with self._connect() as client:
+            return client.create(spec, uuid.uuid4().hex)
+
+    @contextmanager
+    def client(self, _place: Place) -> Iterator[Client]:
+        """A client."""
+        with self._connect() as client:
+            yield client
+
+    def command(self, *words: str) -> str:
+        """The command line, with the address."""
+        return shlex.join((PROGRAM, words[0], "--address", self._place.address, *words[1:]))
+
+    def _found(self, items: "Sequence[T] | Iterator[T]") -> HostsFound[T]:
+        return HostsFound([OfHost(self._place, item) for item in items])
+
 
 WAIT_S = 0.7  # for a result, before a page is shown without it and loads itself again
 REFRESH_S = "1"

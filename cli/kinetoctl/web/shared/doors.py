@@ -30,10 +30,19 @@ from kineto_protos import unix_peer
 from kineto_protos.call_values import CERTIFICATE_KEY, CERTIFICATE_NAME, MAX_NAMES, USER_KEY, USER_NAME
 
 from kinetoctl.errors import Refused
-from kinetoctl.web.http import security
-from kinetoctl.web.http.request_handler import MAX_TARGET_BYTES, content_length, failure, headers_of, web_request
-from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest, opened
-from kinetoctl.web.http.web_server import IDLE_S, REQUEST_S, SEND_S, ConnectionDeadlines
+from kinetoctl.web.http.request_handler import (
+    IDLE_S,
+    MAX_TARGET_BYTES,
+    REQUEST_S,
+    SEND_S,
+    ConnectionDeadlines,
+    DeadlineServer,
+    content_length,
+    failure,
+    headers_of,
+    web_request,
+)
+from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest, check_request, opened
 
 _USER_NAME, _CERTIFICATE_NAME = re.compile(USER_NAME), re.compile(CERTIFICATE_NAME)
 _ALTERNATIVES_OID = b"\x06\x03\x55\x1d\x11"  # subjectAltName, 2.5.29.17, as DER has it
@@ -92,7 +101,6 @@ def of_tls(connection: ssl.SSLSocket) -> PageUser:
 
 MAX_CONNECTIONS, MAX_OF_ADDRESS, MAX_OF_USER = 512, 256, 32
 BACKLOG = 128
-_LOOK_S = 0.25
 _RELOAD_S = 1.0
 _TELL_S, _MAX_TOLD = 60.0, 64  # users who are refused are named in the log
 # As at the daemon's own door: TLS 1.2 with forward secrecy and authenticated encryption only, and TLS 1.3.
@@ -165,7 +173,7 @@ class HttpConnection:
             request, headers = self._received(head)
             self._deadlines.expect(self._sock, None)
             user = self._identify(headers)
-            security.check(request, self._site.origin)
+            check_request(request, self._site.origin)
             return self._site.application(request, user)
         except WebError as exc:
             return failure(exc)
@@ -225,11 +233,8 @@ class WebEntrance(Protocol):
         """The connection ready for HTTP, who asks, and whose connection it is now. Raises OSError, UnknownUser."""
 
 
-class WebDoor(socketserver.ThreadingMixIn, socketserver.TCPServer):
+class WebDoor(DeadlineServer):
     """Serves one listening socket."""
-
-    daemon_threads = True
-    block_on_close = False
 
     def __init__(
         self,
@@ -247,10 +252,6 @@ class WebDoor(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self._keys: dict[socket.socket, str] = {}
         self._of_key = Counter[str]()
         self._of_user = Counter[str]()
-
-    def serve(self) -> None:
-        """Serves until `shutdown`."""
-        self.serve_forever(poll_interval=_LOOK_S)
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         """Whether this connection is served at all."""
@@ -288,25 +289,12 @@ class WebDoor(socketserver.ThreadingMixIn, socketserver.TCPServer):
             with self._lock:
                 self._of_user -= Counter([user])
 
-    def service_actions(self) -> None:
-        """Ends the connections that are late. Runs a few times a second."""
-        self.deadlines.cut_late()
-
     def shutdown_request(self, request: Any) -> None:
         """Forgets a connection that has ended."""
-        self.deadlines.forget(request)
         with self._lock:
             if (key := self._keys.pop(request, None)) is not None:
                 self._of_key -= Counter([key])
         super().shutdown_request(request)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Prints nothing: a client that disconnects is no news, and other errors were answered with a page."""
-
-    def server_close(self) -> None:
-        """Closes the listening socket and every connection."""
-        super().server_close()
-        self.deadlines.cut_all()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,14 +33,21 @@ from kineto_protos import endpoints
 from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetoctl.client.daemon_client import Client
-from kinetoctl.client.fleet.broadcast import HostAnswer, parts_of
-from kinetoctl.client.fleet.host_client import RETRY_S, HostClient, HostConnection, close_connection, connected
+from kinetoctl.client.fleet.host_client import (
+    RETRY_S,
+    HostAnswer,
+    HostClient,
+    HostConnection,
+    close_connection,
+    connected,
+    parts_of,
+)
 from kinetoctl.client.host_targets import Place, distinct, parse_hosts, template
 from kinetoctl.client.selection import Selection
 from kinetoctl.client.tracing import has_ended
 from kinetoctl.errors import CliError, Denied, NotFound, TimedOut, Unreachable
 from kinetoctl.options.trace_arguments import CAPTURE_ID
-from kinetoctl.web.pages.daemons import PROGRAM, HostsFound, OfHost, Unanswered
+from kinetoctl.web.pages.page_context import PROGRAM, HostsFound, OfHost, Unanswered
 
 T = TypeVar("T")
 CALLS_AT_ONCE, CALLS_OF_USER = 1024, 256
@@ -294,11 +301,7 @@ class FleetDaemons:
         """The newest captures of each host: fewer of each, if there are many hosts. Raises Unreachable."""
         places = self._hosts.places()
         most = min(limit, max(FEWEST_LISTED, LISTED // len(places)))
-
-        async def captures(client: HostClient, _place: Place) -> list[pb.Capture]:
-            return await client.captures({}, limit=most)
-
-        answers = self._ask(places, captures)
+        answers = self._ask(places, lambda client, _place: client.captures({}, limit=most))
         full = most < limit and any(len(answer.value or ()) >= most for answer in answers)
         return self._every(answers)._replace(most_of_one=most if full else 0)
 
@@ -314,11 +317,7 @@ class FleetDaemons:
         narrowed = known is not None and known.complete and {*known.addresses} <= {each.address for each in places}
         if known is not None and narrowed:
             places = tuple(place for place in places if place.address in known.addresses)
-
-        async def parts(client: HostClient, _place: Place) -> list[pb.Capture]:
-            return await parts_of(client, capture_id)
-
-        answers = self._ask(places, parts)
+        answers = self._ask(places, lambda client, _place: parts_of(client, capture_id))
         found = _found(answers)
         silent = [each.place.address for each in answers if each.error and not isinstance(each.error, Denied)]
         there = dict.fromkeys(each.place.address for each in found.items)
@@ -351,11 +350,13 @@ class FleetDaemons:
         if place is None:
             raise NotFound(f"these pages do not show a host at {address!r:.100}: load the list of processes again")
         key = uuid.uuid4().hex
-
-        async def create(client: HostClient, _place: Place) -> pb.Capture:
-            return await client.create(spec, key)
-
-        (answer,) = self._hosts.ask([place], create, user=self._user, timeout_s=self._timeout_s, retry_s=RETRY_S)
+        (answer,) = self._hosts.ask(
+            [place],
+            lambda client, _place: client.create(spec, key),
+            user=self._user,
+            timeout_s=self._timeout_s,
+            retry_s=RETRY_S,
+        )
         if answer.value is None:
             raise answer.error or Unreachable(f"the daemon at {address} did not answer")
         return answer.value

@@ -17,11 +17,27 @@ from kineto_trace.base.own_processes import python, safe_environment
 from kinetoctl.base.common_options import CommonOptions
 from kinetoctl.base.value_types import removable_folder
 from kinetoctl.web.analyses import worker_main
-from kinetoctl.web.analyses.analysis_queue import WORKERS, AnalysisQueue, ResultCache
-from kinetoctl.web.analyses.worker_process import START_S, AnalysisFailed, SocketProcess, WorkerLimits, answered
+from kinetoctl.web.analyses.analysis_queue import (
+    START_S,
+    WORKERS,
+    AnalysisFailed,
+    AnalysisQueue,
+    ResultCache,
+    SocketProcess,
+    WorkerLimits,
+    answered,
+)
 from kinetoctl.web.application import page_answer
-from kinetoctl.web.http.security import Origins, page_policy, ui_policy
-from kinetoctl.web.http.web_messages import STATIC, WebAnswer, WebError, WebRequest, static_file
+from kinetoctl.web.http.web_messages import (
+    STATIC,
+    Origins,
+    WebAnswer,
+    WebError,
+    WebRequest,
+    page_policy,
+    static_file,
+    ui_policy,
+)
 from kinetoctl.web.pages.timeline_page import ui_file
 from kinetoctl.web.shared.doors import (
     PageUser,
@@ -149,7 +165,7 @@ def _opened(door: WebDoor, stack: ExitStack) -> WebDoor:
 
 
 class SharedApplication:
-    """Answers every request that passed `security.check`, for the user whom its connection names."""
+    """Answers every request that passed `check_request`, for the user whom its connection names."""
 
     def __init__(self, spaces: UserSpaces) -> None:
         self._spaces = spaces

@@ -25,20 +25,15 @@ from kinetoctl.client.fleet.fleet_files import HOSTS_AT_ONCE
 from kinetoctl.errors import CliError, Refused
 from kinetoctl.options.trace_arguments import SNAPSHOT_FORMAT, fetch_snapshots, fetch_trace, has_snapshot, wanted_format
 from kinetoctl.output import units
-from kinetoctl.web.analyses.analysis_queue import AnalysisQueue
+from kinetoctl.web.analyses.analysis_queue import AnalysisFailed, AnalysisQueue
 from kinetoctl.web.analyses.trace_library import FIND_S, FoundKey, TraceLibrary, TraceSet
-from kinetoctl.web.analyses.worker_process import AnalysisFailed
-from kinetoctl.web.http.security import new_session
-from kinetoctl.web.http.web_messages import WebError
-from kinetoctl.web.pages.daemons import Daemons, OneDaemon
-from kinetoctl.web.pages.page_context import PageContext
+from kinetoctl.web.http.web_messages import WebError, new_session
+from kinetoctl.web.pages.page_context import Daemons, OfHost, OneDaemon, PageContext
 from kinetoctl.web.shared.doors import PageUser
 from kinetoctl.web.shared.fleet_hosts import FleetDaemons, FleetHosts
 
 if TYPE_CHECKING:
     from kineto_protos.v1 import profiler_pb2 as pb
-
-    from kinetoctl.web.pages.daemons import OfHost
 
 MAX_USERS = 256
 IDLE_S = 3600.0

@@ -44,7 +44,6 @@ _LEFT_OUT = (  # never imported in a target
     "kineto_agent.bootstrap.inject",
     "kineto_agent.bootstrap.startup",
     "kineto_agent.protocol.schema",
-    "kineto_agent.protocol.typed_values",
     _LOADER,
     _STANDARD,
 )

@@ -3,7 +3,6 @@
 from typing import Any, List
 
 import pytest
-from kineto_agent.control.capture_requests import NO_STEP_NS
 from kineto_agent.control.events import (
     Command,
     Refusal,
@@ -18,7 +17,7 @@ from kineto_agent.control.events import (
     Tick,
     WatchStep,
 )
-from kineto_agent.control.session import Session
+from kineto_agent.control.session import NO_STEP_NS, Session
 from support.agent.session_events import COLLECT, NOW, WAIT, WARMUP, S, conclusion, counted, has, run
 
 OVERDUE = SetTimer(NOW + NO_STEP_NS)

@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-from kineto_agent.control.capture_requests import NO_STEP_NS
 from kineto_agent.control.events import (
     AwaitProfiler,
     CancelRequested,
@@ -25,7 +24,7 @@ from kineto_agent.control.events import (
     Tick,
     WatchStep,
 )
-from kineto_agent.control.session import PROFILER_WAIT_NS, Session
+from kineto_agent.control.session import NO_STEP_NS, PROFILER_WAIT_NS, Session
 from support.agent import session_events
 from support.agent.session_events import COLLECT, NOW, PROCESS, WAIT, WAITING, WARMUP, S, conclusion, run
 

@@ -7,7 +7,7 @@ import grpc
 import pytest
 import yaml
 from kineto_protos.v1 import profiler_pb2 as pb
-from kinetoctl.output.diagnosis import print_diagnosis, verdict
+from kinetoctl.output.diagnosis import print_checks, process_title, verdict
 from support.service import captures
 from support.service.cli import Run
 from support.service.fake_profiler import Abort, FakeServer
@@ -112,7 +112,7 @@ def test_in_a_terminal_long_texts_are_wrapped_not_cut(monkeypatch: pytest.Monkey
     words = [f"word{number}" for number in range(40)]
     diagnosis = bad()
     diagnosis.checks[1].advice = " ".join(words)
-    print_diagnosis(diagnosis, color=False)
+    print_checks(process_title(diagnosis), diagnosis.checks, verdict(diagnosis), color=False)
     text = re.sub(r"\x1b\[[0-9;]*m", "", screen.getvalue())
     assert max(map(len, text.splitlines())) <= 60
     assert text.split()[-4:] == ["cannot", "be", "traced:", "tracer"]

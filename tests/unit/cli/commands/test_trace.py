@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
-from kinetoctl.client.retry import Patience
+from kinetoctl.client.daemon_client import Patience
 from kinetoctl.errors import CliError
 from support.service import captures
 from support.service.captures import CONTENT

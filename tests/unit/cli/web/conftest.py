@@ -3,15 +3,13 @@
 import re
 
 import pytest
-from kinetoctl.web.http import web_server
-from kinetoctl.web.shared import doors
+from kinetoctl.web.http import request_handler
 from support.web.browsing import Browser
 
 
 @pytest.fixture(autouse=True)
 def stops_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(web_server, "_LOOK_S", 0.01)
-    monkeypatch.setattr(doors, "_LOOK_S", 0.01)
+    monkeypatch.setattr(request_handler, "_LOOK_S", 0.01)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,9 @@ import io
 import json
 import os
 import re
+import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from html import escape
 from html.parser import HTMLParser
 from importlib.resources import files
@@ -16,9 +18,13 @@ from urllib.parse import urlencode
 import jsonschema
 import pytest
 from kineto_trace.catalog.view_catalog import VIEWS
-from kinetoctl.web.http.security import COOKIE
-from kinetoctl.web.http.web_messages import _FILES
+from kinetoctl.base.common_options import CommonOptions
+from kinetoctl.errors import Refused
+from kinetoctl.web.application import WebOptions, running_web
+from kinetoctl.web.http.web_messages import _FILES, COOKIE
+from support.service.daemon import free_address
 from support.trace_files import synthetic
+from support.waiting import until
 from support.web.browsing import Browser, browsing
 from support.web.hostile_trace import write_hostile
 
@@ -316,3 +322,51 @@ def test_a_form_needs_the_secret_of_its_session() -> None:
         assert browser.ask("/live/trace", "POST", fields).status == 502
         assert browser.ask("/live/trace", "POST", fields, Origin="http://evil.example").status == 403
         assert browser.ask("/live/trace", "POST", fields | {"duration": "forever"}).status == 400
+
+
+SETTINGS = CommonOptions(address="unix:/nowhere", output="table", color=False, quiet=True, timeout_s=1)
+
+
+@pytest.fixture
+def ipv6_port() -> int:
+    """One that is free on both addresses."""
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("needs the IPv6 loopback address")
+
+    def found() -> int | None:
+        port = int(free_address().rpartition(":")[2])
+        with suppress(OSError), socket.create_server(("::1", port), family=socket.AF_INET6):
+            return port
+        return None
+
+    return until(found, "a port is free on both addresses")
+
+
+def test_nobody_else_can_listen_where_the_browser_looks_for_the_ui(ipv6_port: int) -> None:
+    with browsing() as browser, pytest.raises(OSError, match="in use"):
+        socket.create_server(("::1", browser.web.pages.port), family=socket.AF_INET6)
+
+
+def test_a_port_that_somebody_has_on_ipv6_is_refused(ipv6_port: int) -> None:
+    taken = socket.create_server(("::1", ipv6_port), family=socket.AF_INET6)
+    refused = pytest.raises(Refused, match=f"port {ipv6_port} on ::1 cannot be used")
+    with taken, refused, running_web(WebOptions(port=ipv6_port), SETTINGS):
+        pass
+
+
+def test_the_ui_is_served_on_the_port_of_the_pages_over_both_addresses(ipv6_port: int) -> None:
+    with browsing() as browser:
+        port = browser.web.pages.port
+        request = f"GET /nothing HTTP/1.0\r\nHost: localhost:{port}\r\n\r\n".encode()
+        for address in ("127.0.0.1", "::1"):
+            with socket.create_connection((address, port)) as sock:
+                sock.sendall(request)
+                assert b"the UI has no such file" in sock.makefile("rb").read()
+
+
+def test_the_pages_are_at_one_host_only() -> None:
+    with browsing() as browser:
+        assert Browser(browser.web).ask("/enter").status == 200
+        assert Browser(browser.web).ask("/enter", Host=f"localhost:{browser.web.pages.port}").status == 404

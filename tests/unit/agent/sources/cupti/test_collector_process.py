@@ -143,9 +143,9 @@ def arenas_mapped() -> int:
 
 
 def _child_is_free(fd: int, others: int) -> bool:
-    from kineto_agent.sources.cupti import collector_binding
+    from kineto_agent.sources.cupti.collector_binding import Collector
 
-    collector = collector_binding.load()
+    collector = Collector.of_process()
     mapped = arenas_mapped()
     closed = not Path(f"/proc/self/fd/{fd}").exists()
     collector.close()

@@ -3,13 +3,14 @@
 import ctypes
 
 import pytest
-from kineto_agent.sources.cupti import collector_binding, cuda_devices
+from kineto_agent.sources.cupti import cuda_devices
+from kineto_agent.sources.cupti.collector_binding import Collector
 from support.machine.native import fake_cuda
 
 
 def test_devices_are_described_with_kinetos_keys() -> None:
     ctypes.CDLL(str(fake_cuda()))
-    assert cuda_devices.describe(collector_binding.load().device) == {
+    assert cuda_devices.describe(Collector.of_process().device) == {
         "devices": [
             {
                 "id": 0,
@@ -37,7 +38,7 @@ def test_devices_are_told_apart_by_the_uuids_that_nvml_prints(monkeypatch: pytes
     ctypes.CDLL(str(fake_cuda()))
 
     def uuids() -> list[object]:
-        return [each.get("uuid") for each in cuda_devices.describe(collector_binding.load().device)["devices"]]
+        return [each.get("uuid") for each in cuda_devices.describe(Collector.of_process().device)["devices"]]
 
     monkeypatch.setenv("FAKE_CUDA_VISIBLE", "31")
     assert uuids() == ["GPU-fa000000-0000-0000-0000-000000000003", "GPU-fa000000-0000-0000-0000-000000000001"]

@@ -6,7 +6,7 @@ from typing import Any, List
 import pytest
 from kineto_agent.protocol.records import PART_HEAD
 from kineto_agent.sources.interface import SourceError, SourceRequest
-from kineto_agent.sources.jax import pjrt_api
+from kineto_agent.sources.jax import pjrt_plugins
 from kineto_agent.sources.jax.pjrt_plugins import PluginsSource
 from support.agent.arenas import ArenaReader
 from support.machine.native import fake_pjrt_plugin
@@ -87,7 +87,7 @@ def test_a_plugin_that_does_not_do_it_is_refused_with_the_reason(
 
 def test_an_address_that_is_none_is_an_error_and_no_crash() -> None:
     with pytest.raises(SourceError, match="cannot be understood: nothing lies at 0x10"):
-        pjrt_api.functions_at(16, "libtpu.so")
+        pjrt_plugins.functions_at(16, "libtpu.so")
 
 
 def test_plugins_of_gpus_are_left_alone(tmp_path: Any) -> None:

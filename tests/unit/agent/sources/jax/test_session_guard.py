@@ -9,8 +9,8 @@ from typing import Any, Callable, ClassVar, Iterator, List
 import pytest
 from kineto_agent.sources.interface import SourceError
 from kineto_agent.sources.jax import jax_runtime
-from kineto_agent.sources.jax.hlo_operations import JaxSource
 from kineto_agent.sources.jax.session_guard import SERVER, TRACE, SessionGuard
+from kineto_agent.sources.jax.xla_session import JaxSource
 
 
 class Options:

@@ -18,7 +18,8 @@ import pytest
 from kineto_agent.protocol import records
 from kineto_agent.protocol.records import HEADED_RECORD, KIND_TEXT
 from kineto_agent.sources.interface import SourceError, SourceRequest
-from kineto_agent.sources.kit import kit_binding, kit_session
+from kineto_agent.sources.kit import kit_session
+from kineto_agent.sources.kit.kit_binding import Kit
 from kineto_agent.sources.kit.kit_session import KitSession, Vendor
 from support.agent.arenas import ArenaReader, Buffer
 from support.machine.native import COLLECTOR, FAKES, ROOT, build, fake_vendor
@@ -463,7 +464,7 @@ def test_an_exit_while_recording_is_clean_and_leaves_the_records(pushes: bool) -
 
 def test_an_unknown_vendor_is_named() -> None:
     with pytest.raises(SourceError, match="this collector has no vendor called abacus") as caught:
-        kit_binding.load().open("abacus", "Abacus", "ABACUS", PATH)
+        Kit.of_process().open("abacus", "Abacus", "ABACUS", PATH)
     assert caught.value.reason_code == "ABACUS_LIBRARY"
 
 
@@ -490,13 +491,13 @@ def test_a_library_that_is_no_plug_in_for_this_kit_is_refused(tmp_path: Path, co
     library = build("libplugin.so", [source], ["-shared", "-fPIC", "-iquote", str(COLLECTOR)])
     vendor = Vendor(str(library), "Other", "OTHER", "other/1", {})
     with pytest.raises(SourceError, match=why) as caught:
-        kit_binding.load().open(vendor.name, vendor.title, vendor.code, PATH)
+        Kit.of_process().open(vendor.name, vendor.title, vendor.code, PATH)
     assert caught.value.reason_code == "OTHER_LIBRARY"
 
 
 def test_a_missing_plug_in_is_refused_with_the_loaders_words() -> None:
     with pytest.raises(SourceError, match=r"/nowhere/plugin\.so cannot be used: /nowhere/plugin\.so: cannot open"):
-        kit_binding.load().open("/nowhere/plugin.so", "Other", "OTHER", PATH)
+        Kit.of_process().open("/nowhere/plugin.so", "Other", "OTHER", PATH)
 
 
 def test_importing_the_session_does_not_import_ctypes() -> None:

@@ -16,9 +16,7 @@ from kineto_agent.protocol.records import (
 )
 from kineto_agent.sources.interface import SourceError, SourceRequest
 from kineto_agent.sources.memory import allocator_history
-from kineto_agent.sources.memory.allocation_events import ONLY_CUDA, MemoryEventsSource
-from kineto_agent.sources.memory.allocator_history import MAX_ENTRIES
-from kineto_agent.sources.memory.snapshots import MemorySource
+from kineto_agent.sources.memory.allocator_history import MAX_ENTRIES, ONLY_CUDA, MemoryEventsSource, MemorySource
 from kineto_agent.system.memory_use import anonymous_bytes
 from support.agent.arenas import ArenaReader
 from support.agent.python_child import environment
@@ -285,7 +283,7 @@ def test_the_fake_has_the_signatures_of_torch(torch: FakeTorch) -> None:
 CPU = """
 import torch
 from kineto_agent.sources.interface import SourceError, SourceRequest
-from kineto_agent.sources.memory.snapshots import MemorySource
+from kineto_agent.sources.memory.allocator_history import MemorySource
 assert MemorySource().activity_types() == ["memory_snapshot"]
 try:
     MemorySource().prepare(SourceRequest(frozenset(["memory_snapshot"]), 1 << 20, {}))

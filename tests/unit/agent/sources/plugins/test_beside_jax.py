@@ -7,8 +7,7 @@ from typing import Any, Iterator, List
 
 import pytest
 from kineto_agent.sources.interface import SourceError, SourceRequest
-from kineto_agent.sources.plugins.guarded_source import PluginSource
-from kineto_agent.sources.plugins.signs import ProcessView
+from kineto_agent.sources.plugins.guarded_source import PluginSource, ProcessView
 from support.agent.plugins import GOOD, plugin
 
 REQUEST = SourceRequest(frozenset(["toy_kernel"]), 1 << 20, {})

@@ -7,16 +7,16 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import ModuleType
 from typing import Any, FrozenSet, Iterator, List, Tuple
 
 import pytest
-from kineto_agent.protocol.plugin_bundle import Plugin
+from kineto_agent.protocol.plugin_bundle import Plugin, Signs
 from kineto_agent.protocol.records import DECLARED_FORMAT
 from kineto_agent.sources.interface import SourceCounts, SourceError, SourceRequest
-from kineto_agent.sources.plugins import deadlines, worker
-from kineto_agent.sources.plugins.guarded_source import PluginSource
+from kineto_agent.sources.plugins import guarded_source, plugin_session, worker
+from kineto_agent.sources.plugins.guarded_source import PluginSource, ProcessView
 from kineto_agent.sources.plugins.plugin_session import PluginSession
-from kineto_agent.sources.plugins.signs import ProcessView
 from support.agent.agent_daemon import ArenaReader
 from support.agent.plugins import GOOD, NOWHERE, bad, one_piece, plugin
 from support.waiting import scaled, until
@@ -24,11 +24,11 @@ from support.waiting import scaled, until
 REQUEST = SourceRequest(frozenset(["toy_kernel"]), 1 << 20, {})
 SHORT_S = 0.3
 DEADLINES = {
-    "activity_types": "ASK_S",
-    "prepare": "PREPARE_S",
-    "start": "START_S",
-    "stop": "STOP_S",
-    "close": "CLOSE_S",
+    "activity_types": (guarded_source, "ASK_S"),
+    "prepare": (plugin_session, "PREPARE_S"),
+    "start": (plugin_session, "START_S"),
+    "stop": (plugin_session, "STOP_S"),
+    "close": (plugin_session, "CLOSE_S"),
 }
 NOTHING: FrozenSet[str] = frozenset()
 
@@ -206,7 +206,7 @@ SPINS = "[None for _ in iter(int, 1)]"
 @pytest.mark.usefixtures("leave")
 @pytest.mark.parametrize("method", DEADLINES)
 def test_one_that_hangs_is_given_up_and_never_asked_again(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deadlines, DEADLINES[method], SHORT_S)
+    monkeypatch.setattr(*DEADLINES[method], SHORT_S)
     source = seen(plugin(bad(method, HANGS)))
     if method == "activity_types":
         found = failure(source)
@@ -223,7 +223,7 @@ def test_one_that_hangs_is_given_up_and_never_asked_again(method: str, monkeypat
 def test_one_that_computes_for_ever_is_interrupted_so_that_it_takes_no_time_from_the_program(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(deadlines, "START_S", SHORT_S)
+    monkeypatch.setattr(plugin_session, "START_S", SHORT_S)
     before = threads()
     source = seen(plugin(bad("start", SPINS)))
     assert recorded(source)[1][0] == "PLUGIN_TIMEOUT"
@@ -232,7 +232,7 @@ def test_one_that_computes_for_ever_is_interrupted_so_that_it_takes_no_time_from
 
 def test_what_a_late_start_has_begun_is_undone(leave: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the vendor's library would record until the process ends."""
-    monkeypatch.setattr(deadlines, "START_S", SHORT_S)
+    monkeypatch.setattr(plugin_session, "START_S", SHORT_S)
     source = GOOD.replace(
         "    def start(self):", "    def start(self):\n        import sys; sys.toy_begun.set(); " + HANGS
     )
@@ -347,3 +347,55 @@ def test_its_files_import_each_other_and_the_standard_library_only() -> None:
     made = seen(plugin(source, files={"helper.py": one_piece(helper, annotations=True)}))
     assert made.activity_types() == ["toy_kernel"], made.trouble(NOTHING)
     assert not [name for name in sys.modules if "kineto_plugin" in name or name == "helper"]
+
+
+MAPS = """\
+7f00-7f01 r-xp 00000000 08:01 123   /usr/lib/libnpu_runtime.so.7
+7f01-7f02 r--p 00000000 08:01 124   /opt/with space/libother.so (deleted)
+7f02-7f03 rw-p 00000000 00:00 0
+7f03-7f04 r-xp 00000000 00:00 0     [vdso]
+"""
+
+
+@pytest.fixture
+def view(tmp_path: Path) -> ProcessView:
+    (tmp_path / "maps").write_text(MAPS)
+    return ProcessView(str(tmp_path / "maps"))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "found"),
+    [("libnpu_runtime.so*", True), ("libnpu*", True), ("libother.so", True), ("libNPU*", False), ("runtime.so", False)],
+)
+def test_libraries_are_mapped_files_by_name(view: ProcessView, pattern: str, found: bool) -> None:
+    assert view.matches(Signs(libraries=(pattern,))) == found
+
+
+def test_maps_that_cannot_be_read_show_nothing() -> None:
+    assert not ProcessView("/no/such/file").matches(Signs(libraries=("*",)))
+
+
+def test_device_files_exist(view: ProcessView, tmp_path: Path) -> None:
+    (tmp_path / "npu0").touch()
+    assert view.matches(Signs(device_files=("%s/npu0" % tmp_path,)))
+    assert view.matches(Signs(device_files=("/dev/no_such", "%s/npu[0-9]" % tmp_path)))
+    assert not view.matches(Signs(device_files=("%s/npu?x" % tmp_path, "/no/such/folder/*")))
+
+
+def test_variables_are_set_or_have_a_value(view: ProcessView, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NPU_MODE", "training")
+    assert view.matches(Signs(environment=("NPU_MODE",)))
+    assert view.matches(Signs(environment=("NPU_MODE=train*",)))
+    assert not view.matches(Signs(environment=("NPU_MODE=eval", "NPU")))
+    assert "NPU" not in os.environ
+
+
+def test_modules_are_those_that_the_program_has_imported(view: ProcessView, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not view.matches(Signs(modules=("torch_npu",)))
+    monkeypatch.setitem(sys.modules, "torch_npu", ModuleType("torch_npu"))
+    assert view.matches(Signs(modules=("torch_npu",)))
+
+
+def test_each_kind_of_sign_must_match(view: ProcessView) -> None:
+    assert not view.matches(Signs(libraries=("libnpu*",), modules=("torch_npu",)))
+    assert view.matches(Signs(libraries=("libnpu*",), modules=("sys",)))

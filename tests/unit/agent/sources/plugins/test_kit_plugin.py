@@ -9,9 +9,8 @@ from typing import Any, Dict
 
 import pytest
 from kineto_agent.sources.interface import SourceRequest
-from kineto_agent.sources.plugins.guarded_source import PluginSource
+from kineto_agent.sources.plugins.guarded_source import PluginSource, ProcessView
 from kineto_agent.sources.plugins.libraries import PluginLibraries
-from kineto_agent.sources.plugins.signs import ProcessView
 from support.agent.agent_daemon import ArenaReader
 from support.agent.plugins import plugin
 from support.machine.native import fake_vendor

@@ -2,7 +2,7 @@ import asyncio
 import threading
 
 import pytest
-from kinetoctl.client.fleet.fleet_run import in_thread
+from kinetoctl.client.fleet.host_client import in_thread
 from support.waiting import scaled
 
 TIMES = 100

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives import serialization
 from kinetoctl.errors import Refused
+from kinetoctl.web.http.request_handler import REQUEST_S
 from kinetoctl.web.http.web_messages import WebAnswer, WebRequest
-from kinetoctl.web.http.web_server import REQUEST_S
 from kinetoctl.web.shared.doors import (
     MAX_HEAD_BYTES,
     MAX_OF_USER,

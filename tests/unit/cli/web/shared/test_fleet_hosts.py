@@ -18,8 +18,7 @@ from kineto_protos import endpoints
 from kineto_protos.services import add_to_server
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.store.upload_manifest import FLEET_LABEL
-from kinetoctl.client.fleet.broadcast import HostAnswer
-from kinetoctl.client.fleet.host_client import HostClient
+from kinetoctl.client.fleet.host_client import HostAnswer, HostClient
 from kinetoctl.client.host_targets import Place
 from kinetoctl.errors import CliError, Denied, NotFound, TimedOut, Unreachable
 from kinetoctl.web.shared import fleet_hosts

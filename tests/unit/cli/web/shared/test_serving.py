@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from kinetoctl.web.analyses.worker_process import AnalysisFailed, WorkerLimits
+from kinetoctl.web.analyses.analysis_queue import AnalysisFailed, WorkerLimits
 from kinetoctl.web.shared import serving
 from kinetoctl.web.shared.serving import WarmProcess
 

@@ -9,10 +9,9 @@ import pytest
 from kinetoctl.base.common_options import CommonOptions
 from kinetoctl.client.host_targets import Place
 from kinetoctl.errors import NotFound, Refused
-from kinetoctl.web.analyses.analysis_queue import AnalysisQueue
-from kinetoctl.web.analyses.worker_process import AnalysisFailed, WorkerLimits
+from kinetoctl.web.analyses.analysis_queue import AnalysisFailed, AnalysisQueue, WorkerLimits
 from kinetoctl.web.http.web_messages import WebError
-from kinetoctl.web.pages.daemons import HostsFound, OfHost
+from kinetoctl.web.pages.page_context import HostsFound, OfHost
 from kinetoctl.web.shared import user_spaces
 from kinetoctl.web.shared.doors import PageUser
 from kinetoctl.web.shared.user_spaces import BURST, IDLE_S, MAX_USERS, FetchedTraces, UserAnalyses, UserSpaces

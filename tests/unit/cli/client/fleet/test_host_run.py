@@ -1,7 +1,7 @@
 """How far clocks are apart, by round trips."""
 
 import pytest
-from kinetoctl.client.fleet.clock_offsets import READING_NS, Offset, RoundTrip, UnusableClock, joined, measured
+from kinetoctl.client.fleet.host_run import READING_NS, Offset, RoundTrip, UnusableClock, joined, measured
 
 MS = 1_000_000
 S = 1000 * MS

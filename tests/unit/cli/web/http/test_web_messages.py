@@ -1,18 +1,19 @@
 """What requests are refused for, and what browsers are told."""
 
 import pytest
-from kinetoctl.web.http.security import (
+from kinetoctl.web.http.web_messages import (
     LIFETIME_S,
     MAX_HISTORY,
     MAX_SESSIONS,
     Origins,
     Sessions,
+    WebError,
+    WebRequest,
     WebSession,
-    check,
+    check_request,
     page_policy,
     ui_policy,
 )
-from kinetoctl.web.http.web_messages import WebError, WebRequest
 
 OWN = "http://127.0.0.1:4000"
 ORIGINS = Origins(OWN, "http://127.0.0.1:4001")
@@ -31,7 +32,7 @@ def request(method: str = "GET", **headers: str) -> WebRequest:
 )
 def test_a_request_for_another_host_is_refused(host: str) -> None:
     with pytest.raises(WebError) as refused:
-        check(request(host=host), OWN)
+        check_request(request(host=host), OWN)
     assert refused.value.status == 421
 
 
@@ -48,13 +49,13 @@ def test_a_request_for_another_host_is_refused(host: str) -> None:
 )
 def test_a_form_of_another_site_is_refused(headers: dict[str, str]) -> None:
     with pytest.raises(WebError) as refused:
-        check(request("POST", **headers), OWN)
+        check_request(request("POST", **headers), OWN)
     assert refused.value.status == 403
 
 
 def test_a_form_of_our_own_is_taken() -> None:
     for headers in ({"origin": OWN}, {"origin": OWN, "sec_fetch_site": "same-origin"}):
-        assert check(request("POST", **headers), OWN) is None  # type: ignore[func-returns-value]
+        assert check_request(request("POST", **headers), OWN) is None  # type: ignore[func-returns-value]
 
 
 def test_the_policy_of_pages_allows_own_files_only() -> None:

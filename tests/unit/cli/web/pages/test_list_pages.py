@@ -1,11 +1,19 @@
 """Captures of one host and of many, as rows and facts of pages."""
 
+import re
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.store.upload_manifest import FLEET_LABEL
+from kinetoctl.base.common_options import CommonOptions
 from kinetoctl.client.host_targets import Place
-from kinetoctl.web.pages.captures_page import facts, listed, row_of, running, status_of, target_facts
-from kinetoctl.web.pages.daemons import OfHost
+from kinetoctl.web.analyses.trace_library import TraceLibrary
+from kinetoctl.web.http.web_messages import WebRequest, WebSession
+from kinetoctl.web.pages.list_pages import facts, listed, live_page, row_of, running, status_of, target_facts
+from kinetoctl.web.pages.page_context import OfHost, OneDaemon, PageContext
 from support.service.captures import done_target
 
 FLEET = "20260101-000000-abcdef"
@@ -69,3 +77,55 @@ def test_facts_and_verdicts_name_the_hosts() -> None:
     assert (found["hosts"], found["processes"], found["took"]) == ("a, b", "2", "6 ns")
     assert [each["name"].split()[0] for each in target_facts(parts)] == ["a", "b"]
     assert dict(facts([part("", 1)]))["host"] == "own name"
+
+
+READY = pb.Process(pid=41, user="ada", agent_state=pb.AGENT_STATE_READY, command=["python", "train.py"], iterations=7)
+BLOCKED = pb.Process(pid=42, user="ada", obstacle="its seccomp filter forbids <ptrace>", command=["python", "b.py"])
+
+
+@dataclass
+class Asked:
+    """A client that notes what it was asked for."""
+
+    found: list[pb.Process]
+    asked: list[dict[str, Any]] = field(default_factory=list)
+
+    def processes(self, _selector: pb.Selector, **options: Any) -> list[pb.Process]:
+        self.asked.append(options)
+        return self.found
+
+
+def page(client: Asked, **query: str) -> str:
+    settings = CommonOptions(address="unix:/d.sock", output="table", color=False, quiet=True, timeout_s=1)
+    context = PageContext(
+        settings=settings,
+        library=TraceLibrary(settings),
+        queue=None,  # type: ignore[arg-type]
+        daemons=OneDaemon(lambda: nullcontext(client), settings.address),  # type: ignore[arg-type]
+        ui_origin="",
+    )
+    request = WebRequest(method="GET", path="/live", query=tuple(query.items()))
+    return live_page(context, request, WebSession("secret", 0)).content.decode()  # type: ignore[union-attr]
+
+
+def test_the_columns_are_those_of_ps_with_what_prevents_a_trace() -> None:
+    text = page(Asked([READY, BLOCKED]))
+    assert re.findall(r'class="sort">([^<]+)<', text) == [
+        "pid", "user", "rank", "gpu", "age", "iter", "parent", "trace", "command",
+    ]  # fmt: skip
+    assert "no: its seccomp filter forbids &lt;ptrace&gt;" in text
+    assert 'status-ready">ready' in text
+
+
+def test_only_a_process_that_can_be_traced_has_a_button() -> None:
+    assert re.findall(r'name="pid" value="(\d+)"', page(Asked([READY, BLOCKED]))) == ["41"]
+
+
+def test_plain_and_all_ask_what_ps_asks() -> None:
+    client = Asked([])
+    assert "kinetoctl ps --address unix:/d.sock</code>" in page(client)
+    assert "ps --address unix:/d.sock --all</code>" in page(client, all="1")
+    assert client.asked == [
+        {"include_without_agent": False, "trainers": True},
+        {"include_without_agent": True, "trainers": True},
+    ]

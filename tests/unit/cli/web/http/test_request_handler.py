@@ -9,11 +9,17 @@ from http import HTTPStatus
 from io import BytesIO
 
 import pytest
-from kinetoctl.web.http import web_server
-from kinetoctl.web.http.request_handler import MAX_FORM_BYTES, MAX_TARGET_BYTES, RequestHandler, WebSite
-from kinetoctl.web.http.security import origin
-from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest
-from kinetoctl.web.http.web_server import MAX_CONNECTIONS, REQUEST_S, WebServer
+from kinetoctl.web.http import request_handler
+from kinetoctl.web.http.request_handler import (
+    MAX_CONNECTIONS,
+    MAX_FORM_BYTES,
+    MAX_TARGET_BYTES,
+    REQUEST_S,
+    RequestHandler,
+    WebServer,
+    WebSite,
+)
+from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest, origin
 from support.waiting import scaled, until
 from support.web.browsing import exchange
 
@@ -209,7 +215,7 @@ def test_an_idle_connection_is_closed() -> None:
         until(lambda: bool(server.deadlines._deadlines), "the connection is open")
 
         def closed_later() -> bool:  # its handler may begin to wait only now
-            clock.now += web_server.IDLE_S
+            clock.now += request_handler.IDLE_S
             return not server.deadlines._deadlines
 
         until(closed_later, "it is closed")
