@@ -1,4 +1,4 @@
-/* Our threads that are inside C++ when the interpreter ends. Driven by sources/exit_guard.py. */
+/* Our threads that are inside C++ when the interpreter ends. Driven by sources/jax/xla_session.py. */
 #ifndef KINETO_EXIT_GUARD_H
 #define KINETO_EXIT_GUARD_H
 

@@ -14,7 +14,7 @@ Theory of operation
     Beginning or ending a session of ours requires the guard's lock.
 
     When the process exits, that thread ends the session, and the exit waits 20 ms for it (`_at_exit`): data that XLA
-    has not delivered by then is lost, and the thread may still be inside XLA (exit_guard.py). In a forked child the
+    has not delivered by then is lost, and the thread may still be inside XLA (ExitGuard). In a forked child the
     session's object must never be freed: its destructor takes locks that threads of the parent may have held. So it has
     one more reference than Python knows of.
 """
@@ -26,11 +26,11 @@ import time
 from typing import Any, Dict, FrozenSet, Iterable, List, Optional, Set
 
 from kineto_agent.protocol.records import PART_HEAD, XPLANE_FORMAT
-from kineto_agent.sources import exit_guard
 from kineto_agent.sources.file_arena import FileArena
 from kineto_agent.sources.interface import SourceCounts, SourceError, SourceOutcome, SourceRequest, Takeover
 from kineto_agent.sources.jax import jax_runtime
 from kineto_agent.sources.jax.session_guard import SessionGuard, refuse_if_used
+from kineto_agent.sources.native_interface import NativeInterface
 from kineto_agent.system.debuglog import log_exception
 from kineto_agent.system.memory_use import Growth
 from kineto_agent.system.threads import Thread, command_name, program_threads, start_thread
@@ -43,6 +43,25 @@ _MOST_GAPS = 64  # listed in the outcome
 _MOST_THREADS = 256  # likewise
 _MIB = 1 << 20
 _EXIT_LIMIT_S = 0.02
+
+
+class ExitGuard(NativeInterface):
+    """Keeps a thread of ours that is inside C++ when the interpreter ends from ending the process with SIGABRT
+    (agent/native/common/exit_guard.c).
+    """
+
+    ABI_FUNCTION = "kc_exit_guard_abi"
+    ABI = 1
+    USE = " for the exit"
+    BY_PROGRAM = ("kc_exit_guard_place",)
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self._library.kc_exit_guard_prepare()
+
+    def place(self) -> None:
+        """Guard from now on. Called on the program's thread, while it exits."""
+        self._library.kc_exit_guard_place()
 
 
 class XlaSession:
@@ -82,7 +101,7 @@ class XlaSession:
         self._written.acquire()
         self._cpu_ns = 0
         self._longest_end_ns = 0
-        self._exit_guard = exit_guard.load()
+        self._exit_guard = ExitGuard.of_process()
 
     # ------------------------------------------------------------ the agent's thread
 
