@@ -8,7 +8,7 @@ import ctypes
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,74 +29,62 @@ END, UNSIGNED, SIGNED, MICROSECONDS, DECIMAL, TEXT, OPTIONAL, REAL, TIME, WHOLE 
 OK, TORN, UNKNOWN_KIND, FULL, NO_MEMORY = range(5)
 
 
+def members(kind: Any, *names: str) -> tuple[tuple[str, Any], ...]:
+    """Returns members of one type, for `_fields_` of a structure."""
+    return tuple((name, kind) for name in names)
+
+
 class _Column(ctypes.Structure):
     _fields_ = (
-        ("operation", ctypes.c_uint32),
-        ("width", ctypes.c_uint32),
-        ("offset", ctypes.c_uint32),
-        ("offset_2", ctypes.c_uint32),
-        ("out", ctypes.c_void_p),
-        ("out_2", ctypes.c_void_p),
-        ("interner", ctypes.c_void_p),
+        *members(ctypes.c_uint32, "operation", "width", "offset", "offset_2"),
+        *members(ctypes.c_void_p, "out", "out_2", "interner"),
     )
 
 
 class _Kind(ctypes.Structure):
     _fields_ = (
-        ("kind", ctypes.c_uint32),
-        ("record_bytes", ctypes.c_uint32),
-        ("first_column", ctypes.c_uint32),
-        ("column_count", ctypes.c_uint32),
-        ("capacity", ctypes.c_uint64),
-        ("rows", ctypes.c_uint64),
+        *members(ctypes.c_uint32, "kind", "record_bytes", "first_column", "column_count"),
+        *members(ctypes.c_uint64, "capacity", "rows"),
     )
 
 
 class NativeResult(ctypes.Structure):
     """kc_decoded: how a pass through one buffer ended."""
 
-    _fields_ = (
-        ("consumed", ctypes.c_uint64),
-        ("records", ctypes.c_uint64),
-        ("status", ctypes.c_uint32),
-        ("kind", ctypes.c_uint32),
-    )
+    _fields_ = (*members(ctypes.c_uint64, "consumed", "records"), *members(ctypes.c_uint32, "status", "kind"))
 
 
 class _Field(ctypes.Structure):
     _fields_ = (
         ("literal", ctypes.c_char_p),
-        ("literal_bytes", ctypes.c_uint32),
-        ("operation", ctypes.c_uint32),
+        *members(ctypes.c_uint32, "literal_bytes", "operation"),
         ("column", ctypes.c_void_p),
-        ("width", ctypes.c_uint32),
-        ("text_count", ctypes.c_uint32),
-        ("text", ctypes.c_void_p),
-        ("text_ends", ctypes.c_void_p),
+        *members(ctypes.c_uint32, "width", "text_count"),
+        *members(ctypes.c_void_p, "text", "text_ends"),
         ("base", ctypes.c_int64),
     )
 
 
 class _Written(ctypes.Structure):
-    _fields_ = (("rows", ctypes.c_uint64), ("bytes", ctypes.c_uint64))
+    _fields_ = members(ctypes.c_uint64, "rows", "bytes")
 
 
 class _RowGroup(ctypes.Structure):
-    _fields_ = (("first_field", ctypes.c_uint32), ("field_count", ctypes.c_uint32))
+    _fields_ = members(ctypes.c_uint32, "first_field", "field_count")
 
 
 class _Events(ctypes.Structure):
-    _fields_ = (
-        ("count", ctypes.c_uint64),
-        ("track", ctypes.c_void_p),
-        ("start", ctypes.c_void_p),
-        ("end", ctypes.c_void_p),
-        ("rank", ctypes.c_void_p),
-    )
+    _fields_ = (("count", ctypes.c_uint64), *members(ctypes.c_void_p, "track", "start", "end", "rank"))
 
 
 class _Tree(ctypes.Structure):
-    _fields_ = tuple((name, ctypes.c_void_p) for name in ("parent", "depth", "children", "stop", "end", "self"))
+    _fields_ = members(ctypes.c_void_p, "parent", "depth", "children", "stop", "end", "self")
+
+
+def declare(library: ctypes.CDLL, result: Any, name: str, *arguments: Any) -> None:
+    """States the types of a function of the library. result: None for none."""
+    function = getattr(library, name)
+    function.restype, function.argtypes = result, arguments
 
 
 @cache
@@ -111,44 +99,24 @@ def load(path: Path = LIBRARY) -> ctypes.CDLL:
         raise CodecError(f"cannot load the native trace codec {path} ({exc}); {advice}") from exc
     if version != ABI_VERSION:
         raise CodecError(f"the native trace codec {path} has version {version}, not {ABI_VERSION}; {advice}")
-    library.kc_interner_new.restype = ctypes.c_void_p
-    library.kc_interner_free.argtypes = [ctypes.c_void_p]
-    library.kc_interner_free.restype = None
-    library.kc_interner_count.argtypes = [ctypes.c_void_p]
-    library.kc_interner_count.restype = ctypes.c_uint64
-    library.kc_interner_keys.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
-    library.kc_interner_keys.restype = None
-    library.kc_intern.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p]
-    library.kc_intern.restype = ctypes.c_int
-    library.kc_decode.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_uint32]
-    library.kc_decode.argtypes += [ctypes.c_void_p, ctypes.c_void_p]
-    library.kc_decode.restype = None
-    library.kc_walk.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_uint32]
-    library.kc_walk.argtypes += [ctypes.c_void_p, ctypes.c_void_p]
-    library.kc_walk.restype = None
-    library.kc_write.argtypes = [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint64, ctypes.c_uint64]
-    library.kc_write.argtypes += [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p]
-    library.kc_write.restype = None
-    library.kc_write_mixed.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_uint64] * 2
-    library.kc_write_mixed.argtypes += [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p]
-    library.kc_write_mixed.restype = None
-    library.kc_lanes.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64]
-    library.kc_lanes.argtypes += [ctypes.c_uint32, ctypes.c_void_p]
-    library.kc_lanes.restype = None
-    library.kc_order.argtypes = [ctypes.c_void_p] * 3
-    library.kc_order.restype = None
-    library.kc_nest.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
-    library.kc_nest.restype = None
-    library.kc_contain.argtypes = [ctypes.c_void_p] * 2
-    library.kc_contain.restype = None
-    library.kc_enclosing.argtypes = [ctypes.c_void_p] * 4
-    library.kc_enclosing.restype = None
-    library.kc_spill_pool.argtypes = [ctypes.c_uint64] * 2
-    library.kc_spill_pool.restype = ctypes.c_int
-    library.kc_spill_open.argtypes = [ctypes.c_int] * 2 + [ctypes.c_uint64] * 3
-    library.kc_spill_open.restype = ctypes.c_int
-    library.kc_spill_watch.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
-    library.kc_spill_watch.restype = ctypes.c_int
+    number, pointer, status, word = ctypes.c_uint64, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32
+    declare(library, pointer, "kc_interner_new")
+    declare(library, None, "kc_interner_free", pointer)
+    declare(library, number, "kc_interner_count", pointer)
+    declare(library, None, "kc_interner_keys", pointer, pointer)
+    declare(library, status, "kc_intern", pointer, pointer, number, pointer)
+    declare(library, None, "kc_decode", pointer, number, pointer, word, pointer, pointer)
+    declare(library, None, "kc_walk", pointer, number, word, pointer, word, pointer, pointer)
+    declare(library, None, "kc_write", pointer, word, number, number, pointer, number, pointer)
+    declare(library, None, "kc_write_mixed", *[pointer] * 4, number, number, pointer, number, pointer)
+    declare(library, None, "kc_lanes", pointer, pointer, pointer, number, word, pointer)
+    declare(library, None, "kc_order", *[pointer] * 3)
+    declare(library, None, "kc_nest", pointer, ctypes.c_int64, pointer)
+    declare(library, None, "kc_contain", pointer, pointer)
+    declare(library, None, "kc_enclosing", *[pointer] * 4)
+    declare(library, status, "kc_spill_pool", number, number)
+    declare(library, status, "kc_spill_open", status, status, number, number, number)
+    declare(library, status, "kc_spill_watch", pointer, number)
     return library
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kineto_trace.arrays.codec import load
+from kineto_trace.arrays.codec import declare, load, members
 from kineto_trace.base.array_types import Ints
 from kineto_trace.errors import ViewError
 
@@ -14,22 +14,15 @@ _CYCLE, _NO_MEMORY = 1, 2
 
 
 class _Graph(ctypes.Structure):
-    _fields_ = (
-        ("nodes", ctypes.c_uint64),
-        ("edges", ctypes.c_uint64),
-        ("first", ctypes.c_void_p),
-        ("last", ctypes.c_void_p),
-        ("weight", ctypes.c_void_p),
-    )
+    _fields_ = (*members(ctypes.c_uint64, "nodes", "edges"), *members(ctypes.c_void_p, "first", "last", "weight"))
 
 
 @cache
 def _library() -> ctypes.CDLL:
     library = load()
-    library.kc_trail.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int64, ctypes.c_void_p]
-    library.kc_trail.restype = ctypes.c_uint64
-    library.kc_longest.argtypes = [ctypes.c_void_p] * 3
-    library.kc_longest.restype = ctypes.c_int
+    pointer = ctypes.c_void_p
+    declare(library, ctypes.c_uint64, "kc_trail", pointer, ctypes.c_uint64, ctypes.c_int64, pointer)
+    declare(library, ctypes.c_int, "kc_longest", pointer, pointer, pointer)
     return library
 
 

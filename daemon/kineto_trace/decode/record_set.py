@@ -75,16 +75,11 @@ class RecordSet:
 
 
 class _Size(ctypes.Structure):
-    _fields_ = (("kind", ctypes.c_uint32), ("record_bytes", ctypes.c_uint32))
+    _fields_ = codec.members(ctypes.c_uint32, "kind", "record_bytes")
 
 
 class _Places(ctypes.Structure):
-    _fields_ = (
-        ("capacity", ctypes.c_uint64),
-        ("begin", ctypes.c_void_p),
-        ("bytes", ctypes.c_void_p),
-        ("kind", ctypes.c_void_p),
-    )
+    _fields_ = (("capacity", ctypes.c_uint64), *codec.members(ctypes.c_void_p, "begin", "bytes", "kind"))
 
 
 class Places(NamedTuple):

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kineto_trace.arrays.codec import PreparedTexts, load
+from kineto_trace.arrays.codec import PreparedTexts, declare, load, members
 from kineto_trace.base.array_types import AnyArray, Ints, Ints32, UInts8, UInts16, UInts32, UInts64
 from kineto_trace.model.trace import StringTable
 
@@ -140,73 +140,50 @@ class Annotations:
 class _Nesting(ctypes.Structure):
     _fields_ = (
         ("count", ctypes.c_uint64),
-        ("track", ctypes.c_void_p),
-        ("start", ctypes.c_void_p),
-        ("end", ctypes.c_void_p),
-        ("leaf", ctypes.c_void_p),
-        ("above", ctypes.c_void_p),
-        ("lane", ctypes.c_void_p),
-        ("lane_limit", ctypes.c_uint32),
-        ("deepest", ctypes.c_uint32),
+        *members(ctypes.c_void_p, "track", "start", "end", "leaf", "above", "lane"),
+        *members(ctypes.c_uint32, "lane_limit", "deepest"),
         ("shortened", ctypes.c_uint64),
     )
 
 
 class _Field(ctypes.Structure):
     _fields_ = (
-        ("name", ctypes.c_uint32),
-        ("operation", ctypes.c_uint32),
+        *members(ctypes.c_uint32, "name", "operation"),
         ("column", ctypes.c_void_p),
-        ("width", ctypes.c_uint32),
-        ("bit", ctypes.c_uint32),
+        *members(ctypes.c_uint32, "width", "bit"),
         ("present", ctypes.c_void_p),
         ("base", ctypes.c_int64),
-        ("ready", ctypes.c_void_p),
-        ("ready_ends", ctypes.c_void_p),
+        *members(ctypes.c_void_p, "ready", "ready_ends"),
         ("ready_count", ctypes.c_uint64),
     )
 
 
 class _Kind(ctypes.Structure):
     _fields_ = (
-        ("type", ctypes.c_uint32),
-        ("category", ctypes.c_uint32),
-        ("categories", ctypes.c_void_p),
-        ("name", ctypes.c_void_p),
-        ("value", ctypes.c_void_p),
-        ("first_field", ctypes.c_uint32),
-        ("field_count", ctypes.c_uint32),
+        *members(ctypes.c_uint32, "type", "category"),
+        *members(ctypes.c_void_p, "categories", "name", "value"),
+        *members(ctypes.c_uint32, "first_field", "field_count"),
     )
 
 
 class _Events(ctypes.Structure):
     _fields_ = (
-        ("kind", ctypes.c_void_p),
-        ("row", ctypes.c_void_p),
-        ("start", ctypes.c_void_p),
-        ("end", ctypes.c_void_p),
-        ("kinds", ctypes.c_void_p),
-        ("fields", ctypes.c_void_p),
-        ("flow_event", ctypes.c_void_p),
-        ("flow_id", ctypes.c_void_p),
+        *members(ctypes.c_void_p, "kind", "row", "start", "end", "kinds", "fields", "flow_event", "flow_id"),
         ("flow_count", ctypes.c_uint64),
     )
 
 
 class _Track(ctypes.Structure):
     _fields_ = (
-        ("next", ctypes.c_uint64),
-        ("last", ctypes.c_uint64),
-        ("flow", ctypes.c_uint64),
+        *members(ctypes.c_uint64, "next", "last", "flow"),
         ("time", ctypes.c_int64),
         ("stack", ctypes.c_void_p),
-        ("depth", ctypes.c_uint32),
-        ("sequence", ctypes.c_uint32),
+        *members(ctypes.c_uint32, "depth", "sequence"),
     )
 
 
 class _Written(ctypes.Structure):
-    _fields_ = (("rows", ctypes.c_uint64), ("bytes", ctypes.c_uint64))
+    _fields_ = members(ctypes.c_uint64, "rows", "bytes")
 
 
 class Lanes(NamedTuple):
@@ -441,11 +418,9 @@ def text_id(place: int, is_json: bool) -> int:
 @cache
 def _library() -> ctypes.CDLL:
     library = load()
-    library.kc_packet_lanes.argtypes = [ctypes.c_void_p]
-    library.kc_packet_lanes.restype = None
-    library.kc_packet_write.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p]
-    library.kc_packet_write.argtypes += [ctypes.c_uint64, ctypes.c_void_p]
-    library.kc_packet_write.restype = None
+    pointer, number = ctypes.c_void_p, ctypes.c_uint64
+    declare(library, None, "kc_packet_lanes", pointer)
+    declare(library, None, "kc_packet_write", pointer, pointer, number, pointer, number, pointer)
     return library
 
 

@@ -47,39 +47,24 @@ FIXED = (
 class _Arg(ctypes.Structure):
     _fields_ = (
         ("key", ctypes.c_char_p),
-        ("key_bytes", ctypes.c_uint32),
-        ("type", ctypes.c_uint32),
-        ("column", ctypes.c_uint32),
-        ("pad", ctypes.c_uint32),
+        *codec.members(ctypes.c_uint32, "key_bytes", "type", "column", "pad"),
         ("default", ctypes.c_int64),
     )
 
 
 class _Kind(ctypes.Structure):
-    _fields_ = (("first_arg", ctypes.c_uint32), ("arg_count", ctypes.c_uint32))
+    _fields_ = codec.members(ctypes.c_uint32, "first_arg", "arg_count")
 
 
 class _Category(ctypes.Structure):
-    _fields_ = (
-        ("text", ctypes.c_char_p),
-        ("bytes", ctypes.c_uint32),
-        ("suffix", ctypes.c_uint32),
-        ("kind", ctypes.c_uint32),
-        ("pad", ctypes.c_uint32),
-    )
+    _fields_ = (("text", ctypes.c_char_p), *codec.members(ctypes.c_uint32, "bytes", "suffix", "kind", "pad"))
 
 
 class _Plan(ctypes.Structure):
     _fields_ = (
-        ("kinds", ctypes.c_void_p),
-        ("args", ctypes.c_void_p),
-        ("categories", ctypes.c_void_p),
-        ("kind_count", ctypes.c_uint32),
-        ("category_count", ctypes.c_uint32),
-        ("memory_kind", ctypes.c_uint32),
-        ("flow_kind", ctypes.c_uint32),
-        ("other_kind", ctypes.c_uint32),
-        ("counter_kind", ctypes.c_uint32),
+        *codec.members(ctypes.c_void_p, "kinds", "args", "categories"),
+        *codec.members(ctypes.c_uint32, "kind_count", "category_count"),
+        *codec.members(ctypes.c_uint32, "memory_kind", "flow_kind", "other_kind", "counter_kind"),
     )
 
 
@@ -96,16 +81,8 @@ class Fed(ctypes.Structure):
     why: int
     lost: int
     _fields_ = (
-        ("consumed", ctypes.c_uint64),
-        ("key_begin", ctypes.c_uint64),
-        ("key_end", ctypes.c_uint64),
-        ("value_begin", ctypes.c_uint64),
-        ("value_end", ctypes.c_uint64),
-        ("at", ctypes.c_uint64),
-        ("status", ctypes.c_uint32),
-        ("why", ctypes.c_uint32),
-        ("lost", ctypes.c_uint32),
-        ("pad", ctypes.c_uint32),
+        *codec.members(ctypes.c_uint64, "consumed", "key_begin", "key_end", "value_begin", "value_end", "at"),
+        *codec.members(ctypes.c_uint32, "status", "why", "lost", "pad"),
     )
 
 
@@ -122,15 +99,9 @@ class Counts(ctypes.Structure):
     strings: int
     tracks: int
     _fields_ = (
-        ("events", ctypes.c_uint64),
-        ("mended", ctypes.c_uint64),
-        ("phases", ctypes.c_uint64),
-        ("in_events", ctypes.c_uint32),
-        ("closed", ctypes.c_uint32),
-        ("list", ctypes.c_uint32),
-        ("had_events", ctypes.c_uint32),
-        ("strings", ctypes.c_uint64),
-        ("tracks", ctypes.c_uint64),
+        *codec.members(ctypes.c_uint64, "events", "mended", "phases"),
+        *codec.members(ctypes.c_uint32, "in_events", "closed", "list", "had_events"),
+        *codec.members(ctypes.c_uint64, "strings", "tracks"),
     )
 
 
@@ -185,25 +156,16 @@ def _layout() -> _Layout:
 @cache
 def _library() -> ctypes.CDLL:
     library = codec.load()
-    pointer = ctypes.c_void_p
-    library.kc_chrome_new.argtypes = [pointer]
-    library.kc_chrome_new.restype = pointer
-    library.kc_chrome_free.argtypes = [pointer]
-    library.kc_chrome_free.restype = None
-    library.kc_chrome_feed.argtypes = [pointer, pointer, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint32, pointer]
-    library.kc_chrome_feed.restype = None
-    library.kc_chrome_count.argtypes = [pointer, pointer]
-    library.kc_chrome_count.restype = None
-    library.kc_chrome_rows.argtypes = [pointer, ctypes.c_uint32]
-    library.kc_chrome_rows.restype = ctypes.c_uint64
-    library.kc_chrome_take.argtypes = [pointer, ctypes.c_uint32, ctypes.c_uint32]
-    library.kc_chrome_take.restype = pointer
-    library.kc_chrome_release.argtypes = [pointer]
-    library.kc_chrome_release.restype = None
-    library.kc_chrome_strings.argtypes = [pointer, pointer]
-    library.kc_chrome_strings.restype = pointer
-    library.kc_chrome_tracks.argtypes = [pointer]
-    library.kc_chrome_tracks.restype = pointer
+    pointer, number, word = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32
+    codec.declare(library, pointer, "kc_chrome_new", pointer)
+    codec.declare(library, None, "kc_chrome_free", pointer)
+    codec.declare(library, None, "kc_chrome_feed", pointer, pointer, number, word, word, pointer)
+    codec.declare(library, None, "kc_chrome_count", pointer, pointer)
+    codec.declare(library, number, "kc_chrome_rows", pointer, word)
+    codec.declare(library, pointer, "kc_chrome_take", pointer, word, word)
+    codec.declare(library, None, "kc_chrome_release", pointer)
+    codec.declare(library, pointer, "kc_chrome_strings", pointer, pointer)
+    codec.declare(library, pointer, "kc_chrome_tracks", pointer)
     return library
 
 

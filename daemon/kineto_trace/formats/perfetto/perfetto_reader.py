@@ -14,6 +14,7 @@ Theory of operation
 import ctypes
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -24,6 +25,7 @@ from isal import igzip_lib
 
 from kineto_trace.arrays import codec
 from kineto_trace.base.array_types import UInts32
+from kineto_trace.decode import xspace
 from kineto_trace.errors import FileError, SpoolError
 from kineto_trace.formats.chrome.chrome_reader import MERGED, load_chrome, recorded_losses
 from kineto_trace.formats.perfetto.perfetto_writer import unpacked
@@ -49,11 +51,8 @@ class _Fed(ctypes.Structure):
     end: int
     status: int
     _fields_ = (
-        ("consumed", ctypes.c_uint64),
-        ("begin", ctypes.c_uint64),
-        ("end", ctypes.c_uint64),
-        ("status", ctypes.c_uint32),
-        ("pad", ctypes.c_uint32),
+        *codec.members(ctypes.c_uint64, "consumed", "begin", "end"),
+        *codec.members(ctypes.c_uint32, "status", "pad"),
     )
 
 
@@ -67,8 +66,7 @@ class _Counts(ctypes.Structure):
     lost_state: int
     last: int
     _fields_ = (
-        *((name, ctypes.c_uint64) for name in ("packets", "events", "undecoded", "unbegun", "open", "legacy")),
-        ("lost_state", ctypes.c_uint64),
+        *codec.members(ctypes.c_uint64, "packets", "events", "undecoded", "unbegun", "open", "legacy", "lost_state"),
         ("last", ctypes.c_int64),
     )
 
@@ -76,24 +74,17 @@ class _Counts(ctypes.Structure):
 @cache
 def _library() -> ctypes.CDLL:
     library = codec.load()
-    pointer, number = ctypes.c_void_p, ctypes.c_uint64
-    library.kc_packet_reader_new.argtypes, library.kc_packet_reader_new.restype = [], pointer
-    library.kc_packet_reader_free.argtypes, library.kc_packet_reader_free.restype = [pointer], None
-    library.kc_packet_reader_feed.argtypes, library.kc_packet_reader_feed.restype = (
-        [pointer, pointer, number, pointer],
-        None,
-    )
-    library.kc_packet_reader_set.argtypes, library.kc_packet_reader_set.restype = (
-        [pointer, ctypes.c_int64, ctypes.c_uint32, ctypes.c_uint32],
-        None,
-    )
-    library.kc_packet_reader_track.argtypes = [pointer, number, ctypes.c_char_p, number, ctypes.c_char_p, number]
-    library.kc_packet_reader_track.argtypes += [ctypes.c_uint32]
-    library.kc_packet_reader_track.restype = ctypes.c_int
-    library.kc_packet_reader_finish.argtypes, library.kc_packet_reader_finish.restype = [pointer], ctypes.c_int
-    library.kc_packet_reader_text.argtypes, library.kc_packet_reader_text.restype = [pointer, pointer], pointer
-    library.kc_packet_reader_drop.argtypes, library.kc_packet_reader_drop.restype = [pointer], None
-    library.kc_packet_reader_count.argtypes, library.kc_packet_reader_count.restype = [pointer, pointer], None
+    pointer, number, word, status = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_int
+    text = (ctypes.c_char_p, number)
+    codec.declare(library, pointer, "kc_packet_reader_new")
+    codec.declare(library, None, "kc_packet_reader_free", pointer)
+    codec.declare(library, None, "kc_packet_reader_feed", pointer, pointer, number, pointer)
+    codec.declare(library, None, "kc_packet_reader_set", pointer, ctypes.c_int64, word, word)
+    codec.declare(library, status, "kc_packet_reader_track", pointer, number, *text, *text, word)
+    codec.declare(library, status, "kc_packet_reader_finish", pointer)
+    codec.declare(library, pointer, "kc_packet_reader_text", pointer, pointer)
+    codec.declare(library, None, "kc_packet_reader_drop", pointer)
+    codec.declare(library, None, "kc_packet_reader_count", pointer, pointer)
     return library
 
 
@@ -210,38 +201,10 @@ class _Stream:
 def fields_of(message: bytes) -> Message:
     """Returns all fields of a protobuf message, up to the first malformed one."""
     found: Message = {}
-    at = 0
-    while at < len(message):
-        tag, at = _varint(message, at)
-        wire = tag & 7
-        value: Any
-        if wire == 0:
-            value, at = _varint(message, at)
-        elif wire == 2:
-            size, at = _varint(message, at)
-            value, at = message[at : at + size], at + size
-        elif wire in (1, 5):
-            size = 8 if wire == 1 else 4
-            value, at = int.from_bytes(message[at : at + size], "little"), at + size
-        else:
-            break
-        if at > len(message):
-            break
-        found.setdefault(tag >> 3, []).append(value)
+    with suppress(xspace.Damaged):
+        for number, kind, begin, end in xspace.fields(message, 0, len(message)):
+            found.setdefault(number, []).append(message[begin:end] if kind == xspace.BYTES else begin)
     return found
-
-
-def _varint(message: bytes, at: int) -> tuple[int, int]:
-    """Returns a number and the place after it, which is past the end if the number is cut off."""
-    number = 0
-    for shift in range(0, 70, 7):
-        if at >= len(message):
-            break
-        number |= (message[at] & 127) << shift
-        at += 1
-        if message[at - 1] < 128:
-            return number & (1 << 64) - 1, at
-    return 0, len(message) + 1
 
 
 def _last(fields: Message, field: int, default: Any) -> Any:
