@@ -8,6 +8,7 @@ FORMATS lists the formats, what each is good for and its suffix.
 
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -67,15 +68,7 @@ def format_of(path: Path) -> str:
     raise FormatError(f"{path.name} has no known trace suffix ({suffixes}); name the format")
 
 
-def _chrome(trace: Trace, path: Path) -> Exported:
-    return _chrome_with(trace, path, GzipSink)
-
-
-def _chrome_json(trace: Trace, path: Path) -> Exported:
-    return _chrome_with(trace, path, TextSink)
-
-
-def _chrome_with(trace: Trace, path: Path, sink_type: type[TextSink]) -> Exported:
+def _chrome(sink_type: type[TextSink], trace: Trace, path: Path) -> Exported:
     with atomic_file(path) as file:
         with sink_type(file) as sink:
             write_chrome(trace, sink, trace_name=path.name)
@@ -96,13 +89,10 @@ def _tensorboard(trace: Trace, path: Path) -> Exported:
     return Exported(file, file.stat().st_size)
 
 
-def _folded(graph: FlameGraph) -> Callable[[Trace, Path], Exported]:
-    def write(trace: Trace, path: Path) -> Exported:
-        data = folded(stacks(Context(trace), graph))
-        write_atomically(path, data)
-        return Exported(path, len(data), () if data else (f"the trace has no data for a flame graph of {graph.value}",))
-
-    return write
+def _folded(graph: FlameGraph, trace: Trace, path: Path) -> Exported:
+    data = folded(stacks(Context(trace), graph))
+    write_atomically(path, data)
+    return Exported(path, len(data), () if data else (f"the trace has no data for a flame graph of {graph.value}",))
 
 
 def _speedscope(trace: Trace, path: Path) -> Exported:
@@ -112,14 +102,11 @@ def _speedscope(trace: Trace, path: Path) -> Exported:
     return Exported(path, len(data))
 
 
-def _profile(encode: Callable[[Profile], bytes]) -> Callable[[Trace, Path], Exported]:
-    def write(trace: Trace, path: Path) -> Exported:
-        found = profile(Context(trace))
-        data = encode(found)
-        write_atomically(path, data)
-        return Exported(path, len(data), () if found.subjects else ("the trace has no samples, operators or GPU work",))
-
-    return write
+def _profile(encode: Callable[[Profile], bytes], trace: Trace, path: Path) -> Exported:
+    found = profile(Context(trace))
+    data = encode(found)
+    write_atomically(path, data)
+    return Exported(path, len(data), () if found.subjects else ("the trace has no samples, operators or GPU work",))
 
 
 def _otlp(found: Profile) -> bytes:
@@ -134,8 +121,13 @@ def _store(trace: Trace, path: Path) -> Exported:
 FORMATS: Mapping[str, TraceFormat] = {
     entry.name: entry
     for entry in (
-        TraceFormat("chrome", ".json.gz", "Chrome trace, compressed: Perfetto, HTA, the TensorBoard plug-in", _chrome),
-        TraceFormat("chrome-json", ".json", "the same as plain text", _chrome_json),
+        TraceFormat(
+            "chrome",
+            ".json.gz",
+            "Chrome trace, compressed: Perfetto, HTA, the TensorBoard plug-in",
+            partial(_chrome, GzipSink),
+        ),
+        TraceFormat("chrome-json", ".json", "the same as plain text", partial(_chrome, TextSink)),
         TraceFormat(
             "perfetto", ".pftrace", "Perfetto's native format: flows, counters, overlapping kernels", _perfetto
         ),
@@ -143,21 +135,25 @@ FORMATS: Mapping[str, TraceFormat] = {
         TraceFormat(
             "speedscope", ".speedscope.json", "flame graphs of GPU time, host time and samples in one file", _speedscope
         ),
-        TraceFormat("folded", ".folded", "flame graph of host time as folded stacks, in ns", _folded(FlameGraph.HOST)),
+        TraceFormat(
+            "folded", ".folded", "flame graph of host time as folded stacks, in ns", partial(_folded, FlameGraph.HOST)
+        ),
         TraceFormat(
             "folded-gpu",
             ".gpu.folded",
             "flame graph of GPU time by launching stack as folded stacks, in ns",
-            _folded(FlameGraph.GPU),
+            partial(_folded, FlameGraph.GPU),
         ),
         TraceFormat(
             "folded-samples",
             ".samples.folded",
             "flame graph of Python samples by line as folded stacks",
-            _folded(FlameGraph.SAMPLES),
+            partial(_folded, FlameGraph.SAMPLES),
         ),
-        TraceFormat("pprof", ".pb.gz", "pprof: CPU samples, host time and GPU time by stack", _profile(pprof_file)),
-        TraceFormat("otlp", ".otlp", "the same as OpenTelemetry profiles (ProfilesData)", _profile(_otlp)),
+        TraceFormat(
+            "pprof", ".pb.gz", "pprof: CPU samples, host time and GPU time by stack", partial(_profile, pprof_file)
+        ),
+        TraceFormat("otlp", ".otlp", "the same as OpenTelemetry profiles (ProfilesData)", partial(_profile, _otlp)),
         TraceFormat("store", "", "folder of typed Parquet columns, which this library opens fastest", _store),
     )
 }

@@ -107,7 +107,11 @@ def gpu_rows(tables: Mapping[str, Table], *, margin_ns: int = 0) -> dict[str, Ro
 
 def sync_rows(sync: Table) -> Rows:
     """Returns the row number of every synchronization; -1 is the device's own row."""
-    return _with_lanes({sync.kind: sync}, {sync.kind: sync_base_rows(sync)})[sync.kind]
+    row, start, end = sync_base_rows(sync), sync["start"], sync.end()
+    track = Interner().intern((sync["device"].astype(np.int64) << 32 ^ row & 0xFFFFFFFF).astype(np.uint64))
+    order = np.lexsort((start, track))
+    row[order] += lanes(track[order], start[order], end[order], LANE_LIMIT) * np.int64(LANE_OFFSET)
+    return row
 
 
 def sync_base_rows(sync: Table) -> Rows:
@@ -131,23 +135,6 @@ def base_rows(table: Table) -> Rows:
     """Returns the row of each activity's stream, without regard to overlaps."""
     streams: Rows = np.minimum(table["stream"], SYNC_OFFSET - 1).astype(np.int64)
     return streams
-
-
-def _with_lanes(tables: Mapping[str, Table], base: Mapping[str, Rows]) -> dict[str, Rows]:
-    """Adds LANE_OFFSET to the row numbers of activities that overlap an earlier activity on their row."""
-    if not tables:
-        return {}
-    device = np.concatenate([table["device"].astype(np.int64) for table in tables.values()])
-    row = np.concatenate(list(base.values()))
-    start = np.concatenate([table["start"] for table in tables.values()])
-    end = np.concatenate([table.end() for table in tables.values()])
-    track = Interner().intern((device << 32 ^ row & 0xFFFFFFFF).astype(np.uint64))
-    order = np.lexsort((start, track))
-    lane = lanes(track[order], start[order], end[order], LANE_LIMIT)
-    if lane.any():
-        row[order] += lane * np.int64(LANE_OFFSET)
-    sizes = np.cumsum([len(table) for table in tables.values()])[:-1]
-    return dict(zip(tables, np.split(row, sizes), strict=True))
 
 
 def _distinct(kernels: Mapping[str, AnyArray]) -> tuple[UInts32, list[_Shape]]:

@@ -178,19 +178,9 @@ def _argument(table: ActivityTable, column: Column, values: AnyArray, names: Fie
     return Field(b',"%s":' % column.name.encode(), _NUMBERS[values.dtype.kind], values)
 
 
-def _gpu_flow(rows: Columns, names: FieldNames) -> Fields:
-    """Renders the end of a flow at a GPU activity."""
-    return flow("f", "ac2g", rows["correlation"], names, rows, device_pid(rows))
-
-
 def _api(category: str, rows: Columns, names: FieldNames) -> Fields:
     args = first(numbers(("cbid", rows["cbid"]), ("correlation", rows["correlation"])), ARGS)
     return [*event(category, names, rows, host_pid(names)), *args, *external_id(rows), CLOSE]
-
-
-def _api_flow(rows: Columns, names: FieldNames) -> Fields:
-    """Renders the beginning of a flow at a call."""
-    return flow("s", "ac2g", rows["correlation"], names, rows, host_pid(names))
 
 
 def _sync(waits: bool, rows: Columns, names: FieldNames) -> Fields:
@@ -202,7 +192,7 @@ def _sync(waits: bool, rows: Columns, names: FieldNames) -> Fields:
         Field(b',"wait_on_cuda_event_id":', UNSIGNED, rows["event"]),
     ]
     return [
-        *event("cuda_sync", names, rows, Field(b"", SIGNED, rows["device"])),
+        *event("cuda_sync", names, rows, sync_pid(rows)),
         Field(ARGS + b'"cuda_sync_kind":"', TEXT, rows["name"], names.texts),
         Field(b'"'),
         *(wait if waits else ()),
@@ -212,11 +202,6 @@ def _sync(waits: bool, rows: Columns, names: FieldNames) -> Fields:
         *numbers(("context", rows["context"])),
         CLOSE,
     ]
-
-
-def _sync_flow(rows: Columns, names: FieldNames) -> Fields:
-    """Renders the end of a flow at a synchronization."""
-    return flow("f", "ac2g", rows["correlation"], names, rows, Field(b"", SIGNED, rows["device"]))
 
 
 def overhead(rows: Columns, names: FieldNames) -> Fields:
@@ -234,34 +219,24 @@ def forms(table: Table) -> tuple[RowForm, ...]:
 def with_flow(table: Table, render: Render) -> Render:
     """Returns a renderer that adds the end of a flow right after each row."""
     kind, own = table.kind, None if table.declared is None else table.declared.row
-    if kind in API_TABLES or own is ViewerRow.CALL:
-        end = _api_flow
-    else:
-        end = _gpu_flow if kind in GPU_TABLES or own is ViewerRow.GPU else _sync_flow
-    return lambda rows, names: [*render(rows, names), *end(rows, names)]
+    at_call = kind in API_TABLES or own is ViewerRow.CALL
+    at_work = kind in GPU_TABLES or own is ViewerRow.GPU
+
+    def linked(rows: Columns, names: FieldNames) -> Fields:
+        pid = host_pid(names) if at_call else device_pid(rows) if at_work else sync_pid(rows)
+        return [*render(rows, names), *flow("s" if at_call else "f", "ac2g", rows["correlation"], names, rows, pid)]
+
+    return linked
 
 
 def starts_flow(strings: Sequence[str]) -> Flags:
     """Returns for each string whether Kineto begins a flow at calls of this name."""
-    return np.array([_starts_flow(text) for text in strings], np.bool_)
+    plain = [text.removesuffix("_ptsz").removesuffix("_ptds") for text in strings]
+    return np.array([name in _FLOW_CALLS or name.startswith(("cudaMemcpy", "cudaMemset")) for name in plain], np.bool_)
 
 
-def _starts_flow(name: str) -> bool:
-    plain = name.removesuffix("_ptsz").removesuffix("_ptds")
-    return plain in _FLOW_CALLS or plain.startswith(("cudaMemcpy", "cudaMemset"))
-
-
-def cpu_op(rows: Columns, names: FieldNames) -> Fields:
-    """Renders operators."""
-    return _op("cpu_op", rows, names)
-
-
-def user_annotation(rows: Columns, names: FieldNames) -> Fields:
-    """Renders ranges that the program named."""
-    return _op("user_annotation", rows, names)
-
-
-def _op(category: str, rows: Columns, names: FieldNames) -> Fields:
+def op(category: str, rows: Columns, names: FieldNames) -> Fields:
+    """Renders operators, or ranges that the program named."""
     forward = np.where(rows["sequence"] == NO_SEQUENCE, -1, rows["forward_thread"].astype(np.int64))
     return [
         *event(category, names, rows, host_pid(names)),
@@ -276,14 +251,9 @@ def _op(category: str, rows: Columns, names: FieldNames) -> Fields:
     ]
 
 
-def forward(rows: Columns, names: FieldNames) -> Fields:
-    """Renders the beginning of a link, at the forward operator."""
-    return flow("s", "fwdbwd", rows["link"], names, rows, host_pid(names))
-
-
-def backward(rows: Columns, names: FieldNames) -> Fields:
-    """Renders the end of a link, at the backward operator."""
-    return flow("f", "fwdbwd", rows["link"], names, rows, host_pid(names))
+def link(phase: str, rows: Columns, names: FieldNames) -> Fields:
+    """Renders the beginning ("s") of a link, at the forward operator, or its end ("f"), at the backward operator."""
+    return flow(phase, "fwdbwd", rows["link"], names, rows, host_pid(names))
 
 
 def gpu_user_annotation(rows: Columns, names: FieldNames) -> Fields:
@@ -316,21 +286,18 @@ def cpu_instant_event(rows: Columns, names: FieldNames) -> Fields:
     ]
 
 
-def python_sampled_root(rows: Columns, names: FieldNames) -> Fields:
-    """Renders the outermost sampled Python frames."""
-    return _sampled(rows, names, Field(b',"Python parent id":null'))
+def python_parent(is_root: bool, rows: Columns) -> Field:
+    """Returns the caller: null for the outermost calls, otherwise by `parent`, the caller's row in the table."""
+    key = b',"Python parent id":'
+    return Field(key + b"null") if is_root else Field(key, SIGNED, rows["parent"] + 1)
 
 
-def python_sampled(rows: Columns, names: FieldNames) -> Fields:
-    """Renders sampled Python frames that have a caller; `parent` is the caller's row in the table."""
-    return _sampled(rows, names, Field(b',"Python parent id":', SIGNED, rows["parent"] + 1))
-
-
-def _sampled(rows: Columns, names: FieldNames, parent: Field) -> Fields:
+def python_sampled(is_root: bool, rows: Columns, names: FieldNames) -> Fields:
+    """Renders sampled Python frames."""
     return [
         *event("python_function", names, rows, host_pid(names)),
         Field(ARGS + b'"Python id":', SIGNED, rows["row"] + 1),
-        parent,
+        python_parent(is_root, rows),
         Field(b',"Python thread":', UNSIGNED, rows["thread"]),
         Field(
             b',"Python module id":', OPTIONAL, np.where(rows["samples"] == 0, rows["module"], NO_MODULE), base=NO_MODULE
@@ -348,21 +315,12 @@ def _sampled(rows: Columns, names: FieldNames, parent: Field) -> Fields:
     ]
 
 
-def python_call_root(rows: Columns, names: FieldNames) -> Fields:
-    """Renders the outermost Python calls that a tracer recorded."""
-    return _call(rows, names, Field(b',"Python parent id":null'))
-
-
-def python_call(rows: Columns, names: FieldNames) -> Fields:
-    """Renders Python calls that a tracer recorded and that have a caller."""
-    return _call(rows, names, Field(b',"Python parent id":', SIGNED, rows["parent"] + 1))
-
-
-def _call(rows: Columns, names: FieldNames, parent: Field) -> Fields:
+def python_call(is_root: bool, rows: Columns, names: FieldNames) -> Fields:
+    """Renders Python calls that a tracer recorded."""
     return [
         *event("python_function", names, rows, host_pid(names)),
         Field(ARGS + b'"Python id":', SIGNED, rows["row"] + 1),
-        parent,
+        python_parent(is_root, rows),
         Field(b',"Python thread":', UNSIGNED, rows["thread"]),
         Field(b',"Python module id":', OPTIONAL, rows["module"], base=NO_MODULE),
         Field(b',"Ev Idx":', SIGNED, rows["index"]),
@@ -413,6 +371,11 @@ def host_pid(names: FieldNames) -> Field:
 def device_pid(rows: Columns) -> Field:
     """Returns the pid field of GPU rows: the device number, as Kineto does."""
     return Field(b"", UNSIGNED, rows["device"])
+
+
+def sync_pid(rows: Columns) -> Field:
+    """Returns the pid field of synchronizations, which may be on no device."""
+    return Field(b"", SIGNED, rows["device"])
 
 
 def captured_op(rows: Columns, names: FieldNames) -> Fields:

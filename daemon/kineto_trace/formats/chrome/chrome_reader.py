@@ -12,12 +12,13 @@ Theory of operation
     Times are Unix ns if the file has a base (baseTimeNanoseconds), otherwise ns since its writer's own origin.
 """
 
+import io
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import msgspec
 import numpy as np
@@ -30,7 +31,6 @@ from kineto_trace.formats.chrome.chrome_native_reader import Fed, Parser
 from kineto_trace.formats.chrome.chrome_tables import MADE_UP, ChromeRows, build
 from kineto_trace.formats.chrome.chrome_writer import LOSS_KEYS, OPTION_KEYS
 from kineto_trace.model import source_coverage
-from kineto_trace.model.source_coverage import SourceCoverage
 from kineto_trace.model.target_info import MAX_RATIO, TargetInfo, base_ns, header_value, repair_json
 from kineto_trace.model.trace import COUNTER_TABLES, FILE_TABLES, TEXT_ID, UNTIMED_TABLES, Losses, Table, Trace
 
@@ -92,7 +92,7 @@ class _Input:
                     if rest:
                         self._document.notes.append("the data after the end of the compressed data was not read")
                     self._packed, self._first = False, b""
-                    self._file = _NOTHING
+                    self._file = io.BytesIO()  # at its end
                     return 0
                 self._unpacker, data = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP), rest
             elif self._unpacker.needs_input:
@@ -117,17 +117,6 @@ class _Input:
         self._first = b""
         self._position += len(data)
         return data
-
-
-class _Nothing:
-    """A file at its end."""
-
-    def read(self, size: int = -1, /) -> bytes:
-        """Returns no bytes."""
-        return b""
-
-
-_NOTHING: BinaryIO = _Nothing()  # type: ignore[assignment]
 
 
 class _Document:
@@ -270,21 +259,6 @@ class _Document:
                 self.undecoded += count
 
 
-class TargetDescription(NamedTuple):
-    """The statements of a file beside its tables.
-
-    devices: Kineto's deviceProperties.
-    versions: cupti_version, cuda_runtime_version, …
-    losses: when it was recorded.
-    """
-
-    target: TargetInfo
-    devices: tuple[Mapping[str, Any], ...]
-    versions: dict[str, int]
-    coverage: tuple[SourceCoverage, ...]
-    losses: Losses
-
-
 def load_chrome(source: Path | str | BinaryIO, *, name: str = "", whole: bool = False) -> Trace:
     """Reads a file, or the content of a binary file object, plain or gzip. name: used in errors.
 
@@ -309,19 +283,23 @@ def _load(file: BinaryIO, name: str, *, whole: bool) -> Trace:
         notes.append("it holds the traces of several ranks; analyses of one rank need that rank's own trace")
     loaded = build(document.parser, base)
     start, end = _window(loaded.tables)
-    description = describe(head, loaded)
+    devices, losses = header_value(head, "deviceProperties"), recorded_losses(head)
     return Trace(
-        target=description.target,
+        target=_target(head, loaded),
         strings=loaded.strings,
         tables=loaded.tables,
         window_start_ns=start,
         window_end_ns=end,
-        devices=description.devices,
-        versions=description.versions,
-        losses=replace(description.losses, undecoded=description.losses.undecoded + document.undecoded),
+        devices=tuple(item for item in devices if isinstance(item, dict)) if isinstance(devices, list) else (),
+        versions={
+            name: number
+            for name in head
+            if name.endswith("_version") and (number := _count(header_value(head, name))) is not None
+        },
+        losses=replace(losses, undecoded=losses.undecoded + document.undecoded),
         head=head,
         notes=tuple(notes),
-        coverage=description.coverage,
+        coverage=source_coverage.from_json(_object(head, "kinetod").get("coverage")),
     )
 
 
@@ -347,16 +325,18 @@ def _read(count: int) -> str:
     return f"{_events(count)} {'was' if count == 1 else 'were'} read"
 
 
-def describe(head: Mapping[str, str], loaded: ChromeRows) -> TargetDescription:
-    """Returns what the head and the metadata rows (ph "M") state."""
+def _object(head: Mapping[str, str], name: str) -> dict[str, Any]:
+    """Returns the value of a member that is an object; empty for any other."""
+    found = header_value(head, name)
+    return found if isinstance(found, dict) else {}
+
+
+def _target(head: Mapping[str, str], loaded: ChromeRows) -> TargetInfo:
+    """Returns what the head and the metadata rows (ph "M") state about the process."""
     pid = _main_pid(loaded)
-    distributed = header_value(head, "distributedInfo")
-    distributed = distributed if isinstance(distributed, dict) else {}
-    ours = header_value(head, "kinetod")
-    ours = ours if isinstance(ours, dict) else {}
+    distributed, ours = _object(head, "distributedInfo"), _object(head, "kinetod")
     process, threads = _names(loaded, pid)
-    devices = header_value(head, "deviceProperties")
-    target = TargetInfo(
+    return TargetInfo(
         capture_id=_text(ours.get("capture_id")),
         host=_text(header_value(head, "host_name")),
         pid=pid if 0 <= pid < 2**31 else 0,
@@ -383,23 +363,11 @@ def describe(head: Mapping[str, str], loaded: ChromeRows) -> TargetDescription:
         least_step_ratio=_ratio(ours.get("least_step_ratio")),
         complete=ours.get("complete") is True,
     )
-    return TargetDescription(
-        target,
-        tuple(item for item in devices if isinstance(item, dict)) if isinstance(devices, list) else (),
-        {
-            name: number
-            for name in head
-            if name.endswith("_version") and (number := _count(header_value(head, name))) is not None
-        },
-        source_coverage.from_json(ours.get("coverage")),
-        recorded_losses(head),
-    )
 
 
 def recorded_losses(head: Mapping[str, str]) -> Losses:
     """Returns the losses before the file was written, from its head."""
-    ours = header_value(head, "kinetod")
-    ours = ours if isinstance(ours, dict) else {}
+    ours = _object(head, "kinetod")
     return Losses(**{name: _number(ours.get(key)) for name, key in LOSS_KEYS.items()})
 
 

@@ -12,6 +12,7 @@ Theory of operation
 import json
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -218,9 +219,8 @@ def _clock(target: TargetInfo) -> dict[str, int]:
     """Returns the measured offset and uncertainty of the host's clock."""
     if target.clock_offset_ns is None:
         return {}
-    if target.clock_uncertainty_ns is None:
-        return {"clock_offset_ns": target.clock_offset_ns}
-    return {"clock_offset_ns": target.clock_offset_ns, "clock_uncertainty_ns": target.clock_uncertainty_ns}
+    known = {"clock_offset_ns": target.clock_offset_ns, "clock_uncertainty_ns": target.clock_uncertainty_ns}
+    return {name: value for name, value in known.items() if value is not None}
 
 
 def _header(trace: Trace, base: int) -> bytes:
@@ -306,38 +306,12 @@ def closing_rows(trace: Trace, base_ns: int) -> list[bytes]:
     start = _time(trace.window_start_ns, base_ns)
     length = (trace.window_end_ns - trace.window_start_ns) / 1000
     span = {"ph": "X", "cat": "Trace", "ts": start, "dur": length, "pid": "Spans", "tid": "PyTorch Profiler"}
+    order, mark, traces = {"name": "process_sort_index"}, {"ph": "i", "s": "g"}, "Trace PyTorch Profiler"
     return [
         _json({**span, "name": "PyTorch Profiler (0)", "args": {"Op count": 0}}),
-        _json(
-            {
-                "name": "process_sort_index",
-                "ph": "M",
-                "ts": start,
-                "pid": "Spans",
-                "tid": 0,
-                "args": {"sort_index": SPANS_SORT_INDEX},
-            }
-        ),
-        _json(
-            {
-                "name": "Iteration Start: PyTorch Profiler",
-                "ph": "i",
-                "s": "g",
-                "pid": "Traces",
-                "tid": "Trace PyTorch Profiler",
-                "ts": start,
-            }
-        ),
-        _json(
-            {
-                "name": "Record Window End",
-                "ph": "i",
-                "s": "g",
-                "pid": "",
-                "tid": "",
-                "ts": _time(trace.window_end_ns, base_ns),
-            }
-        ),
+        _json({**order, "ph": "M", "ts": start, "pid": "Spans", "tid": 0, "args": {"sort_index": SPANS_SORT_INDEX}}),
+        _json({"name": "Iteration Start: PyTorch Profiler", **mark, "pid": "Traces", "tid": traces, "ts": start}),
+        _json({"name": "Record Window End", **mark, "pid": "", "tid": "", "ts": _time(trace.window_end_ns, base_ns)}),
     ]
 
 
@@ -354,7 +328,9 @@ def sections(trace: Trace) -> list[Section]:
         table = trace.table(kind)
         parts += _linked_or_not(table, {**table.columns, "tid": table["thread"]}, mask)
     rows = gpu_rows(trace.tables, margin_ns=chrome_events.ANNOTATION_MARGIN_NS)
-    parts += _gpu_annotations(trace.table(ANNOTATIONS), rows)
+    images = trace.table(ANNOTATIONS)
+    columns = {**images.columns, "tid": rows.get(images.kind, np.empty(0, np.int64))}
+    parts.append(Section(kind=images.kind, columns=columns, chosen=None, render=chrome_events.gpu_user_annotation))
     captured = captured_columns(trace)
     for kind in work:
         if kind in rows:
@@ -419,19 +395,13 @@ def sync_devices(trace: Trace) -> Ints32:
     return np.where(device < 0, fallback, device).astype(np.int32)
 
 
-def _gpu_annotations(table: Table, rows: Mapping[str, Ints]) -> list[Section]:
-    columns = {**table.columns, "tid": rows.get(table.kind, np.empty(0, np.int64))}
-    return [Section(kind=table.kind, columns=columns, chosen=None, render=chrome_events.gpu_user_annotation)]
-
-
 def _ops(trace: Trace) -> list[Section]:
     """Returns the host's rows: Python functions, annotations, operators with their links, allocations."""
     memory = trace.table("cpu_instant_event")
     index = max((int(trace.table(kind)["id"].max()) for kind in OP_TABLES if len(trace.table(kind))), default=0)
     return [
         *_python(trace, index + len(memory)),
-        _host(trace.table("user_annotation"), chrome_events.user_annotation),
-        _host(trace.table("cpu_op"), chrome_events.cpu_op),
+        *(_host(trace.table(kind), partial(chrome_events.op, kind)) for kind in ("user_annotation", "cpu_op")),
         *_links(trace),
         _host(memory, chrome_events.cpu_instant_event, index),
     ]
@@ -447,15 +417,15 @@ def _links(trace: Trace) -> list[Section]:
     ops = trace.table("cpu_op")
     links = forward_backward(trace.tables)
     number = np.arange(1, len(links.forward_rows) + 1)
-    ends = ((links.forward_rows, chrome_events.forward), (links.backward_rows, chrome_events.backward))
+    ends = ((links.forward_rows, "s"), (links.backward_rows, "f"))
     return [
         Section(
             kind="fwdbwd",
             columns={"start": ops["start"][rows], "tid": ops["thread"][rows], "link": number},
             chosen=None,
-            render=render,
+            render=partial(chrome_events.link, phase),
         )
-        for rows, render in ends
+        for rows, phase in ends
     ]
 
 
@@ -464,13 +434,13 @@ def _python(trace: Trace, index: int) -> list[Section]:
     row = np.arange(len(table))
     columns = {**table.columns, "tid": table["thread"], "row": row, "index": row + index}
     root = table["parent"] == NO_ROW
-    first, rest = chrome_events.python_call_root, chrome_events.python_call
+    render = chrome_events.python_call
     if trace.sample_period_ns:
-        first, rest = chrome_events.python_sampled_root, chrome_events.python_sampled
+        render = chrome_events.python_sampled
         columns.update(nested_python(trace, table))
     return [
-        Section(kind=table.kind, columns=columns, chosen=np.flatnonzero(root), render=first),
-        Section(kind=table.kind, columns=columns, chosen=np.flatnonzero(~root), render=rest),
+        Section(kind=table.kind, columns=columns, chosen=np.flatnonzero(chosen), render=partial(render, is_root))
+        for chosen, is_root in ((root, True), (~root, False))
     ]
 
 
