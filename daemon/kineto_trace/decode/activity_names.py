@@ -2,7 +2,7 @@
 
 import ctypes
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 
 MEMCPY_KINDS = ("unknown", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP")
@@ -35,24 +35,25 @@ ACTIVITY_BUFFER_REQUEST = 7 << 16
 _VERSION_SUFFIX = re.compile(r"_v\d+$")
 
 
-def _pick(names: tuple[str, ...], number: int) -> str:
+def name_of_number(names: Sequence[str], number: int) -> str:
+    """Returns the name at this place; "unknown …" beyond the last one."""
     return names[number] if number < len(names) else f"unknown {number}"
 
 
 def memcpy_name(copy_kind: int, src_kind: int, dst_kind: int) -> str:
     """Returns the name of a copy: 'Memcpy HtoD (Pageable -> Device)'."""
-    kind = _pick(MEMCPY_KINDS, copy_kind)
-    return f"Memcpy {kind} ({_pick(MEMORY_KINDS, src_kind)} -> {_pick(MEMORY_KINDS, dst_kind)})"
+    kind = name_of_number(MEMCPY_KINDS, copy_kind)
+    return f"Memcpy {kind} ({name_of_number(MEMORY_KINDS, src_kind)} -> {name_of_number(MEMORY_KINDS, dst_kind)})"
 
 
 def memset_name(memory_kind: int) -> str:
     """Returns the name of a memset: 'Memset (Device)'."""
-    return f"Memset ({_pick(MEMORY_KINDS, memory_kind)})"
+    return f"Memset ({name_of_number(MEMORY_KINDS, memory_kind)})"
 
 
 def sync_name(sync_type: int) -> str:
     """Returns the name of a synchronization: 'Stream Sync'."""
-    return _pick(SYNC_TYPES, sync_type)
+    return name_of_number(SYNC_TYPES, sync_type)
 
 
 def overhead_name(kind: int) -> str:

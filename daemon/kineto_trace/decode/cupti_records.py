@@ -18,7 +18,7 @@ from kineto_agent.protocol.records import CUPTI_FORMAT, SPACE_DRIVER_API, SPACE_
 
 from kineto_trace.arrays import codec
 from kineto_trace.arrays.codec import ColumnPlan, Interner, KindPlan
-from kineto_trace.arrays.id_sets import distinct
+from kineto_trace.arrays.id_sets import distinct, lookup
 from kineto_trace.base.array_types import AnyArray, Ints, Ints32, UInts64
 from kineto_trace.decode import activity_names
 from kineto_trace.decode.cupti_layouts import LAYOUTS, WIDTHS, RecordLayout, VersionLayout
@@ -345,20 +345,11 @@ def _resolve_sync(tables: dict[str, Columns], events: Columns) -> None:
         wait = (sync["type"] == activity_names.STREAM_WAIT_EVENT) & idle
         sync = tables["cuda_sync"] = {name: column[~wait] for name, column in sync.items()}
     owners = np.concatenate([distinct(_pair(part["context"], part["device"])) for part in work])
-    sync["device"] = _last(owners >> np.uint64(32), owners & np.uint64(0xFFFFFFFF), sync["context"])
+    device = (owners & np.uint64(0xFFFFFFFF)).astype(np.int64)
+    sync["device"] = lookup(sync["context"].astype(np.uint64), owners >> np.uint64(32), device, -1)
     recorded, wanted = _pair(events["context"], events["event"]), _pair(sync["context"], sync["event"])
-    sync["wait_on_stream"] = _last(recorded, events["stream"], wanted)
-    sync["wait_on_correlation"] = _last(recorded, events["correlation"], wanted)
-
-
-def _last(keys: AnyArray, values: AnyArray, wanted: AnyArray) -> Ints:
-    """Returns for each wanted key the last value with that key; -1 if there is none."""
-    if not len(keys):
-        return np.full(len(wanted), -1, np.int64)
-    order = np.argsort(keys, kind="stable")
-    at = np.searchsorted(keys[order], wanted, side="right") - 1
-    found = (at >= 0) & (keys[order][at] == wanted)
-    return np.where(found, values[order][at].astype(np.int64), -1)
+    for name, column in (("wait_on_stream", "stream"), ("wait_on_correlation", "correlation")):
+        sync[name] = lookup(wanted, recorded, events[column].astype(np.int64), -1)
 
 
 def _pair(high: AnyArray, low: AnyArray) -> UInts64:
@@ -424,20 +415,14 @@ def _well_formed(samples: Any) -> bool:
     )
 
 
-def foreign_clock(starts: Ints, clocks: Sequence[CuptiClock]) -> CuptiClock | None:
-    """Returns the clock of these readings; None if it is Unix time or cannot be determined."""
-    known = starts[starts > 0]
-    if not len(known) or not clocks:
-        return None
-    middle = int(np.median(known))
-    nearest = min(clocks, key=lambda clock: clock.distance(middle))
-    return None if nearest is clocks[0] else nearest
-
-
 def translate(columns: dict[str, AnyArray], clocks: Sequence[CuptiClock]) -> bool:
-    """Converts the times in these columns to Unix ns. Returns False if they were Unix ns already."""
-    clock = foreign_clock(columns["start"], clocks)
-    if clock is None:
+    """Converts the times in these columns to Unix ns. Returns False if they are already, or their clock is unknown."""
+    known = columns["start"][columns["start"] > 0]
+    if not len(known) or not clocks:
+        return False
+    middle = int(np.median(known))
+    clock = min(clocks, key=lambda clock: clock.distance(middle))
+    if clock is clocks[0]:
         return False
     columns["start"] = clock.to_unix(columns["start"])
     columns["duration"] = clock.length_ns(columns["duration"])

@@ -164,11 +164,6 @@ def _pair(sample: Sequence[int], clock: str) -> list[Pair]:
     return [(sample[0], sample[place])] if place is not None and len(sample) == 3 else []
 
 
-def any_rate(clock: str) -> bool:
-    """Returns whether a tick of this clock may have any length: those of the others are ns."""
-    return clock in (DEVICE, TSC)
-
-
 def as_readings(values: AnyArray) -> Ints:
     """Returns 64-bit fields as signed numbers: values above 2^63 become negative, which is impossible."""
     readings: Ints = values.astype(np.int64)
@@ -398,19 +393,18 @@ class Clocks:
     def _add_devices(self, rows: Rows) -> None:
         """Adds the clock of each device with readings among these records."""
         reading, unix = (as_readings(rows.field(name)) for name in rows.record.sync)
-        has_device = bool(rows.record.device)
-        device = _devices(rows) if has_device else np.full(len(rows), _ALL_DEVICES)
+        device = _devices(rows)
         for number in unique_values(device)[:_MAX_DEVICES].tolist():
             own = np.flatnonzero(device == number)
             own = own[:: -(-len(own) // MAX_SAMPLES)]
             pairs = zip(unix[own].tolist(), reading[own].tolist(), strict=True)
-            line = self._line(pairs, DEVICE, f" of device {number}" if has_device else "")
+            line = self._line(pairs, DEVICE, f" of device {number}" if rows.record.device else "")
             if line is not None:
                 self._of_device[number] = line
 
     def _line(self, pairs: Iterable[Pair], clock: str, whose: str) -> ClockLine | None:
         nominal = self._found.schema.tick_ns if clock == DEVICE else 1.0
-        line, problem = line_of(pairs, nominal_ns=nominal, free=any_rate(clock))
+        line, problem = line_of(pairs, nominal_ns=nominal, free=clock in (DEVICE, TSC))  # ticks of others are ns
         if problem:
             self._found.warnings.append(f"the clock {clock}{whose}: {problem}")
         return line

@@ -117,7 +117,7 @@ class HloArguments:
 
 def decode(source: RawSource, _strings: StringTable, _window: DecodeWindow = EVERYTHING) -> Decoded:
     """Decodes all modules of a source, without tables: structure/hlo_kernels.py finds which kernels belong to them."""
-    data = b"".join(bytes(source.data[chunk.offset : chunk.offset + chunk.size]) for chunk in source.chunks)
+    data = b"".join(source.buffers())
     modules: list[HloModule] = []
     damaged = 0
     for part in parts(data):

@@ -20,8 +20,9 @@ from kineto_agent.protocol.records import PTI_FORMAT, SPACE_DRIVER_API, SPACE_KE
 from kineto_agent.protocol.schema import Activity, Col, Record, Schema, Texts
 
 from kineto_trace.arrays.codec import Interner
-from kineto_trace.arrays.id_sets import unique_values
-from kineto_trace.base.array_types import AnyArray
+from kineto_trace.arrays.id_sets import lookup, unique_values
+from kineto_trace.base.array_types import NOTHING, AnyArray
+from kineto_trace.decode.activity_names import name_of_number
 from kineto_trace.decode.declared_records import decode_records, small_numbers
 from kineto_trace.decode.decoded import EVERYTHING, Decoded, DecodeWindow, Submissions
 from kineto_trace.decode.pti_layouts import LAYOUTS, WIDTHS, PtiLayout
@@ -190,12 +191,8 @@ def _of_queue(
 ) -> AnyArray:
     """Returns for each queue the value of the last activity on it."""
     known, value = np.concatenate(handles), np.concatenate(values)
-    if not len(known):
-        return otherwise
-    order = np.argsort(known, kind="stable")
-    at = np.searchsorted(known[order], wanted, side="right") - 1
-    hit = (at >= 0) & (known[order][at] == wanted)
-    return np.where(hit, value[order][at].astype(otherwise.dtype), otherwise)
+    row = lookup(wanted, known, np.arange(len(known)), NOTHING)
+    return np.where(row == NOTHING, otherwise, value[row].astype(otherwise.dtype)) if len(known) else otherwise
 
 
 # ------------------------------------------------------------ names and numbers
@@ -207,12 +204,12 @@ def _name_copies(found: RecordSet, version: str) -> None:
 
     def copy(key: tuple[int, ...]) -> str:
         kind, source, target = (
-            _said(names, number) for names, number in zip((COPY_NAMES, memory, memory), key, strict=True)
+            name_of_number(names, number) for names, number in zip((COPY_NAMES, memory, memory), key, strict=True)
         )
         return f"Memcpy {kind} ({source} -> {target})"
 
     def fill(key: tuple[int, ...]) -> str:
-        return f"Memset ({key[1]} -> {_said(memory, key[0])})"
+        return f"Memset ({key[1]} -> {name_of_number(memory, key[0])})"
 
     for kind in (COPY, COPY_BETWEEN):
         rows = found.rows[kind]
@@ -220,10 +217,6 @@ def _name_copies(found: RecordSet, version: str) -> None:
         rows.columns["name"] = _named(parts, copy, found.strings)
     rows = found.rows[FILL]
     rows.columns["name"] = _named([rows.field("mem_type"), rows.field("value_for_set")], fill, found.strings)
-
-
-def _said(names: Sequence[str], number: int) -> str:
-    return names[number] if number < len(names) else f"unknown {number}"
 
 
 def _named(parts: Sequence[AnyArray], name_of: Callable[[tuple[int, ...]], str], strings: StringTable) -> AnyArray:

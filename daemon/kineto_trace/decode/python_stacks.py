@@ -381,9 +381,14 @@ def _most_frequent(run: Ints, lines: Ints, starts: Ints) -> Ints:
     if mixed.any():
         keys, counts = np.unique(run[mixed] << 32 | lines[mixed], return_counts=True)
         counts[keys & 0xFFFFFFFF == 0] = 0  # a known line takes precedence
-        best = np.lexsort((-(keys & 0xFFFFFFFF), counts, keys >> 32))  # the last entry of each run is the best one
-        found[keys[best] >> 32] = keys[best] & 0xFFFFFFFF
+        _set_best(found, keys, counts)
     return found
+
+
+def _set_best(found: Ints, keys: Ints, counts: Ints) -> None:
+    """Sets each place to its value with the highest count, the lowest of several. keys: place << 32 | value."""
+    best = np.lexsort((-(keys & 0xFFFFFFFF), counts, keys >> 32))  # the last entry of each place is the best one
+    found[keys[best] >> 32] = keys[best] & 0xFFFFFFFF
 
 
 def _assemble(levels: list[dict[str, Ints]], samples: Samples, ends: Ints, trie: Trie, strings: StringTable) -> Table:
@@ -435,8 +440,7 @@ def _holder_of_each(row: Ints, holder: Ints, rows: int) -> Ints:
     found = np.zeros(rows, np.int64)
     waited = holder > 0
     keys, counts = np.unique(row[waited] << 32 | holder[waited], return_counts=True)
-    best = np.lexsort((-(keys & 0xFFFFFFFF), counts, keys >> 32))  # the last entry of each row is the best one
-    found[keys[best] >> 32] = keys[best] & 0xFFFFFFFF
+    _set_best(found, keys, counts)
     return found
 
 

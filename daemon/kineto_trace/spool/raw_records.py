@@ -25,7 +25,7 @@ import json
 import mmap
 import os
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -163,10 +163,9 @@ class RawSource:
     strings: dict[int, dict[int, bytes]] = field(repr=False)
     torn: int
 
-    def text(self, space: int, key: int) -> str | None:
-        """Returns a string of the table as text, or None."""
-        raw = self.strings.get(space, {}).get(key)
-        return None if raw is None else raw.decode("utf-8", "replace")
+    def buffers(self) -> Iterator[bytes]:
+        """Yields copies of the buffers."""
+        return (bytes(self.data[chunk.offset : chunk.offset + chunk.size]) for chunk in self.chunks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,7 +62,7 @@ class _Graph:
 
 def decode(source: RawSource, strings: StringTable, _window: DecodeWindow = EVERYTHING) -> Decoded:
     """Decodes all graphs of a source; names and inputs go into `strings`."""
-    data = b"".join(bytes(source.data[chunk.offset : chunk.offset + chunk.size]) for chunk in source.chunks)
+    data = b"".join(source.buffers())
     reader = _Reader(strings, source.metadata.get("dtypes"))
     undecoded = 0
     try:

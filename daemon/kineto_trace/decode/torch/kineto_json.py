@@ -48,7 +48,15 @@ from kineto_agent.protocol.records import SCOPE_BACKWARD_FUNCTION, SCOPE_USER, T
 from kineto_trace.arrays.id_sets import lookup, unique_values
 from kineto_trace.base.array_types import AnyArray, Floats, Ints, Ints32, UInts32
 from kineto_trace.decode.decoded import EVERYTHING, Decoded, DecodeWindow
-from kineto_trace.decode.torch.kineto_text import Damage, Document, PythonCalls, Row, documents, thread_ids
+from kineto_trace.decode.torch.kineto_text import (
+    Damage,
+    Document,
+    PythonCalls,
+    Row,
+    decoded_arguments,
+    documents,
+    thread_ids,
+)
 from kineto_trace.model.activity_tables import KINDS
 from kineto_trace.model.trace import (
     API_TABLES,
@@ -77,7 +85,6 @@ CALL_ENDINGS = {"_runtime": "cuda_runtime", "_driver": "cuda_driver"}
 _LAUNCH_SHAPES = ("grid", "block")
 _arguments = msgspec.json.Decoder(list[dict[str, Any]])
 _one_argument = msgspec.json.Decoder(dict[str, Any])
-_NO_ARGUMENTS: Mapping[str, Any] = {}
 ARGUMENT = "flops"
 _MAX_DIMENSIONS = 64  # torch's limit
 _Sizes = Sequence[Any]
@@ -193,7 +200,7 @@ class _Reader:
 
     def _op_columns(self, rows: list[Row], damage: Damage) -> dict[str, AnyArray]:
         texts = [bytes(row.args) for row in rows]
-        args = _decode_args(texts, damage)
+        args: list[_OpArgs] = decoded_arguments(_op_args, _one_op_args, texts, _OpArgs(), damage)
         rests = _OWN_COLUMN.sub(b"", _BETWEEN.join(texts)).split(_BETWEEN)
         times = _times(rows)
         return {
@@ -281,7 +288,8 @@ class DeviceRows:
 
     def add(self, rows: Sequence[Row], times: Mapping[str, AnyArray], document: int, damage: Damage) -> None:
         """Adds rows of a block. times: their starts (Unix ns) and durations; document: its number among all."""
-        arguments = _decode([bytes(row.args) for row in rows], damage)
+        texts = [bytes(row.args) for row in rows]
+        arguments: list[dict[str, Any]] = decoded_arguments(_arguments, _one_argument, texts, {}, damage)
         by_table: dict[str, list[int]] = {}
         for place, row in enumerate(rows):
             by_table.setdefault(table_of(row.cat), []).append(place)
@@ -329,8 +337,7 @@ def decode(source: RawSource, strings: StringTable, _window: DecodeWindow = EVER
     wanted = _wanted(source)
     modules_only = source.metadata.get("python_rows") == "modules"
     reader = _Reader(strings, wanted, modules_only=modules_only)
-    buffers = (bytes(source.data[chunk.offset : chunk.offset + chunk.size]) for chunk in source.chunks)
-    for document, blocks in documents(buffers, damage):
+    for document, blocks in documents(source.buffers(), damage):
         reader.read(document, blocks, damage)
     tables = reader.tables()
     if source.metadata.get("flops"):
@@ -387,21 +394,6 @@ def _times(rows: list[Row]) -> dict[str, AnyArray]:
         "start": nanoseconds(np.array([row.ts for row in rows], np.float64)),
         "duration": nanoseconds(np.array([row.dur for row in rows], np.float64)),
     }
-
-
-def _decode_args(texts: list[bytes], damage: Damage) -> list[_OpArgs]:
-    try:
-        return _op_args.decode(b"[" + b",".join(texts) + b"]")
-    except msgspec.DecodeError:
-        return [_decode_one(text, damage) for text in texts]
-
-
-def _decode_one(text: bytes, damage: Damage) -> _OpArgs:
-    try:
-        return _one_op_args.decode(text)
-    except msgspec.DecodeError:
-        damage.arguments += 1
-        return _OpArgs()
 
 
 def table_of(category: str) -> str:
@@ -461,21 +453,6 @@ def _is_size(value: object) -> bool:
 
 def _places(ids: Iterable[int | str]) -> UInts32:
     return np.array([each & 0xFFFFFFFF if isinstance(each, int) else 0 for each in ids], np.uint32)
-
-
-def _decode(texts: Sequence[bytes], damage: Damage) -> list[Mapping[str, Any]]:
-    try:
-        return [*_arguments.decode(b"[" + b",".join(texts) + b"]")]
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return [_decode_argument(text, damage) for text in texts]
-
-
-def _decode_argument(text: bytes, damage: Damage) -> Mapping[str, Any]:
-    try:
-        return _one_argument.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        damage.arguments += 1
-        return _NO_ARGUMENTS
 
 
 def _product(first: Sequence[int], second: Sequence[int]) -> int:

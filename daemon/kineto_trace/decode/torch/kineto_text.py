@@ -17,7 +17,7 @@ functions are then sampled), a call's caller is the nearest enclosing module.
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -153,7 +153,7 @@ class PythonCalls:
         """Adds rows, with their times in ns after the document's base, and the numbers of their names."""
         if not rows:
             return
-        args = _call_args([bytes(row.args) for row in rows])
+        args = decoded_arguments(_args, _one, [bytes(row.args) for row in rows], _CallArgs(), Damage())
         self._parts.append(
             {
                 **times,
@@ -294,7 +294,7 @@ def _mended(text: bytes) -> bytes:
 def _decoded(decoder: Any, text: bytes) -> Any:
     try:
         return decoder.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
 
@@ -342,15 +342,14 @@ def depths(parent: Ints) -> Ints32:
     return depth
 
 
-def _call_args(texts: list[bytes]) -> list[_CallArgs]:
-    try:
-        return _args.decode(b"[" + b",".join(texts) + b"]")
-    except msgspec.DecodeError:
-        return [_call_args_of_one(text) for text in texts]
+def decoded_arguments(all_: Any, one: Any, texts: Sequence[bytes], otherwise: Any, damage: Damage) -> list[Any]:
+    """Returns the arguments of each row, or `otherwise` for those that cannot be decoded, which `damage` counts.
 
-
-def _call_args_of_one(text: bytes) -> _CallArgs:
-    try:
-        return _one.decode(text)
-    except msgspec.DecodeError:
-        return _CallArgs()
+    all_, one: decoders of a list of arguments, and of those of one row.
+    """
+    found = _decoded(all_, b"[" + b",".join(texts) + b"]")
+    if found is not None:
+        return list(found)
+    each = [_decoded(one, text) for text in texts]
+    damage.arguments += each.count(None)
+    return [otherwise if arguments is None else arguments for arguments in each]

@@ -64,7 +64,6 @@ from kineto_trace.spool.raw_records import RawSource
 FORMAT = TORCH_OPS_FORMAT
 RECORD = record_dtype(OP_FIELDS)
 _TENSORS, _COMMS = record_dtype(OP_TENSORS_FIELDS), record_dtype(OP_COMMS_FIELDS)
-SHOWN = 30  # items shown of a list of numbers, as in PyTorch's profiler
 _TYPES = {  # C++ names -> at::ScalarType's names
     "unsigned char": "Byte",
     "signed char": "Char",
@@ -81,7 +80,7 @@ _TYPES = {  # C++ names -> at::ScalarType's names
     "c10::complex<float>": "ComplexFloat",
     "c10::complex<double>": "ComplexDouble",
 }
-LIST_SHOWN = 30  # longer lists are shown as empty, as in PyTorch's profiler
+LIST_SHOWN = 30  # items of a list, as in PyTorch's profiler: of tensors, longer ones are shown as empty
 
 
 class _Index:
@@ -101,39 +100,6 @@ class _Index:
         return place, self._key[place] == wanted
 
 
-class _Reader:
-    """Reads one entry from its beginning."""
-
-    def __init__(self, entry: bytes) -> None:
-        self._entry = entry
-        self._at = 0
-
-    def numbers(self) -> tuple[int, ...]:
-        return COMMS_NUMBERS.unpack(self._take(COMMS_NUMBERS.size))
-
-    def text(self) -> str:
-        return self._take(self._take(1)[0]).decode("utf-8", "replace")
-
-    def list(self) -> str:
-        count = int.from_bytes(self._take(4), "little")
-        kept = min(count, SHOWN)
-        values = [str(number) for number in struct.unpack(f"<{kept}q", self._take(8 * kept))]
-        if kept < count:
-            values.insert(-1, "...")
-        return f"[{', '.join(values)}]"
-
-    def end(self) -> None:
-        if self._at != len(self._entry):
-            raise UnreadableInputs(f"{len(self._entry) - self._at} bytes too many")
-
-    def _take(self, count: int) -> bytes:
-        taken = self._entry[self._at : self._at + count]
-        if len(taken) != count:
-            raise UnreadableInputs(f"cut at byte {self._at}")
-        self._at += count
-        return taken
-
-
 class UnreadableInputs(ValueError):
     """The entry does not have the form that the agent writes."""
 
@@ -150,23 +116,15 @@ class Input(NamedTuple):
 NOTHING = Input([], [], "", "")
 
 
-class _InputReader:
+class _Reader:
     """Reads one entry from its beginning."""
 
-    def __init__(self, entry: bytes, dtypes: Sequence[str]) -> None:
+    def __init__(self, entry: bytes) -> None:
         self._entry = entry
-        self._dtypes = dtypes
         self._at = 0
 
-    def inputs(self) -> list[Input]:
-        """Returns all inputs; the entry must end with the last one."""
-        count, _ = self._take("<BB")
-        found = [self._input() for _ in range(count)]
-        if self._at != len(self._entry):
-            raise UnreadableInputs(f"{len(self._entry) - self._at} bytes too many")
-        return found
-
-    def _take(self, layout: str) -> tuple[Any, ...]:
+    def take(self, layout: str) -> tuple[Any, ...]:
+        """Returns the next values. Raises UnreadableInputs."""
         try:
             values = struct.unpack_from(layout, self._entry, self._at)
         except struct.error as exc:
@@ -174,8 +132,41 @@ class _InputReader:
         self._at += struct.calcsize(layout)
         return values
 
+    def end(self) -> None:
+        """Raises UnreadableInputs unless the entry ends here."""
+        if self._at != len(self._entry):
+            raise UnreadableInputs(f"{len(self._entry) - self._at} bytes too many")
+
+    def text(self) -> str:
+        (size,) = self.take("<B")
+        found: bytes = self.take(f"<{size}s")[0]
+        return found.decode("utf-8", "replace")
+
+    def list(self) -> str:
+        (count,) = self.take("<I")
+        kept = min(count, LIST_SHOWN)
+        values = [str(number) for number in self.take(f"<{kept}q")]
+        if kept < count:
+            values.insert(-1, "...")
+        return f"[{', '.join(values)}]"
+
+
+class _InputReader(_Reader):
+    """Reads the inputs of one call."""
+
+    def __init__(self, entry: bytes, dtypes: Sequence[str]) -> None:
+        super().__init__(entry)
+        self._dtypes = dtypes
+
+    def inputs(self) -> list[Input]:
+        """Returns all inputs; the entry must end with the last one."""
+        count, _ = self.take("<BB")
+        found = [self._input() for _ in range(count)]
+        self.end()
+        return found
+
     def _input(self) -> Input:
-        (kind,) = self._take("<B")
+        (kind,) = self.take("<B")
         if kind in (INPUT_OTHER, INPUT_NONE):
             return NOTHING
         if kind == INPUT_TENSOR:
@@ -187,30 +178,30 @@ class _InputReader:
         return Input([], [], "Scalar", self._scalar(kind))
 
     def _tensor(self) -> Input:
-        dtype, dims, flags = self._take("<BBB")
-        sizes = list(self._take(f"<{dims}q"))
-        strides = [] if flags & (TENSOR_NO_STRIDES | TENSOR_NO_SIZES) else list(self._take(f"<{dims}q"))
+        dtype, dims, flags = self.take("<BBB")
+        sizes = list(self.take(f"<{dims}q"))
+        strides = [] if flags & (TENSOR_NO_STRIDES | TENSOR_NO_SIZES) else list(self.take(f"<{dims}q"))
         return Input(sizes, strides, self._dtypes[dtype] if dtype < len(self._dtypes) else "", "")
 
     def _tensor_list(self) -> Input:
-        count, flags = self._take("<BB")
+        count, flags = self.take("<BB")
         tensors = [self._tensor() for _ in range(count)]
         if flags & INPUTS_CUT or count > LIST_SHOWN:
             return Input([], [], "TensorList", "")
         return Input([each.dims for each in tensors], [each.strides for each in tensors], "TensorList", "")
 
     def _scalar_list(self) -> Input:
-        count, flags = self._take("<BB")
-        values = [self._scalar(self._take("<B")[0]) for _ in range(count)]
+        count, flags = self.take("<BB")
+        values = [self._scalar(self.take("<B")[0]) for _ in range(count)]
         return NOTHING if flags & INPUTS_CUT else Input([], [], "ScalarList", f"[{', '.join(values)}]")
 
     def _scalar(self, kind: int) -> str:
         if kind == INPUT_INT:
-            return str(self._take("<q")[0])
+            return str(self.take("<q")[0])
         if kind == INPUT_DOUBLE:
-            return _printed(self._take("<d")[0])
+            return _printed(self.take("<d")[0])
         if kind == INPUT_BOOL:
-            return "True" if self._take("<B")[0] else "False"
+            return "True" if self.take("<B")[0] else "False"
         raise UnreadableInputs(f"an input of kind {kind}")
 
 
@@ -398,7 +389,7 @@ def comms_text(entry: bytes, sequence: int, dtypes: Sequence[str]) -> str:
     Raises UnreadableInputs.
     """
     reader = _Reader(entry)
-    rank, size, first, stride, elements_in, elements_out, dtype = reader.numbers()
+    rank, size, first, stride, elements_in, elements_out, dtype = reader.take(COMMS_NUMBERS.format)
     name, group, description = reader.text(), reader.text(), reader.text()
     arguments: dict[str, Any] = {
         "Collective name": name,
