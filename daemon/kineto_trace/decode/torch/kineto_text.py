@@ -246,14 +246,13 @@ def _read_last(text: bytes, document: Document, damage: Damage) -> list[Row]:
     if end >= 0:
         document.whole = True
         return _read(text[:end], damage)
-    try:
-        rows = _whole.decode(b'{"traceEvents":[' + text).traceEvents
-    except msgspec.DecodeError:
+    whole: _Whole | None = _decoded(_whole, b'{"traceEvents":[' + text)
+    if whole is None:
         return _read(text, damage)
     base = _BASE.search(text)
     document.base_ns = document.base_ns or (int(base.group(1)) if base else 0)
     document.whole = True
-    return rows
+    return whole.traceEvents
 
 
 def _read(block: bytes, damage: Damage) -> list[Row]:
