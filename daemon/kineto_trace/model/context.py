@@ -1,13 +1,13 @@
 """One trace under analysis: a part that several analyses need is computed once, when it is first requested."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
 
 from kineto_trace.base.array_types import AnyArray
-from kineto_trace.model.trace import LazyColumns, Table, Trace
+from kineto_trace.model.trace import Lazy, LazyColumns, Table, Trace
 
 T = TypeVar("T")
 
@@ -41,7 +41,11 @@ class Context:
 def with_possible_times(trace: Trace) -> Trace:
     """Returns the trace with negative durations as 0, and a note that counts them if the trace is in memory."""
     if not isinstance(trace.tables, dict):
-        return replace(trace, tables=_PossibleTables(trace.tables), window_end_ns=_possible_end(trace))
+        return replace(
+            trace,
+            tables=Lazy(trace.tables, lambda kind: _possible_table(trace.tables[kind])),
+            window_end_ns=_possible_end(trace),
+        )
     tables, count = dict(trace.tables), 0
     for kind, table in trace.tables.items():
         duration = table.columns.get("duration")
@@ -60,29 +64,10 @@ def _possible_end(trace: Trace) -> int:
     return max(trace.window_start_ns, trace.window_end_ns)
 
 
-class _PossibleTables(Mapping[str, Table]):
-    """Tables whose columns are read at the first access, with negative durations as 0."""
-
-    def __init__(self, tables: Mapping[str, Table]) -> None:
-        self._tables = tables
-        self._have: dict[str, Table] = {}
-
-    def __getitem__(self, kind: str) -> Table:
-        found = self._have.get(kind)
-        if found is None:
-            table = self._tables[kind]
-            columns = LazyColumns(list(table.columns), len(table), lambda name: _possible(name, table[name]))
-            found = self._have[kind] = replace(table, columns=columns)
-        return found
-
-    def __contains__(self, kind: object) -> bool:
-        return kind in self._tables
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tables)
-
-    def __len__(self) -> int:
-        return len(self._tables)
+def _possible_table(table: Table) -> Table:
+    """Returns the table with columns that are read at the first access, negative durations as 0."""
+    columns = LazyColumns(table.columns, len(table), lambda name: _possible(name, table[name]))
+    return replace(table, columns=columns)
 
 
 def _possible(name: str, values: AnyArray) -> AnyArray:

@@ -40,6 +40,7 @@ PROCESS = (
     "throttled_ns",
     "host_busy_ns",
 )
+_GROUPS = {"rows": _ROWS, "events": _EVENTS, "lives": _LIVES, "process": PROCESS, "children": _CHILDREN}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,11 +97,9 @@ class KernelCounters:
         """Returns plain values, as in TargetInfo.kernel_counters."""
         return {
             "times": self.times.tolist(),
-            "rows": {name: self.rows[name].tolist() for name in _ROWS},
-            "events": {name: self.events[name].tolist() for name in _EVENTS},
-            "lives": {name: self.lives[name].tolist() for name in _LIVES},
-            "process": {name: self.process[name].tolist() for name in PROCESS},
-            "children": {name: self.children[name].tolist() for name in _CHILDREN},
+            **{
+                group: {name: getattr(self, group)[name].tolist() for name in names} for group, names in _GROUPS.items()
+            },
             "child_names": list(self.child_names),
             "host_cores": self.host_cores,
             "usable_cores": self.usable_cores,
@@ -112,17 +111,13 @@ class KernelCounters:
     @classmethod
     def parse(cls, found: Mapping[str, Any]) -> Self | None:
         """Returns the counters of TargetInfo.kernel_counters; None if there are none, or they are not valid."""
-        times, rows = _ints(found.get("times")), _columns(found.get("rows"), _ROWS)
-        events, process = _columns(found.get("events"), _EVENTS), _columns(found.get("process"), PROCESS)
-        lives, children = _columns(found.get("lives"), _LIVES), _columns(found.get("children"), _CHILDREN)
-        if times is None or rows is None or events is None or lives is None or process is None or len(times) < 2:
+        times, names = _ints(found.get("times")), _texts(found.get("child_names"))
+        columns = {group: _columns(found.get(group), names) for group, names in _GROUPS.items()}
+        groups = {group: known for group, known in columns.items() if known is not None}
+        if times is None or len(groups) < len(_GROUPS) or len(times) < 2:
             return None
-        names = _texts(found.get("child_names"))
-        if (
-            children is None
-            or len(names) != len(children["pid"])
-            or (children["last_ns"] <= children["first_ns"]).any()
-        ):
+        rows, process, children = groups["rows"], groups["process"], groups["children"]
+        if len(names) != len(children["pid"]) or (children["last_ns"] <= children["first_ns"]).any():
             return None
         intervals = len(times) - 1
         inside = (rows["interval"] >= 0) & (rows["interval"] < intervals)
@@ -131,11 +126,7 @@ class KernelCounters:
         quota, group = found.get("quota_cores"), found.get("quota_group")
         return cls(
             times=times,
-            rows=rows,
-            events=events,
-            lives=lives,
-            process=process,
-            children=children,
+            **groups,
             child_names=names,
             host_cores=_core_count(found.get("host_cores")),
             usable_cores=_core_count(found.get("usable_cores")),

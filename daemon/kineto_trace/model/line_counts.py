@@ -57,12 +57,8 @@ def format_lines(lines: Iterable[LineCount]) -> str:
 
 def parse_lines(text: str) -> list[LineCount]:
     """Parses the output of format_lines; parts of any other form are skipped."""
-    found = []
-    for line, counts in _LINE.findall(text):
-        if int(line) > MAX_LINE:
-            continue
-        found.append(LineCount(int(line), _counts(counts)))
-    return found
+    told = _LINE.findall(text)
+    return [LineCount(int(line), _counts(counts)) for line, counts in told if int(line) <= MAX_LINE]
 
 
 def format_callees(callees: Iterable[CalleeCount]) -> str:

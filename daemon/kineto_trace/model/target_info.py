@@ -5,7 +5,8 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from types import UnionType
+from typing import Any, NamedTuple, Self, get_args, get_origin
 
 from kineto_trace.base.atomic_files import write_atomically
 from kineto_trace.base.quantities import shortened
@@ -17,37 +18,6 @@ _LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 MAX_SHOWN = 60  # characters of a text in its title
 MAX_OFFSET_NS = 1 << 61  # times are moved by less than this, so that they stay in 64 bits
 MAX_RATIO = 1e6  # of step times
-_TYPES: dict[str, type | tuple[type, ...]] = {
-    "capture_id": str,
-    "host": str,
-    "pid": int,
-    "process_name": str,
-    "command": list,
-    "job_id": str,
-    "rank": (int, type(None)),
-    "world_size": (int, type(None)),
-    "framework": str,
-    "python_version": str,
-    "window_start_ns": int,
-    "window_end_ns": int,
-    "threads": dict,
-    "thread_use": list,
-    "kernel_counters": dict,
-    "settings": dict,
-    "labels": dict,
-    "resource": dict,
-    "trace_parent": str,
-    "iterations": list,
-    "iteration_thread": int,
-    "options": dict,
-    "activity_types": (list, type(None)),
-    "not_recorded": dict,
-    "clock_offset_ns": (int, type(None)),
-    "clock_uncertainty_ns": (int, type(None)),
-    "step_ratio": (int, float),
-    "least_step_ratio": (int, float),
-    "complete": bool,
-}
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})|\\|[\x00-\x1f]')
 _WORD = re.compile(r"N/A|-?\bnan\b|-?\binf\b|\bNone\b")
@@ -226,6 +196,14 @@ def base_ns(head: Mapping[str, str], notes: list[str]) -> int:
     return base
 
 
+def _types(hint: Any) -> tuple[type, ...]:
+    """Returns the types of the values that a field with this annotation accepts, whatever their items."""
+    parts = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    found = tuple(get_origin(part) or part for part in parts)
+    return (*found, int) if float in found else found
+
+
+_TYPES = {entry.name: _types(entry.type) for entry in fields(TargetInfo)}
 # Checks of the items in lists and objects. thread_use and kernel_counters are written back unchanged:
 # their readers check them.
 _ITEMS: dict[str, Callable[[Any], bool]] = {

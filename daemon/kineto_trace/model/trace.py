@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from kineto_trace.model.activity_tables import STEP_PREFIX, TABLES, ActivityTabl
 from kineto_trace.model.source_coverage import SourceCoverage
 from kineto_trace.model.target_info import TargetInfo
 
+T = TypeVar("T")
 # Views use only this much of a name: strings of a trace may be arguments of megabytes, and it may have very many of
 # them.
 NAME_CHARS = 8192
@@ -67,113 +68,15 @@ MAX_NOTES = 5
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-# Describes a trace in a line and as HTML for notebooks.
-# Both are shown whenever somebody types the name of a trace, so nothing is analysed here: only the description of the
-# trace is read, the lengths of its tables, and the starts of its training steps. A trace may come from anywhere: no
-# value in it makes this fail, and every text is shortened and made safe before it is shown.
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceSummary:
-    """The shown parts of a trace.
+class Lazy(Mapping[str, T]):
+    """Values that are read at the first access."""
 
-    devices: their names; other values are ignored.
-    counts: activities by kind.
-    annotations: the columns of the table `user_annotation`, whose names are numbers into `strings`.
-    """
-
-    process: str
-    capture_id: str
-    framework: str
-    python_version: str
-    devices: Sequence[object]
-    window_start_ns: int
-    window_end_ns: int
-    counts: Mapping[str, int]
-    annotations: Mapping[str, AnyArray]
-    strings: Sequence[str]
-    notes: Sequence[str]
-
-    def text(self) -> str:
-        """Returns the trace in one line."""
-        activities = times(sum(self.counts.values()), "activity", "activities")
-        parts = [self.process, self._window_text(), activities, self._step_text()]
-        return f"<Trace of {', '.join(filter(None, parts))}>"
-
-    def html(self) -> str:
-        """Returns an overview of the trace for notebooks."""
-        from kineto_trace.base import visible_text as html
-
-        facts = [
-            ("capture", _short(self.capture_id)),
-            ("software", self._software_text()),
-            ("GPUs", self._device_text()),
-            ("window", self._window_text()),
-            ("steps", self._step_text()),
-            ("activities", self._kind_text()),
-            ("to go on", 'kineto_trace.run_view("findings", trace) says where the time goes'),
-        ]
-        left = len(self.notes) - MAX_NOTES
-        said = [f"note: {shortened(note, 4 * MAX_TEXT)}" for note in self.notes[:MAX_NOTES]]
-        said += [f"and {times(left, 'more note')}"] if left > 0 else []
-        known = [(name, text) for name, text in facts if text]
-        return str(html.title(f"Trace of {self.process}") + html.facts(known) + html.notes(said))
-
-    def step_period_us(self) -> tuple[int, float] | None:
-        """Returns how many training steps began in the window, and the median time from one to the next, in us.
-
-        None for fewer than two, and for traces with too many annotations to search quickly.
-        """
-        if not 2 <= self.counts.get("user_annotation", 0) <= MAX_ANNOTATIONS:
-            return None
-        name = self.annotations["name"]
-        steps = [number for number in set(name.tolist()) if self.strings[number].startswith(STEP_PREFIX)]
-        start = np.array(sorted(set(self.annotations["start"][np.isin(name, steps)].tolist())), np.int64)
-        start = start[start > self.window_start_ns]  # a step that had begun before is cut, and its start is unknown
-        return (len(start), float(np.median(np.diff(start))) / 1000) if len(start) >= 2 else None
-
-    def _step_text(self) -> str:
-        try:
-            found = self.step_period_us()
-        except Exception:  # noqa: BLE001 - columns of a stored trace that are damaged or gone: whoever reads them is told
-            return ""
-        return f"{found[0]:,} steps began, {format_duration(1000 * found[1])} apart (median)" if found else ""
-
-    def _window_text(self) -> str:
-        start, end = self.window_start_ns, self.window_end_ns
-        try:
-            when = f" from {_EPOCH + timedelta(microseconds=start // 1000):%Y-%m-%d %H:%M:%S} UTC" if start > 0 else ""
-        except OverflowError:
-            when = ""
-        return f"{format_duration(max(end - start, 0))}{when}"
-
-    def _software_text(self) -> str:
-        python = f"Python {_short(self.python_version)}" if self.python_version else ""
-        return ", ".join(filter(None, (_short(self.framework), python)))
-
-    def _device_text(self) -> str:
-        names = Counter(_short(name) if isinstance(name, str) else "unnamed" for name in self.devices)
-        return ", ".join(f"{count} {name}" for name, count in names.most_common(MAX_KINDS))
-
-    def _kind_text(self) -> str:
-        counts = Counter(self.counts)
-        first = [(kind, count) for kind, count in counts.most_common(MAX_KINDS) if count]
-        rest = counts.total() - sum(count for _, count in first)
-        return ", ".join([f"{count:,} {kind}" for kind, count in first] + ([f"{rest:,} others"] if rest else []))
-
-
-def _short(text: str) -> str:
-    return one_line(shortened(text, MAX_TEXT))
-
-
-class LazyColumns(Mapping[str, AnyArray]):
-    """Columns that are read at the first access; each has `rows` values of its type in the schema."""
-
-    def __init__(self, names: Sequence[str], rows: int, read: Callable[[str], AnyArray]) -> None:
-        self.rows = rows
+    def __init__(self, names: Iterable[str], read: Callable[[str], T]) -> None:
         self._names = dict.fromkeys(names)
         self._read = read
-        self._have: dict[str, AnyArray] = {}
+        self._have: dict[str, T] = {}
 
-    def __getitem__(self, name: str) -> AnyArray:
+    def __getitem__(self, name: str) -> T:
         found = self._have.get(name)
         if found is None:
             if name not in self._names:
@@ -189,6 +92,14 @@ class LazyColumns(Mapping[str, AnyArray]):
 
     def __len__(self) -> int:
         return len(self._names)
+
+
+class LazyColumns(Lazy[AnyArray]):
+    """Columns that are read at the first access; each has `rows` values of its type in the schema."""
+
+    def __init__(self, names: Iterable[str], rows: int, read: Callable[[str], AnyArray]) -> None:
+        super().__init__(names, read)
+        self.rows = rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,31 +251,94 @@ class Trace:
         return tuple(found)
 
     def __repr__(self) -> str:
-        return self._summary().text()
+        return trace_text(self)
 
     def _repr_html_(self) -> str:
         """Called by notebooks."""
-        return self._summary().html()
+        return trace_html(self)
 
-    def _summary(self) -> TraceSummary:
-        annotations = self.tables.get("user_annotation")
-        return TraceSummary(
-            process=self.target.title,
-            capture_id=self.target.capture_id,
-            framework=self.target.framework,
-            python_version=self.target.python_version,
-            devices=[device.get("name") for device in self.devices],
-            window_start_ns=self.window_start_ns,
-            window_end_ns=self.window_end_ns,
-            counts={
-                self.category(kind): len(table)
-                for kind, table in self.tables.items()
-                if kind not in (*UNTIMED_TABLES, *FILE_TABLES, *COUNTER_TABLES)
-            },
-            annotations={} if annotations is None else annotations.columns,
-            strings=self.strings,
-            notes=self.remarks,
-        )
+
+# Describes a trace in a line and as HTML for notebooks.
+# Both are shown whenever somebody types the name of a trace, so nothing is analysed here: only the description of the
+# trace is read, the lengths of its tables, and the starts of its training steps. A trace may come from anywhere: no
+# value in it makes this fail, and every text is shortened and made safe before it is shown.
+def trace_text(trace: Trace) -> str:
+    """Returns the trace in one line."""
+    activities = times(sum(_counts(trace).values()), "activity", "activities")
+    parts = [trace.target.title, _window_text(trace), activities, _step_text(trace)]
+    return f"<Trace of {', '.join(filter(None, parts))}>"
+
+
+def trace_html(trace: Trace) -> str:
+    """Returns an overview of the trace for notebooks."""
+    from kineto_trace.base import visible_text as html
+
+    python = f"Python {_short(trace.target.python_version)}" if trace.target.python_version else ""
+    devices = [device.get("name") for device in trace.devices]
+    gpus = Counter(_short(name) if isinstance(name, str) else "unnamed" for name in devices)
+    facts = [
+        ("capture", _short(trace.target.capture_id)),
+        ("software", ", ".join(filter(None, (_short(trace.target.framework), python)))),
+        ("GPUs", ", ".join(f"{count} {name}" for name, count in gpus.most_common(MAX_KINDS))),
+        ("window", _window_text(trace)),
+        ("steps", _step_text(trace)),
+        ("activities", _kind_text(_counts(trace))),
+        ("to go on", 'kineto_trace.run_view("findings", trace) says where the time goes'),
+    ]
+    notes = trace.remarks
+    left = len(notes) - MAX_NOTES
+    said = [f"note: {shortened(note, 4 * MAX_TEXT)}" for note in notes[:MAX_NOTES]]
+    said += [f"and {times(left, 'more note')}"] if left > 0 else []
+    known = [(name, text) for name, text in facts if text]
+    return str(html.title(f"Trace of {trace.target.title}") + html.facts(known) + html.notes(said))
+
+
+def _counts(trace: Trace) -> Counter[str]:
+    """Returns the activities by kind."""
+    beside = (*UNTIMED_TABLES, *FILE_TABLES, *COUNTER_TABLES)
+    return Counter({trace.category(kind): len(table) for kind, table in trace.tables.items() if kind not in beside})
+
+
+def step_period_us(trace: Trace) -> tuple[int, float] | None:
+    """Returns how many training steps began in the window, and the median time from one to the next, in us.
+
+    None for fewer than two, and for traces with too many annotations to search quickly.
+    """
+    annotations = trace.tables.get("user_annotation")
+    if annotations is None or not 2 <= len(annotations) <= MAX_ANNOTATIONS:
+        return None
+    name = annotations["name"]
+    steps = [number for number in set(name.tolist()) if trace.strings[number].startswith(STEP_PREFIX)]
+    start = np.array(sorted(set(annotations["start"][np.isin(name, steps)].tolist())), np.int64)
+    start = start[start > trace.window_start_ns]  # a step that had begun before is cut, and its start is unknown
+    return (len(start), float(np.median(np.diff(start))) / 1000) if len(start) >= 2 else None
+
+
+def _step_text(trace: Trace) -> str:
+    try:
+        found = step_period_us(trace)
+    except Exception:  # noqa: BLE001 - columns of a stored trace that are damaged or gone: whoever reads them is told
+        return ""
+    return f"{found[0]:,} steps began, {format_duration(1000 * found[1])} apart (median)" if found else ""
+
+
+def _window_text(trace: Trace) -> str:
+    start, end = trace.window_start_ns, trace.window_end_ns
+    try:
+        when = f" from {_EPOCH + timedelta(microseconds=start // 1000):%Y-%m-%d %H:%M:%S} UTC" if start > 0 else ""
+    except OverflowError:
+        when = ""
+    return f"{format_duration(max(end - start, 0))}{when}"
+
+
+def _kind_text(counts: Counter[str]) -> str:
+    first = [(kind, count) for kind, count in counts.most_common(MAX_KINDS) if count]
+    rest = counts.total() - sum(count for _, count in first)
+    return ", ".join([f"{count:,} {kind}" for kind, count in first] + ([f"{rest:,} others"] if rest else []))
+
+
+def _short(text: str) -> str:
+    return one_line(shortened(text, MAX_TEXT))
 
 
 class StringTable:

@@ -35,7 +35,7 @@ from kineto_trace.errors import SpoolError
 from kineto_trace.model import source_coverage
 from kineto_trace.model.activity_tables import ActivityTable, Column, declared_from_json, declared_to_json
 from kineto_trace.model.target_info import TargetInfo
-from kineto_trace.model.trace import NO_STRING, ORIGIN_COLUMNS, SCHEMAS, LazyColumns, Losses, Table, Trace
+from kineto_trace.model.trace import NO_STRING, ORIGIN_COLUMNS, SCHEMAS, Lazy, LazyColumns, Losses, Table, Trace
 
 FORMAT_VERSION = 3  # 2: operators and external ids; 3: texts in the files of the tables, and rows' forms in files
 READABLE_VERSIONS = (2, 3)
@@ -221,7 +221,7 @@ def _trace(directory: Path, values: Mapping[str, Any], fetch: Fetch | None) -> T
     return Trace(
         target=TargetInfo.from_json(json.dumps(values["target"])),
         strings=strings,
-        tables=StoredTables(stored),
+        tables=Lazy(stored, lambda kind: stored[kind].table()),
         window_start_ns=values["window_start_ns"],
         window_end_ns=values["window_end_ns"],
         devices=tuple(values["devices"]),
@@ -317,28 +317,6 @@ class StoredStrings(Sequence[str]):
         return isinstance(other, Sequence) and self._texts() == tuple(other)
 
     __hash__ = None  # type: ignore[assignment]
-
-
-class StoredTables(Mapping[str, Table]):
-    """The tables of a stored trace. Each column is read at its first access."""
-
-    def __init__(self, stored: Mapping[str, "_StoredTable"]) -> None:
-        self._stored = stored
-        self._tables: dict[str, Table] = {}
-
-    def __getitem__(self, kind: str) -> Table:
-        if kind not in self._tables:
-            self._tables[kind] = self._stored[kind].table()
-        return self._tables[kind]
-
-    def __contains__(self, kind: object) -> bool:
-        return kind in self._stored
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._stored)
-
-    def __len__(self) -> int:
-        return len(self._stored)
 
 
 class _StoredTable:

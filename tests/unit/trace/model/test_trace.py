@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from kineto_trace.model.context import Context
-from kineto_trace.model.trace import LazyColumns, Losses, Table, Trace
+from kineto_trace.model.trace import LazyColumns, Losses, Table, Trace, step_period_us
 from support.counters.trace_samples import sample
 from support.trace_files.traces import START_NS, target, trace
 
@@ -48,9 +48,9 @@ def test_a_trace_is_one_line_with_process_window_and_steps() -> None:
 
 
 def test_a_step_that_began_before_the_window_does_not_count() -> None:
-    assert trace({"user_annotation": steps(0, 5, 20, 30)})._summary().step_period_us() == (3, 12_500.0)
-    assert trace({"user_annotation": steps(0, 5)})._summary().step_period_us() is None
-    assert trace({})._summary().step_period_us() is None
+    assert step_period_us(trace({"user_annotation": steps(0, 5, 20, 30)})) == (3, 12_500.0)
+    assert step_period_us(trace({"user_annotation": steps(0, 5)})) is None
+    assert step_period_us(trace({})) is None
 
 
 def test_a_notebook_shows_gpus_kinds_and_what_was_lost() -> None:
