@@ -92,8 +92,6 @@ def _open(place: Path) -> Trace:
 
             return load_perfetto(place)
         if form is Form.XPLANE:
-            from kineto_trace.open.trace_opener import load_xplane
-
             return load_xplane(place)
         from kineto_trace.formats.chrome.chrome_reader import load_chrome
 

@@ -5,7 +5,7 @@ missing values gets a bitmap beside them, a column of names the few texts that i
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -17,8 +17,10 @@ from kineto_trace.model.trace import API_TABLES, GPU_TABLES, Table, own_tables
 from kineto_trace.sql.schema import EVENT_KINDS, MISSING, MISSING_OF_KIND, NAMES, declares
 from kineto_trace.structure.activity_links import call_owners, calls, gpu, ops, owners
 from kineto_trace.structure.trace_forms import with_current_forms
+from kineto_trace.view_api.text_columns import coded_texts
 
 _JSON_MEMBERS = frozenset({"inputs", "args", "hlo"})  # JSON members without braces
+_OBJECT = "{{{}}}"  # turns such members into an object
 _TOLD_OTHERWISE = frozenset({"device", "stream", "thread", "finished"})  # from the event's pid, tid or phase
 _SUMMED = "static_shared_memory"  # files have the sum of both kinds, which is in dynamic_shared_memory
 _MODEL_NAMES = {"start_ns": "start", "duration_ns": "duration", "queued_ns": "queued"}
@@ -34,27 +36,6 @@ class SqlSource(NamedTuple):
     def meant(self) -> Context:
         """Returns its context for tables of activities, which are those that views use."""
         return self.context.get(with_current_forms)
-
-
-def texts(numbers: AnyArray, strings: Any, *, braces: bool = False) -> pa.Array:
-    """Returns the strings with these numbers; missing for negative ones. braces: turn JSON members into objects."""
-    present = numbers >= 0
-    used = np.zeros(len(strings) + 1, np.bool_)
-    used[numbers] = True  # missing ones mark the last place
-    used[-1] = False
-    place = np.cumsum(used, dtype=np.int32) - 1
-    values = [strings[number] for number in np.flatnonzero(used).tolist()]
-    if braces:
-        values = [f"{{{value}}}" for value in values]
-    mask = None if present.all() else ~present
-    return pa.DictionaryArray.from_arrays(pa.array(place[numbers], mask=mask), _dictionary(values))
-
-
-def _dictionary(values: list[str]) -> pa.Array:
-    try:
-        return pa.array(values, pa.string())
-    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can spell
-        return pa.array([value.encode("utf-8", "surrogatepass").decode("utf-8", "replace") for value in values])
 
 
 def constant(text: str, count: int) -> pa.Array:
@@ -119,19 +100,19 @@ def raw_column(context: Context, kind: str, name: str, type_: pa.DataType) -> pa
     table = context.trace.table(kind)
     strings = context.trace.strings
     if table.declared is not None and name in vendor_columns(table.declared):
-        return texts(table[name], strings) if name in _text_columns(table) else pa.array(table[name])
+        return coded_texts(strings, table[name]) if name in _text_columns(table) else pa.array(table[name])
     column = _MODEL_NAMES.get(name, name)
     if column in table.columns:
         if column == "phase":
             return _phase(table)
         if column in _text_columns(table):
-            return texts(table[column], strings, braces=column in _JSON_MEMBERS)
+            return coded_texts(strings, table[column], _OBJECT if column in _JSON_MEMBERS else "{}")
         return _numbers(table, column)
     if name == "end_ns":
         return pa.array(table.end())
     if name == "args":
         found = table.origin.get("args")
-        return _nothing(len(table), NAMES) if found is None else texts(found, strings, braces=True)
+        return _nothing(len(table), NAMES) if found is None else coded_texts(strings, found, _OBJECT)
     related = _RELATED.get(name)
     return _file_column(table, name, type_) if related is None else related(context, kind)
 
@@ -203,7 +184,7 @@ def _op(context: Context, kind: str) -> pa.Array:
         called = context.get(calls)
         own = called.kind == API_TABLES.index(kind)
         number = _by_row(called.row[own], context.get(call_owners)[own], count)
-    return texts(number.astype(np.int32), context.trace.strings)
+    return coded_texts(context.trace.strings, number.astype(np.int32))
 
 
 def _op_id(context: Context, kind: str) -> pa.Array:

@@ -131,32 +131,15 @@ _RENAMED = {
     "module": SqlColumn("module", pa.int32(), "", "calls of nn.Module: the module's number"),
 }
 # Column of the model -> the values that mean "none".
+_NONE_AS_0 = ("line", "correlation", "external_id", "graph_id", "graph_node_id", "queued", "torch_thread",
+              "forward_thread", "storage")  # fmt: skip
+_NONE_BELOW_0 = ("name", "category", "inputs", "lines", "callees", "hlo", "sequence", "wait_on_stream",
+                 "wait_on_correlation", "total_allocated", "total_reserved", "parent", "module", "metric",
+                 "unit")  # fmt: skip
 MISSING: dict[str, tuple[int, ...]] = {
-    "name": (-1,),
-    "category": (-1,),
-    "inputs": (-1,),
-    "line": (0,),
-    "lines": (-1,),
-    "callees": (-1,),
-    "hlo": (-1,),
-    "correlation": (0,),
-    "external_id": (0,),
-    "graph_id": (0,),
-    "graph_node_id": (0,),
-    "queued": (0,),
+    **dict.fromkeys(_NONE_AS_0, (0,)),
+    **dict.fromkeys(_NONE_BELOW_0, (-1,)),
     "priority": (NO_PRIORITY,),
-    "sequence": (-1,),
-    "torch_thread": (0,),
-    "forward_thread": (0,),
-    "storage": (0,),
-    "wait_on_stream": (-1,),
-    "wait_on_correlation": (-1,),
-    "total_allocated": (-1,),
-    "total_reserved": (-1,),
-    "parent": (-1,),
-    "module": (-1,),
-    "metric": (-1,),
-    "unit": (-1,),
     "value": (),  # NaN
 }
 MISSING_OF_KIND: dict[tuple[str, str], tuple[int, ...]] = {

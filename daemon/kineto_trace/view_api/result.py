@@ -1,5 +1,10 @@
-"""The result of an analysis: a table with units, ready for Arrow, pandas, polars, notebooks, SQL, CSV and JSON."""
+"""The result of an analysis: a table with units, ready for Arrow, pandas, polars, notebooks, SQL, CSV and JSON.
 
+Frames of other libraries have types that keep integers and missing values as they are. pandas and polars are optional
+and imported on demand.
+"""
+
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,7 +15,7 @@ from kineto_trace.base import visible_text as html
 from kineto_trace.base.quantities import shortened, times
 from kineto_trace.base.visible_text import one_line
 from kineto_trace.view_api.cell_texts import cell, headings, unit
-from kineto_trace.view_api.result_data import ARROW_TYPES, ResultColumn, ResultData, Type, columns
+from kineto_trace.view_api.result_data import ARROW_TYPES, ResultColumn, ResultData, Type, columns, needed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,6 +29,7 @@ LIST_COLUMNS = 11  # a single row with more is shown as a list
 MAX_NOTES = 8
 MAX_NOTE = 300
 GAP = "  "
+MOMENT = pa.timestamp("ns", "UTC")
 _NUMBERS = ("int", "float")
 
 
@@ -40,9 +46,13 @@ class Result(ResultData):
 
         The metadata of each field has its `unit` and `meaning`, that of the schema `view` and `notes` (a JSON list).
         """
-        from kineto_trace.view_api.result_data import arrow_table
-
-        return arrow_table(self)
+        table = self.table
+        for place, column in enumerate(self.columns):
+            if column.unit == "ns" and table.schema.field(place).type == pa.int64():
+                field = table.schema.field(place).with_type(MOMENT)
+                table = table.set_column(place, field, table.column(place).cast(MOMENT))
+        about = {"view": self.view, "notes": json.dumps(list(self.notes))}
+        return table.replace_schema_metadata({**(table.schema.metadata or {}), **about})
 
     def to_pandas(self) -> "pd.DataFrame":
         """Returns a pandas data frame; its attrs have `units` (by column), `view` and `notes`.
@@ -50,18 +60,24 @@ class Result(ResultData):
         Types are pandas' nullable ones (Int64, Float64, boolean, string), so that integers stay integers and missing
         values are pd.NA; Unix times are datetimes in UTC; lists are arrays. Raises TraceError without pandas.
         """
-        from kineto_trace.view_api.result_data import pandas_frame
-
-        return pandas_frame(self)
+        pd = needed("pandas", "notebook")
+        types = {
+            pa.int64(): pd.Int64Dtype(),
+            pa.float64(): pd.Float64Dtype(),
+            pa.bool_(): pd.BooleanDtype(),
+            pa.string(): pd.StringDtype(),
+        }
+        frame = self.to_arrow().to_pandas(types_mapper=types.get)
+        units = {column.name: column.unit for column in self.columns}
+        frame.attrs.update(view=self.view, notes=list(self.notes), units=units)
+        return frame
 
     def to_polars(self) -> "pl.DataFrame":
         """Returns a polars data frame; Unix times are datetimes in UTC. Raises TraceError without polars.
 
         polars keeps no units: they are in `columns`.
         """
-        from kineto_trace.view_api.result_data import polars_frame
-
-        return polars_frame(self)
+        return needed("polars", "polars").from_arrow(self.to_arrow())
 
     def plot(self, ax: "Axes | None" = None) -> "Axes":
         """Draws the result with matplotlib and returns the axes: `ax` if given, otherwise those of a new figure.
@@ -75,14 +91,10 @@ class Result(ResultData):
         return plot(self, ax)
 
     def __repr__(self) -> str:
-        from kineto_trace.view_api.result import result_text
-
         return result_text(self)
 
     def _repr_html_(self) -> str:
         """Called by notebooks."""
-        from kineto_trace.view_api.result import result_html
-
         return result_html(self)
 
 

@@ -13,20 +13,25 @@ NAMES = ("count", "mean", "std", "min", "p25", "p50", "p75", "max")
 
 def texts(strings: Sequence[str], numbers: AnyArray) -> pa.Array:
     """Returns the string of each number; missing for negative numbers."""
-    used = np.zeros(len(strings), np.bool_)
-    used[numbers[numbers >= 0]] = True
-    rows = np.flatnonzero(used)
-    place = np.empty(len(strings), np.int32)
-    place[rows] = np.arange(len(rows), dtype=np.int32)
-    wanted = [strings[row] for row in rows.tolist()]
+    return coded_texts(strings, numbers).dictionary_decode()
+
+
+def coded_texts(strings: Sequence[str], numbers: AnyArray, form: str = "{}") -> pa.DictionaryArray:
+    """Does the same, with each text once, in this form."""
+    present = numbers >= 0
+    numbers = np.maximum(numbers, -1)
+    used = np.zeros(len(strings) + 1, np.bool_)
+    used[numbers] = True  # missing ones mark the last place
+    used[-1] = False
+    place = np.cumsum(used, dtype=np.int32) - 1
+    wanted = [form.format(strings[row]) for row in np.flatnonzero(used).tolist()]
     try:
         dictionary = pa.array(wanted, pa.string())
     except UnicodeEncodeError:  # half of a surrogate pair, which JSON can spell
         wanted = [text.encode("utf-8", "surrogatepass").decode("utf-8", "replace") for text in wanted]
         dictionary = pa.array(wanted, pa.string())
-    missing = numbers < 0
-    index = np.where(missing, 0, place[numbers] if len(strings) else 0).astype(np.int32)
-    return dictionary.take(pa.array(index, mask=missing))
+    mask = None if present.all() else ~present
+    return pa.DictionaryArray.from_arrays(pa.array(place[numbers], mask=mask), dictionary)
 
 
 def statistics_columns(unit: str, of: str, suffix: str = "") -> tuple[ResultColumn, ...]:
