@@ -248,15 +248,14 @@ def _submitted(executor: Executor, source: Source, requests: Sequence[Request]) 
 
 
 def _result(future: "Future[Contribution]", source: Source, requests: Sequence[Request]) -> Contribution:
-    nothing: list[Any] = [None] * len(requests)
     try:
         found = future.result()
         return replace(found, died=any(error and error.startswith(NO_MEMORY) for error in found.errors))
     except BrokenProcessPool:
-        text = "the process that read it died: it ran out of memory"
-        return Contribution(source, nothing, [text] * len(requests), died=True)
+        reason = TraceError("the process that read it died: it ran out of memory")
+        return replace(unopened(source, requests, reason), died=True)
     except Exception as exc:  # noqa: BLE001 - of a cluster: a worker that was killed, a file that it does not see, …
-        return Contribution(source, nothing, [_text(exc)] * len(requests))
+        return unopened(source, requests, exc)
 
 
 def _text(exc: BaseException) -> str:
@@ -370,16 +369,13 @@ def text_bytes(source: Source) -> int:
             size, columns = needed_bytes(source.remote)
         else:
             columns = path.is_dir()
-            size = sum(_file_bytes(entry) for entry in path.rglob("*")) if columns else path.stat().st_size
+            files = [entry for entry in path.rglob("*") if entry.is_file()] if columns else [path]
+            size = sum(entry.stat().st_size for entry in files)
     except OSError:
         return 0
     if columns:
         return int(size * STORED_RATIO / MEMORY_RATIO)
     return size * GZIP_RATIO if path.suffix == ".gz" else size
-
-
-def _file_bytes(path: Path) -> int:
-    return path.stat().st_size if path.is_file() else 0
 
 
 def _cores() -> int:

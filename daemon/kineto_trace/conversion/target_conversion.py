@@ -7,7 +7,7 @@ Every file appears completely or not at all, so that a conversion may be killed 
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,7 +68,6 @@ FORMATS = {
 }
 _AS_KINETO_WROTE = ("chrome", "chrome-json")
 _COPY_BYTES = 1 << 20
-_NO_ATTACHMENTS = Attachments(files=(), cut=(), warnings=(), alone=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,12 +76,12 @@ class Conversion:
 
     files: tuple[OutputFile, ...]
     traced: bool  # False: only files beside a trace, so the requested formats do not apply
-    summary: dict[str, Any]  # keys of the public `Summary`
+    summary: dict[str, Any] = field(default_factory=dict)  # keys of the public `Summary`
     warnings: tuple[str, ...]
     cut: tuple[str, ...]  # incomplete files
-    records_dropped: int  # lost in the target, buffers full
-    records_undecoded: int  # received, but unreadable
-    chunks_torn: int  # cut off when the daemon died
+    records_dropped: int = 0  # lost in the target, buffers full
+    records_undecoded: int = 0  # received, but unreadable
+    chunks_torn: int = 0  # cut off when the daemon died
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values for JSON."""
@@ -94,10 +93,11 @@ def convert_target(target_dir: Path, *, formats: Sequence[str]) -> Conversion:
     wanted = [_format(name) for name in dict.fromkeys(formats or [DEFAULT_FORMAT])]
     if has_request(target_dir):
         exact = [_exact(entry, target_dir) if entry.name in _AS_KINETO_WROTE else entry for entry in wanted]
-        return _converted(load_kineto_target(target_dir), exact, target_dir, _NO_ATTACHMENTS)
+        return _converted(load_kineto_target(target_dir), exact, target_dir, Attachments())
     attachments = write_attachments(target_dir)
     if attachments.alone:
-        return _without_trace(attachments)
+        found = attachments
+        return Conversion(files=found.files, traced=False, warnings=found.warnings, cut=found.cut)
     return _converted(load_target(target_dir), wanted, target_dir, attachments)
 
 
@@ -137,19 +137,6 @@ def _exact(entry: OutputFormat, target_dir: Path) -> OutputFormat:
         return ()
 
     return entry._replace(write=copy)
-
-
-def _without_trace(attachments: Attachments) -> Conversion:
-    return Conversion(
-        files=attachments.files,
-        traced=False,
-        summary={},
-        warnings=attachments.warnings,
-        cut=attachments.cut,
-        records_dropped=0,
-        records_undecoded=0,
-        chunks_torn=0,
-    )
 
 
 def _format(name: str) -> OutputFormat:

@@ -355,13 +355,10 @@ def track_packet(track: TrackInfo) -> bytes:
     else:
         fields.append(data(2, track.name))
     if track.counter is not None:
-        fields.append(data(8, number(3, track.counter.unit) + _unit_name(track.counter)))
+        unit_name = data(6, track.counter.unit_name) if track.counter.unit_name else b""
+        fields.append(data(8, number(3, track.counter.unit) + unit_name))
     fields += [number(11, EXPLICIT_ORDER), number(12, track.rank)]
     return packet(data(60, b"".join(fields)))
-
-
-def _unit_name(counter: Counter) -> bytes:
-    return data(6, counter.unit_name) if counter.unit_name else b""
 
 
 def sequence_packet(sequence: int, uuid: int, start_ns: int, interned: bytes) -> bytes:

@@ -22,10 +22,7 @@ _PALE = 7
 TICKS = 4  # at most, in addition to zero
 MAX_LABEL, MAX_TITLE = 56, 120  # characters
 LEAST_WIDTH = 0.02  # % of a bar: narrower ones are not drawn
-POINT_LEAST, POINT_GROWTH = (
-    3.0,
-    2.5,
-)  # px: radius of the smallest point, and its growth with the root of its share
+POINT_LEAST, POINT_GROWTH = 3.0, 2.5  # px: radius of the smallest point, and its growth with the root of its share
 BASELINE, OTHER = "baseline (upper bar)", "this trace (lower bar)"
 MORE, LESS, HOLLOW = "series-5", "series-0", "noise"  # classes of differences
 _ROW = Markup(
@@ -134,7 +131,8 @@ def stacked_bars(labels: Sequence[str], series: Sequence[Series], unit: str) -> 
         only = len(labels) == 1 and len(series) > 1  # of several parts: no other bar to compare with
         text = "" if only else _short(label)
         rows.append(_ROW.format(text, Markup("").join(pieces), f"{figure(totals[row])} {unit}"))
-    return legend(series, unit) + _rows(rows, _summary(series, unit))
+    summary = f"Chart of {', '.join(each.name for each in series)} in {unit}"  # for those who cannot see the chart
+    return legend(series, unit) + _rows(rows, summary)
 
 
 def pair_bars(pairs: Sequence[Pair], unit: str) -> Markup:
@@ -348,11 +346,6 @@ def _rows(rows: Sequence[Markup], summary: str, *, linked: bool = False) -> Mark
     return Markup('<div class="chart-rows" role="{}" aria-label="{}">{}</div>').format(
         "group" if linked else "img", summary, Markup("").join(rows)
     )
-
-
-def _summary(series: Sequence[Series], unit: str) -> str:
-    """Returns a text for those who cannot see the chart."""
-    return f"Chart of {', '.join(each.name for each in series)} in {unit}"
 
 
 def coordinate(value: float) -> str:

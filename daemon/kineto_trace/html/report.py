@@ -67,12 +67,10 @@ SHOWN = (
     "memory_peak",
     "recommendations",
 )
-VIEWS_OF_SEVERAL = frozenset(
-    {"ranks", "rank_what_if", "rank_waits", "step_spread", "time_causes"}
-)  # not of one rank alone
-CHART_ALONE = frozenset(
-    {"step_breakdown", "gpu_utilization", "counter_curves", "memory_curve"}
-)  # views whose tables are thousands of rows
+# Not of one rank alone.
+VIEWS_OF_SEVERAL = frozenset({"ranks", "rank_what_if", "rank_waits", "step_spread", "time_causes"})
+# Views whose tables are thousands of rows.
+CHART_ALONE = frozenset({"step_breakdown", "gpu_utilization", "counter_curves", "memory_curve"})
 FLAME, LEAST_STACK = "flame_graph", 0.2  # %: stacks with less are one frame
 FLAMES = tuple(Request(view=FLAME, options={"of": of, "least": LEAST_STACK}) for of in ("python", "ops"))
 FLAME_TITLES = ("Python functions", "Operators and annotations")
@@ -148,13 +146,12 @@ def _is_shown(section: Document) -> bool:
 
 def _flames(results: Sequence[Result]) -> list[tuple[str, Markup]]:
     """Returns the flame graphs for which the traces have data, each with its title."""
-    found = []
-    for result, title in zip(results, FLAME_TITLES, strict=True):
-        graph = flame_of_rows(result)
-        if graph is not None:
-            root, unit = graph
-            found.append((title, flame_chart(root, name=f"Flame graph: {title}", unit=unit)))
-    return found
+    graphs = zip(FLAME_TITLES, map(flame_of_rows, results), strict=True)
+    return [
+        (title, flame_chart(graph[0], name=f"Flame graph: {title}", unit=graph[1]))
+        for title, graph in graphs
+        if graph is not None
+    ]
 
 
 def _described(name: str) -> dict[str, Any]:

@@ -41,7 +41,7 @@ from kineto_trace.merge.rank_trace import (
     process_rows,
 )
 from kineto_trace.model import activity_tables as bits
-from kineto_trace.model.trace import OP_TABLES, ORIGIN_COLUMNS, SCHEMAS, TEXT_ID, Table, Trace
+from kineto_trace.model.trace import OP_TABLES, ORIGIN_COLUMNS, TEXT_ID, Table, Trace, make_table
 from kineto_trace.open.trace_discovery import Source, capture_notes
 
 _BASE = "baseTimeNanoseconds"
@@ -271,7 +271,8 @@ class _Work:
             "members": np.full(count, -1),
             "present": np.full(count, bits.PHASE | bits.NAME | bits.PID | bits.TID | bits.ARGS),
         }
-        empty = Table("other", *_nothing()) if other is None else other
+        nothing = {column.name: np.empty(0, column.dtype) for column in ORIGIN_COLUMNS}
+        empty = make_table("other", 0, {}, nothing) if other is None else other
         parts = []
         for part in (empty.columns, empty.origin):
             joined = {}
@@ -281,11 +282,6 @@ class _Work:
             parts.append(joined)
         columns, origin = parts
         return Table("other", columns, origin)
-
-
-def _nothing() -> tuple[dict[str, AnyArray], dict[str, AnyArray]]:
-    columns = {column.name: np.empty(0, column.dtype) for column in SCHEMAS["other"]}
-    return columns, {column.name: np.empty(0, column.dtype) for column in ORIGIN_COLUMNS}
 
 
 @dataclass(frozen=True, slots=True)

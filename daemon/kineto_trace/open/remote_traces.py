@@ -76,12 +76,9 @@ def list_traces(url: str, suffixes: tuple[str, ...], *, fleet: str = "") -> Foun
     heads = list_url(url, lambda: _heads(fs, names, sizes))
     found = [RemoteTrace(url=scheme + path, files=(RemoteFile(name="", size_bytes=sizes[path]),)) for path in names]
     return FoundTraces(
-        [*targets, *folders], [TraceCandidate(*each) for each in zip(found, map(_place, names), heads, strict=True)]
+        [*targets, *folders],
+        [TraceCandidate(*each) for each in zip(found, map(PurePosixPath, names), heads, strict=True)],
     )
-
-
-def _place(path: str) -> PurePosixPath:
-    return PurePosixPath(path)
 
 
 def _sizes(fs: Any, root: str) -> dict[str, int]:
@@ -163,7 +160,7 @@ def _targets(scheme: str, folder: str, found: Manifest) -> Iterator[tuple[PurePo
         process = process_name(host, pid) if isinstance(host, str) and isinstance(pid, int) else ""
         capture = _fleet(found) or str(found.capture.get("id", ""))
         yield (
-            _place(f"{folder}/{key}"),
+            PurePosixPath(f"{folder}/{key}"),
             RemoteTrace(url=url, files=own, rank=rank, process=process, capture=capture, problem=problem),
         )
 
@@ -180,14 +177,14 @@ def _folders(
     stored -= {f"{folder}/{COLUMNS_DIRECTORY}" for folder in unfinished}
     found = [
         (
-            _place(folder),
+            PurePosixPath(folder),
             RemoteTrace(url=scheme + folder, problem="there is no manifest, so its upload has not finished"),
         )
         for folder in sorted(unfinished)
     ]
     for folder in sorted(stored):
         own = tuple(RemoteFile(name=name, size_bytes=sizes[f"{folder}/{name}"]) for name in sorted(inside[folder]))
-        found.append((_place(folder), RemoteTrace(url=scheme + folder, files=own)))
+        found.append((PurePosixPath(folder), RemoteTrace(url=scheme + folder, files=own)))
     taken = unfinished | stored
     rest = [path for path in paths if not any(str(parent) in taken for parent in PurePosixPath(path).parents)]
     return found, rest
@@ -204,7 +201,7 @@ def _heads(fs: Any, paths: list[str], sizes: Mapping[str, int]) -> list[bytes]:
 
 
 def needed_bytes(trace: RemoteTrace) -> tuple[int, bool]:
-    """Returns the maximum number of bytes to fetch, and whether they are columns."""
+    """Returns the number of bytes that `fetch` fetches (`open_remote` at most), and whether they are columns."""
     wanted = _needed(trace.files)
     return sum(file.size_bytes for file in wanted), _is_columns(wanted)
 
@@ -244,11 +241,6 @@ def fetch(trace: RemoteTrace, folder: Path) -> Path:
     place = folder / name if wanted[0].name else folder
     place.mkdir(exist_ok=True)
     return _Fetcher(trace, place).get_all(wanted)
-
-
-def fetched_bytes(trace: RemoteTrace) -> int:
-    """Returns the number of bytes that `fetch` fetches."""
-    return sum(file.size_bytes for file in _needed(trace.files))
 
 
 def _needed(files: Iterable[RemoteFile]) -> tuple[RemoteFile, ...]:

@@ -32,7 +32,6 @@ from kineto_trace.open.trace_source import Source as Source
 from kineto_trace.store.object_stores import is_url
 
 MAX_NAME_RANK = 99_999
-TARGETS_DIRECTORY = "targets"  # of a capture's folder
 
 _TENSORBOARD = re.compile(r"(?P<worker>.+?)(?:\.(?P<span>\d+))?\.pt\.trace\.json(?:\.gz)?$")
 _RANK_WORD = re.compile(r"(?i)(?<![a-z])rank[_\-=.]?(\d+)")

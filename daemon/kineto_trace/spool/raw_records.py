@@ -172,10 +172,10 @@ class RawSource:
 class Attachments:
     """The written files. `alone`: the capture consists of such files only, so there is no trace."""
 
-    files: tuple[OutputFile, ...]
-    cut: tuple[str, ...]  # for people: files that are incomplete or missing
-    warnings: tuple[str, ...]
-    alone: bool
+    files: tuple[OutputFile, ...] = ()
+    cut: tuple[str, ...] = ()  # for people: files that are incomplete or missing
+    warnings: tuple[str, ...] = ()
+    alone: bool = False
 
 
 def _padding(size: int) -> int:

@@ -133,12 +133,12 @@ class UrlCopies:
 
     def _fetched(self, copy: _Copy) -> tuple[str, ...]:
         """Fetches a URL. Raises CliError, and _Later if it must wait until somebody opens it."""
-        from kineto_trace.open.remote_traces import fetch, fetched_bytes
+        from kineto_trace.open.remote_traces import fetch, needed_bytes
         from kineto_trace.open.trace_discovery import find_traces
 
         with trace_errors():
             sources = [source for source in find_traces(copy.url) if source.remote is not None]
-            size = sum(fetched_bytes(source.remote) for source in sources if source.remote is not None)
+            size = sum(needed_bytes(source.remote)[0] for source in sources if source.remote is not None)
         with self._lock:
             if self._closed:
                 raise _Later

@@ -18,9 +18,10 @@ from kineto_trace.formats.perfetto.packet_sections import (
     PacketPart,
     Place,
     Tracks,
+    counter_part,
     hardware_counters,
 )
-from kineto_trace.formats.perfetto_proto import COUNTER, INSTANT, SLICE, UNIT_BYTES, Annotations, Counter
+from kineto_trace.formats.perfetto_proto import INSTANT, SLICE, UNIT_BYTES, Annotations, Counter
 from kineto_trace.formats.viewer_rows import NESTING, LaunchShapes, base_rows, sync_base_rows
 from kineto_trace.model.activity_tables import (
     NO_PRIORITY,
@@ -45,6 +46,8 @@ from kineto_trace.model.trace import (
 from kineto_trace.structure.captured_graphs import CAPTURED_OP, captured_columns
 
 CPU_DEVICE = 0  # device_type
+_GRAPH = (("graph_id", "graph id"), ("graph_node_id", "graph node id"))
+_CHANNEL = (("channel", "channel"), ("channel_type", "channel_type"))
 
 
 class CaptureParts:
@@ -204,9 +207,11 @@ class CaptureParts:
             fields.unsigned(name, table[name])
         numbers, texts = LaunchShapes(self._trace.devices).texts(table.columns)
         fields.ready(numbers, [self._annotations.ready_text(text) for text in _decoded(texts)])
-        self._graph(table, fields)
+        for column, key in _GRAPH:
+            fields.optional(key, table[column])
         fields.optional("priority", table["priority"], NO_PRIORITY)
-        self._channel(table, fields)
+        for column, key in _CHANNEL:
+            fields.optional(key, table[column])
         if COLUMN in (collective := collective_columns(self._trace)):
             fields.members(collective[COLUMN], self._trace.strings)
         fields.members(table["hlo"], self._trace.strings)
@@ -220,22 +225,14 @@ class CaptureParts:
         for name in ("stream", "correlation", "bytes"):
             fields.unsigned(name, table[name])
         fields.double("memory bandwidth (GB/s)", table["bytes"] / np.maximum(table["duration"], 1))
-        self._graph(table, fields)
-        self._channel(table, fields)
+        for column, key in (*_GRAPH, *_CHANNEL):
+            fields.optional(key, table[column])
         self._captured(table, fields)
         return self._on_stream(table, fields)
 
     def _captured(self, table: Table, fields: FieldList) -> None:
         if table.kind in self._captured_ops:
             fields.texts("captured op", self._captured_ops[table.kind][CAPTURED_OP], self._trace.strings)
-
-    def _graph(self, table: Table, fields: FieldList) -> None:
-        fields.optional("graph id", table["graph_id"])
-        fields.optional("graph node id", table["graph_node_id"])
-
-    def _channel(self, table: Table, fields: FieldList) -> None:
-        fields.optional("channel", table["channel"])
-        fields.optional("channel_type", table["channel_type"])
 
     def _place(self, table: Table, fields: FieldList) -> None:
         """Adds where the work ran; copies between two devices also state the source and the destination."""
@@ -309,19 +306,6 @@ def memory_counters(table: Table, tracks: Tracks, process: int) -> list[PacketPa
                 track = tracks.counter(parent, f"{label} memory {word}", Counter(UNIT_BYTES))
                 parts.append(counter_part(table["start"][rows], table[column][rows], track))
     return parts
-
-
-def counter_part(start: Ints, value: Ints, track: int) -> PacketPart:
-    """Returns the values of one counter."""
-    return PacketPart(
-        type=COUNTER,
-        category="",
-        start=start,
-        end=start,
-        track=np.full(len(start), track, np.uint32),
-        name=None,
-        value=value,
-    )
 
 
 def _decoded(texts: PreparedTexts) -> list[str]:

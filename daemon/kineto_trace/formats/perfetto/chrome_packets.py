@@ -28,10 +28,11 @@ from kineto_trace.formats.perfetto.packet_sections import (
     PacketPart,
     Place,
     Tracks,
+    counter_part,
     hardware_counters,
     used_numbers,
 )
-from kineto_trace.formats.perfetto_proto import COUNTER, DOUBLE_COUNTER, INSTANT, SLICE, Annotations, Counter
+from kineto_trace.formats.perfetto_proto import INSTANT, SLICE, Annotations, Counter
 from kineto_trace.formats.viewer_rows import NESTING
 from kineto_trace.model import activity_tables as bits
 from kineto_trace.model.activity_tables import FIRST_ARG_BIT, KINDS, MEMORY, OTHER, Arg
@@ -250,16 +251,12 @@ class FileParts:
         return fields
 
     def _argument(self, fields: FieldList, arg: Arg, table: Table, present: UInts64, bit: int) -> None:
-        if arg.type == bits.I32X3:
-            self._triple(fields, arg, table, present, bit)
-            return
         column = _column(table, arg.columns[0])
-        if arg.type == bits.BOOL:
-            ready = [self._annotations.ready({arg.key: value}) for value in (False, True)]
-            fields.ready(column, ready)
-            fields.fields[-1] = fields.fields[-1]._replace(present=present, bit=bit)
-            return
-        if arg.type == bits.F64:
+        if arg.type == bits.I32X3:
+            self._triple(fields, arg, table)
+        elif arg.type == bits.BOOL:
+            fields.ready(column, [self._annotations.ready({arg.key: value}) for value in (False, True)])
+        elif arg.type == bits.F64:
             fields.double(arg.key, column)
         elif arg.type in _UNSIGNED:
             fields.unsigned(arg.key, column)
@@ -267,7 +264,7 @@ class FileParts:
             fields.signed(arg.key, column.view(np.int32) if arg.type == bits.SIGNED_U32 else column)
         fields.fields[-1] = fields.fields[-1]._replace(present=present, bit=bit)
 
-    def _triple(self, fields: FieldList, arg: Arg, table: Table, present: UInts64, bit: int) -> None:
+    def _triple(self, fields: FieldList, arg: Arg, table: Table) -> None:
         x, y, z = (_column(table, name).astype(np.uint32).astype(np.uint64) for name in arg.columns)
         pairs = Interner()
         number = pairs.intern(x << np.uint64(32) | y)
@@ -279,7 +276,6 @@ class FileParts:
         ]
         signed = [[value - (value >> 31 << 32) for value in triple] for triple in values]
         fields.ready(place, [self._annotations.ready({arg.key: triple}) for triple in signed])
-        fields.fields[-1] = fields.fields[-1]._replace(present=present, bit=bit)
 
     # ---- rows that are not activities
 
@@ -362,17 +358,7 @@ class FileParts:
             start = np.array([point[0] for point in points], np.int64)
             amounts = [point[1] for point in points]
             whole = all(isinstance(value, int) and abs(value) < 2**63 for value in amounts)
-            parts.append(
-                PacketPart(
-                    type=COUNTER if whole else DOUBLE_COUNTER,
-                    category="",
-                    start=start,
-                    end=start,
-                    track=np.full(len(start), number, np.uint32),
-                    name=None,
-                    value=np.array(amounts, np.int64 if whole else np.float64),
-                )
-            )
+            parts.append(counter_part(start, np.array(amounts, np.int64 if whole else np.float64), number))
         return parts
 
 

@@ -20,6 +20,7 @@ from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.base.array_types import AnyArray, Ints, Ints32, UInts32
 from kineto_trace.formats.counter_series import HardwareSeries, series_points
 from kineto_trace.formats.perfetto_proto import (
+    COUNTER,
     DOUBLE,
     DOUBLE_COUNTER,
     OPTIONAL,
@@ -206,6 +207,13 @@ def used_numbers(column: AnyArray, limit: int) -> Ints:
     seen = np.zeros(limit + 1, np.bool_)
     seen[column] = True  # -1 sets the last one
     return np.flatnonzero(seen[:limit])
+
+
+def counter_part(start: Ints, value: AnyArray, track: int) -> PacketPart:
+    """Returns the values of one counter."""
+    whole, tracks = value.dtype.kind == "i", np.full(len(start), track, np.uint32)
+    kind = COUNTER if whole else DOUBLE_COUNTER
+    return PacketPart(type=kind, category="", start=start, end=start, track=tracks, name=None, value=value)
 
 
 def hardware_counters(

@@ -105,13 +105,13 @@ class _File:
     layout: _Layout
     first_sequence: int
 
-    def write(self, arrows: Arrows, flow_base: int, sink: TextSink) -> None:
+    def write(self, arrows: Arrows, sink: TextSink) -> None:
         """Writes each track: its texts, then its events."""
         layout = self.layout
         categories = StringTable()
         kinds = [self._kind(part, categories) for part in self.parts]
         events = (layout.part, layout.row, layout.start, layout.end)
-        writer = PacketWriter(kinds, events, self._flows(arrows, flow_base), layout.deepest)
+        writer = PacketWriter(kinds, events, self._flows(arrows), layout.deepest)
         if len(layout.tracks) > SEQUENCE_LIMIT - self.first_sequence:
             raise ValueError(f"{len(layout.tracks)} tracks are more than fit into one file")
         bounds = zip(layout.tracks.tolist(), layout.first[:-1].tolist(), layout.first[1:].tolist(), strict=True)
@@ -135,10 +135,11 @@ class _File:
             category = ids[part.category]
         return PacketKind(part.type, category, part.name, part.fields, part.value)
 
-    def _flows(self, arrows: Arrows, base: int) -> tuple[UInts64, UInts64]:
+    def _flows(self, arrows: Arrows) -> tuple[UInts64, UInts64]:
         """Returns the ends of all arrows, sorted by place: places of the events, and ids of the arrows."""
         place = np.empty(len(self.layout.number), np.int64)
         place[self.layout.number] = np.arange(len(place))
+        base = self.tracks.uuid("flows") >> FLOW_BITS << FLOW_BITS
         ids = np.arange(1, len(arrows.source) + 1, dtype=np.uint64) + np.uint64(base)
         at = np.concatenate([place[arrows.source], place[arrows.target]])
         order = np.argsort(at, kind="stable")
@@ -181,13 +182,12 @@ class _File:
 
 def capture_arrows(trace: Trace, offsets: Mapping[str, int]) -> Arrows:
     """Returns the arrows of a capture. offsets: the number of the first event of each table that is shown."""
-    arrows = [_launches(trace, offsets)]
-    links = forward_backward(trace.tables)
-    if "cpu_op" in offsets:
-        first = offsets["cpu_op"]
-        arrows.append(Arrows(links.forward_rows + first, links.backward_rows + first))
-    source, target = zip(*((each.source, each.target) for each in arrows), strict=True)
-    return Arrows(np.concatenate(source), np.concatenate(target))
+    arrows = _launches(trace, offsets)
+    if "cpu_op" not in offsets:
+        return arrows
+    links, first = forward_backward(trace.tables), offsets["cpu_op"]
+    source = np.concatenate([arrows.source, links.forward_rows + first])
+    return Arrows(source, np.concatenate([arrows.target, links.backward_rows + first]))
 
 
 def file_arrows(trace: Trace, shown: Events, slices: Flags, track: UInts32) -> Arrows:
@@ -285,7 +285,8 @@ def append_perfetto(trace: Trace, sink: TextSink, sequence: int = FIRST_SEQUENCE
 
     No other trace in the file may have the same processes, or the same host, pid and rank.
     """
-    tracks, annotations = Tracks(_owner(trace)), proto.Annotations()
+    tracks = Tracks(f"{trace.target.host}\0{trace.target.pid}\0{trace.target.rank}")
+    annotations = proto.Annotations()
     make: type[FileParts] | type[CaptureParts] = FileParts if is_verbatim(trace) else CaptureParts
     content = make(trace, tracks, annotations)
     parts = content.all()
@@ -298,7 +299,7 @@ def append_perfetto(trace: Trace, sink: TextSink, sequence: int = FIRST_SEQUENCE
             sink.text(proto.rows_packet(block))
     for info in tracks.infos:
         sink.text(proto.track_packet(info))
-    _File(trace, parts, tracks, annotations, layout, sequence).write(arrows, _flow_base(tracks), sink)
+    _File(trace, parts, tracks, annotations, layout, sequence).write(arrows, sink)
     notes = [*content.notes, *_arrow_notes(trace, arrows)]
     if layout.shortened:
         notes.append(f"{layout.shortened} events overlap too many others on their track; their ends were moved")
@@ -323,14 +324,6 @@ def _arrow_notes(trace: Trace, arrows: Arrows) -> list[str]:
     if trace.head is not None and not len(trace.table("flow")) and len(arrows.source):
         return [f"the file has no arrows: {len(arrows.source)} are drawn by correlation and sequence numbers"]
     return []
-
-
-def _owner(trace: Trace) -> str:
-    return f"{trace.target.host}\0{trace.target.pid}\0{trace.target.rank}"
-
-
-def _flow_base(tracks: Tracks) -> int:
-    return tracks.uuid("flows") >> FLOW_BITS << FLOW_BITS
 
 
 def _metadata(trace: Trace, tracks: Tracks, ids: Mapping[int, Sequence[str]]) -> str:
