@@ -111,20 +111,13 @@ def _converted(
     return Conversion(
         files=(*files, *attachments.files),
         traced=True,
-        summary=_summary(trace),
+        summary=summarize(trace),
         warnings=(*loaded.warnings, *launch_warnings(trace), *notes, *attachments.warnings),
         cut=attachments.cut,
         records_dropped=trace.losses.dropped,
         records_undecoded=trace.losses.undecoded,
         chunks_torn=trace.losses.torn,
     )
-
-
-def _summary(trace: Trace) -> dict[str, Any]:
-    """Returns the summary. Only activities, arrows and names of a file are counted."""
-    found = summarize(trace)
-    activities = {kind: count for kind, count in found["activities"].items() if kind not in FILE_TABLES}
-    return {**found, "activities": activities}
 
 
 def _exact(entry: OutputFormat, target_dir: Path) -> OutputFormat:
@@ -176,7 +169,7 @@ def summarize(trace: Trace) -> dict[str, Any]:
     """Summarizes a trace. The keys are those of the message; times are in ns."""
     activities = Counter[str]()
     for kind, table in trace.tables.items():
-        if len(table) and kind not in (*UNTIMED_TABLES, *COUNTER_TABLES):
+        if len(table) and kind not in (*UNTIMED_TABLES, *COUNTER_TABLES, *FILE_TABLES):
             activities[trace.category(kind)] += len(table)
     iterations = whole_steps(Context(trace)).number.tolist()
     return {

@@ -30,8 +30,6 @@ from kineto_trace.spool.raw_records import RawSource
 FORMAT = PYTHON_CALLS_FORMAT
 RECORD = record_dtype(PYTHON_CALL_FIELDS)
 
-Bools = Flags
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Names:
@@ -94,7 +92,9 @@ def _table(records: AnyArray, names: _Names, end_ns: int) -> Table:
     depth = _depths(part, calls, partner, len(records))
     columns["depth"], columns["parent"] = depth, _parents(part[calls], depth)
     order = np.argsort(columns["start"], kind="stable")
-    columns["parent"] = _renumbered(columns["parent"], order)
+    place = np.empty(len(order), np.int32)
+    place[order] = np.arange(len(order), dtype=np.int32)
+    columns["parent"] = np.where(columns["parent"] == NO_ROW, NO_ROW, place[columns["parent"]])
     return make_table("python_function", len(calls), {key: column[order] for key, column in columns.items()})
 
 
@@ -116,7 +116,7 @@ def _level(part: Ints, steps: Ints) -> Ints:
     return result
 
 
-def _partners(part: Ints, begins: Bools, name: AnyArray) -> Ints:
+def _partners(part: Ints, begins: Flags, name: AnyArray) -> Ints:
     """Returns for each call the record of its return; NO_ROW if there is none."""
     in_c = name & 1 == 1
     steps = np.where(begins, 1, -1)
@@ -162,10 +162,3 @@ def _parents(part: Ints, depth: Ints32) -> Ints32:
         fits = (at >= 0) & (part[found] == part[rows])
         parent[rows[fits]] = found[fits]
     return parent
-
-
-def _renumbered(parent: Ints32, order: Ints) -> Ints32:
-    place = np.empty(len(order), np.int32)
-    place[order] = np.arange(len(order), dtype=np.int32)
-    result: Ints32 = np.where(parent == NO_ROW, NO_ROW, place[parent]).astype(np.int32)
-    return result

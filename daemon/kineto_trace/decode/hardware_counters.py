@@ -14,7 +14,7 @@ Theory of operation
     than the requested sampling interval.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -65,8 +65,9 @@ def _chosen(files: Sequence[tuple[int, CounterSamples]], start_ns: int, end_ns: 
     together = samples_per_row(files, start_ns, end_ns, max_rows=max_rows)
     found: dict[tuple[int, str], _Series] = {}
     for device, samples in files:
-        for series in _series_of(device, _merged(_overlapping(samples, start_ns, end_ns), together)):
-            key = (device, series.metric.name)
+        near = _merged(_overlapping(samples, start_ns, end_ns), together)
+        for metric, values in zip(near.header.metrics, near.values.T, strict=True):
+            key, series = (device, metric.name), _Series(device, metric, near.start_ns, near.end_ns, values)
             found[key] = _filled(found[key], series) if key in found else series
     return [found[key] for key in sorted(found)]
 
@@ -100,11 +101,6 @@ def _merged(samples: CounterSamples, together: int) -> CounterSamples:
         time = np.add.reduceat(np.where(known, length, 0.0), first)
         values[:, number] = np.divide(total, time, out=np.full(len(first), np.nan), where=time > 0)
     return replace(samples, start_ns=start[first], end_ns=end[np.append(first[1:], len(end)) - 1], values=values)
-
-
-def _series_of(device: int, samples: CounterSamples) -> Iterator[_Series]:
-    for number, metric in enumerate(samples.header.metrics):
-        yield _Series(device, metric, samples.start_ns, samples.end_ns, samples.values[:, number])
 
 
 def _filled(series: _Series, other: _Series) -> _Series:

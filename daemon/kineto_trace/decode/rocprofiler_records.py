@@ -27,6 +27,7 @@ GPUs. HSA is the layer below, as the driver is CUDA's: its calls are "cuda_drive
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -218,13 +219,7 @@ def decode(source: RawSource, strings: StringTable, window: DecodeWindow = EVERY
     wanted = source.metadata.get("activity_types")
     if isinstance(wanted, list) and "cuda_runtime" not in wanted:  # recorded for names and streams only
         tables = {name: table for name, table in found.tables.items() if name != "cuda_runtime"}
-        return Decoded(
-            tables=tables,
-            records=found.records,
-            undecoded=found.undecoded,
-            warnings=found.warnings,
-            metadata=found.metadata,
-        )
+        return replace(found, tables=tables)
     return found
 
 

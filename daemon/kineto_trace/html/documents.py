@@ -101,7 +101,8 @@ def _column(column: ResultColumn, title: str, values: Sequence[Any], *, apart: b
     told, texts = _numbers(column, values) if numeric else ("", _texts(column, values))
     if numeric and apart and column.type == "float" and not column.unit:
         texts = [_significant(value) for value in values]
-    kind = "number" if numeric else "prose" if column.name in PROSE else _kind(texts)
+    long = any(len(text) > LONG for text in texts)
+    kind = "number" if numeric else "prose" if column.name in PROSE else "long" if long else "text"
     return TableColumn(
         name=column.name,
         title=title,
@@ -116,10 +117,6 @@ def _column(column: ResultColumn, title: str, values: Sequence[Any], *, apart: b
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float, Decimal)) and not isinstance(value, bool)
-
-
-def _kind(texts: Sequence[str]) -> str:
-    return "long" if any(len(text) > LONG for text in texts) else "text"
 
 
 def _texts(column: ResultColumn, values: Sequence[Any]) -> list[str]:

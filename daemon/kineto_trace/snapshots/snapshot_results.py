@@ -168,17 +168,6 @@ class DeviceMemory:
                     self.cached += block.size
 
 
-@dataclass(slots=True)
-class StackMemory:
-    """The blocks in use of one device that were allocated with one stack: bytes, and their number."""
-
-    device: int
-    stack: int
-    size: int = 0
-    requested: int = 0
-    blocks: int = 0
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocatorCurve:
     """One device over time. One value per action.
@@ -225,16 +214,22 @@ def snapshot_devices(snapshot: MemorySnapshot) -> Rows:
 def snapshot_stacks(snapshot: MemorySnapshot) -> Rows:
     """Returns the active blocks by the stack that allocated them, the largest sum first."""
     active = {each.device: each.active for each in device_memory(snapshot.segments)}
+    found: dict[tuple[int, int], list[SnapshotBlock]] = defaultdict(list)
+    for segment in snapshot.segments:
+        for block in segment.blocks:
+            if block.state != INACTIVE:
+                found[segment.device, block.stack].append(block)
+    sizes = {key: sum(block.size for block in blocks) for key, blocks in found.items()}
     return [
         {
-            "device": f"GPU{each.device}",
-            "active_bytes": each.size,
-            "share_pct": 100 * each.size / active[each.device] if active[each.device] else None,
-            "requested_bytes": each.requested,
-            "blocks": each.blocks,
-            **_where(snapshot, each.stack),
+            "device": f"GPU{device}",
+            "active_bytes": sizes[device, stack],
+            "share_pct": 100 * sizes[device, stack] / active[device] if active[device] else None,
+            "requested_bytes": sum(block.requested for block in found[device, stack]),
+            "blocks": len(found[device, stack]),
+            **_where(snapshot, stack),
         }
-        for each in stack_memory(snapshot.segments)
+        for device, stack in sorted(sizes, key=lambda key: -sizes[key])
     ]
 
 
@@ -368,20 +363,6 @@ def device_memory(segments: Iterable[SnapshotSegment]) -> list[DeviceMemory]:
     for segment in segments:
         found.setdefault(segment.device, DeviceMemory(segment.device)).add(segment)
     return [found[device] for device in sorted(found)]
-
-
-def stack_memory(segments: Iterable[SnapshotSegment]) -> list[StackMemory]:
-    """Returns the blocks in use by device and stack, the largest sum first."""
-    found: dict[tuple[int, int], StackMemory] = {}
-    for segment in segments:
-        for block in segment.blocks:
-            if block.state != INACTIVE:
-                key = segment.device, block.stack
-                stack = found.setdefault(key, StackMemory(*key))
-                stack.size += block.size
-                stack.requested += block.requested
-                stack.blocks += 1
-    return sorted(found.values(), key=lambda stack: -stack.size)
 
 
 def curve_of(snapshot: MemorySnapshot, device: int) -> AllocatorCurve:

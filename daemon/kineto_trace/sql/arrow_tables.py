@@ -148,23 +148,13 @@ def event_counts(context: Context) -> dict[str, int]:
     return {kind: count for kind, count in found.items() if count}
 
 
-def _by_row(rows: AnyArray, values: AnyArray, count: int) -> AnyArray:
-    """Returns the values in the order of a table's rows; -1 where there is none."""
-    found = np.full(count, -1, np.int64)
-    found[rows] = values
+def _by_row(context: Context, kind: str, values: AnyArray) -> AnyArray:
+    """Returns the values of all GPU activities or calls in the order of the rows of a table; -1 where there is none."""
+    activities, kinds = (context.get(gpu), GPU_TABLES) if kind in GPU_TABLES else (context.get(calls), API_TABLES)
+    own = activities.kind == kinds.index(kind)
+    found = np.full(len(context.trace.table(kind)), -1, np.int64)
+    found[activities.row[own]] = values[own]
     return found
-
-
-def _op_rows(context: Context, kind: str) -> AnyArray:
-    """Returns for each row the row of the op around its call, or -1."""
-    count = len(context.trace.table(kind))
-    if kind in GPU_TABLES:
-        activities = context.get(gpu)
-        own = activities.kind == GPU_TABLES.index(kind)
-        return _by_row(activities.row[own], activities.op[own], count)
-    called = context.get(calls)
-    own = called.kind == API_TABLES.index(kind)
-    return _by_row(called.row[own], called.op[own], count)
 
 
 def _taken(values: AnyArray, places: AnyArray) -> pa.Array:
@@ -175,27 +165,17 @@ def _taken(values: AnyArray, places: AnyArray) -> pa.Array:
 
 
 def _op(context: Context, kind: str) -> pa.Array:
-    count = len(context.trace.table(kind))
-    if kind in GPU_TABLES:
-        activities = context.get(gpu)
-        own = activities.kind == GPU_TABLES.index(kind)
-        number = _by_row(activities.row[own], context.get(owners)[own], count)
-    else:
-        called = context.get(calls)
-        own = called.kind == API_TABLES.index(kind)
-        number = _by_row(called.row[own], context.get(call_owners)[own], count)
-    return coded_texts(context.trace.strings, number.astype(np.int32))
+    names = _by_row(context, kind, context.get(owners if kind in GPU_TABLES else call_owners))
+    return coded_texts(context.trace.strings, names.astype(np.int32))
 
 
 def _op_id(context: Context, kind: str) -> pa.Array:
-    return _taken(context.trace.table("cpu_op")["id"], _op_rows(context, kind))
+    around = context.get(gpu).op if kind in GPU_TABLES else context.get(calls).op
+    return _taken(context.trace.table("cpu_op")["id"], _by_row(context, kind, around))
 
 
 def _launch_ns(context: Context, kind: str) -> pa.Array:
-    activities = context.get(gpu)
-    own = activities.kind == GPU_TABLES.index(kind)
-    places = _by_row(activities.row[own], activities.call[own], len(context.trace.table(kind)))
-    return _taken(context.get(calls).start, places)
+    return _taken(context.get(calls).start, _by_row(context, kind, context.get(gpu).call))
 
 
 def _parent_id(context: Context, _kind: str) -> pa.Array:

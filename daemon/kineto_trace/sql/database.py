@@ -211,8 +211,7 @@ class Database:
         return QueryError(text)
 
     def _register(self, table: SqlTable) -> LazyTable:
-        make = self._maker(table)
-        lazy = LazyTable(table.schema, make, self._lock)
+        lazy = LazyTable(table.schema, self._maker(table), self._lock)
         self._connection.register(table.name, lazy)
         return lazy
 
@@ -236,7 +235,11 @@ class Database:
         return self._results[table.name]
 
     def _small(self, table: SqlTable, rows: Callable[[SqlSource], list[dict[str, Any]]]) -> pa.Table:
-        found = [{**row, **_which(source)} for source in self._sources for row in rows(source)]
+        found = [
+            {**row, "rank": source.context.rank, "trace": source.name}
+            for source in self._sources
+            for row in rows(source)
+        ]
         return pa.Table.from_pylist(found, schema=table.schema)
 
     def _activities(self, table: SqlTable, names: Sequence[str]) -> pa.Table:
@@ -286,10 +289,6 @@ class Database:
             for name in names
         }
         return pa.table(arrays, schema=pa.schema([pa.field(name, fields[name].arrow) for name in names]))
-
-
-def _which(source: SqlSource) -> dict[str, Any]:
-    return {"rank": source.context.rank, "trace": source.name}
 
 
 def _trace_rows(source: SqlSource) -> list[dict[str, Any]]:

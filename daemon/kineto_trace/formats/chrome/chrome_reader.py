@@ -46,6 +46,14 @@ _GZIP = b"\x1f\x8b"
 _UNPACK_ERROR: type[Exception] = igzip_lib.IsalError  # type: ignore[assignment]
 MERGED = "kinetodMerge"  # member of files that merge/ wrote: the ranks in the file, and their clocks
 Read = Callable[[memoryview], int]  # fills part of the view and returns the count; 0: end
+_DAMAGE = {
+    native.LOST_EVENT: "{events} at {where} could not be read: {reason}",
+    native.LOST_ARGS: "{events} at {where} lost the arguments, which could not be read: {reason}",
+    native.LOST_HEAD: "the part before the events could not be read from {where} on: {reason}",
+    native.LOST_END: "the file is truncated in the middle of an event: {read}",
+    native.LOST_ITEM: "items in the list of events that are not events are left out: {count}, at {where}",
+    native.LOST_TAIL: "the part after the events could not be read from {where} on: {reason}",
+}
 MAX_METADATA_ROWS = 1 << 16
 _THREAD = re.compile(r"thread -?\d+ \((.*)\)$", re.DOTALL)
 _NAME = msgspec.json.Decoder(dict[str, Any])
@@ -243,18 +251,9 @@ class _Document:
             count, reason = self._damaged[lost, why], native.REASONS[why]
             where = ("bytes " if count > 1 else "byte ") + ", ".join(map(str, places))
             where += " and more" if count > SHOWN_PLACES else ""
-            if lost == native.LOST_END:
-                yield f"the file is truncated in the middle of an event: {_read(events)}"
-            elif lost == native.LOST_ARGS:
-                yield f"{_events(count)} at {where} lost the arguments, which could not be read: {reason}"
-            elif lost == native.LOST_HEAD:
-                yield f"the part before the events could not be read from {where} on: {reason}"
-            elif lost == native.LOST_TAIL:
-                yield f"the part after the events could not be read from {where} on: {reason}"
-            elif lost == native.LOST_ITEM:
-                yield f"items in the list of events that are not events are left out: {count}, at {where}"
-            else:
-                yield f"{_events(count)} at {where} could not be read: {reason}"
+            yield _DAMAGE[lost].format(
+                read=_read(events), events=_events(count), count=count, where=where, reason=reason
+            )
             if lost in (native.LOST_EVENT, native.LOST_END, native.LOST_ITEM):
                 self.undecoded += count
 

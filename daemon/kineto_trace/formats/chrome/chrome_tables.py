@@ -55,6 +55,7 @@ _SAMPLED_TEXTS = {  # columns of sampled slices
 }
 _MEMCPY = re.compile(r"Memcpy (\w+)(?: \(([\w ]+) -> ([\w ]+)\))?")
 _MEMSET = re.compile(r"Memset \(([\w ]+)\)")
+_OVERHEADS = {name: number for number, name in OVERHEAD_KINDS.items()}
 
 Columns = dict[str, AnyArray]
 
@@ -256,10 +257,6 @@ def _part(pattern: re.Pattern[str], group: int, known: Sequence[str]) -> Callabl
     return number
 
 
-def _overhead_kind(name: str) -> int:
-    return next((number for number, known in OVERHEAD_KINDS.items() if known == name), 0)
-
-
 _TOLD_BY_NAME: dict[str, dict[str, Callable[[str], int]]] = {
     "gpu_memcpy": {
         "copy_kind": _part(_MEMCPY, 1, MEMCPY_KINDS),
@@ -268,7 +265,7 @@ _TOLD_BY_NAME: dict[str, dict[str, Callable[[str], int]]] = {
     },
     "gpu_memset": {"memory_kind": _part(_MEMSET, 1, MEMORY_KINDS)},
     "cuda_sync": {"type": lambda name: SYNC_TYPES.index(name) if name in SYNC_TYPES else 0},
-    "overhead": {"kind": _overhead_kind},
+    "overhead": {"kind": lambda name: _OVERHEADS.get(name, 0)},
 }
 
 

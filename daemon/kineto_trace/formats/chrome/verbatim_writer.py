@@ -23,7 +23,6 @@ from itertools import chain
 import numpy as np
 
 from kineto_trace.arrays.codec import (
-    END,
     REAL,
     SIGNED,
     TEXT,
@@ -142,7 +141,7 @@ class _Forms:
             members.close()
         if rest & 2:
             members.add(b"", TEXT, origin["members"], words.fragments)
-        return [*members.fields, Field(members.between(b"},\n"))]
+        return [*members.fields, Field(members.pending + b"},\n")]
 
     def _id(self, members: "_Members", name: str, column: AnyArray, is_text: bool) -> None:
         key = b'"%s":' % name.encode()
@@ -177,8 +176,6 @@ class _Members:
         self, key: bytes, operation: int, column: AnyArray, texts: PreparedTexts | None = None, *, base: int = 0
     ) -> None:
         """Adds a member whose value is in a column."""
-        if operation == END:
-            raise ValueError("a member without a value")
         self.fields.append(Field(self.pending + self._comma + key, operation, column, texts, base))
         self.pending, self._comma = b"", b","
 
@@ -196,10 +193,6 @@ class _Members:
         """Ends that object."""
         self.pending += b"}"
         self._comma = b","
-
-    def between(self, text: bytes) -> bytes:
-        """Returns the pending literal followed by this text."""
-        return self.pending + text
 
 
 def is_verbatim(trace: Trace) -> bool:
