@@ -272,28 +272,27 @@ def _record(name: str, layout: PtiLayout, version: str) -> Record:
     bare = Record("", layout.size, _fields(name, layout), _TIMES)
     gpu = bare._replace(correlation="correlation_id", context="context_handle")
     call = bare._replace(correlation="correlation_id", thread="thread_id", name="api")
-    if name == "KERNEL":
-        names = Texts(space=SPACE_KERNEL_NAME, otherwise="kernel with unknown name", demangle=True)
-        return gpu._replace(type="kernel", name="name", texts=names)
-    if name in ("MEMORY_COPY", "MEMORY_COPY_P2P"):
-        names = Texts(values=dict(enumerate(COPY_NAMES)), otherwise="unknown {}")
-        peer = {"peer": int(name == "MEMORY_COPY_P2P")}
-        return gpu._replace(type="gpu_memcpy", name="memcpy_type", texts=names, constants=peer)
-    if name == "MEMORY_FILL":
-        names = Texts(values=dict(enumerate(memory_names(version))), otherwise="unknown {}")
-        return gpu._replace(type="gpu_memset", name="mem_type", texts=names)
-    if name == "DRIVER_API":
-        return call._replace(type="xpu_driver", texts=Texts(space=SPACE_DRIVER_API, otherwise="unknown call"))
-    if name == "RUNTIME_API":
-        return call._replace(type="xpu_runtime", texts=Texts(space=SPACE_RUNTIME_API, otherwise="unknown call"))
-    if name == "SYNCHRONIZATION":
-        names = Texts(space=SPACE_SYNCHRONIZATION, otherwise="unknown synchronization")
-        return gpu._replace(type="xpu_sync", name="api", texts=names)
-    if name == "OVERHEAD":
-        times = ("overhead_start_timestamp_ns", "overhead_end_timestamp_ns")
-        names = Texts(values=OVERHEAD_NAMES, otherwise="Unknown")
-        return bare._replace(type="overhead", time=times, name="overhead_kind", texts=names)
-    return bare  # external correlation: not requested
+    copy = gpu._replace(
+        type="gpu_memcpy", name="memcpy_type", texts=Texts(values=dict(enumerate(COPY_NAMES)), otherwise="unknown {}")
+    )
+    memory = Texts(values=dict(enumerate(memory_names(version))), otherwise="unknown {}")
+    kernels = Texts(space=SPACE_KERNEL_NAME, otherwise="kernel with unknown name", demangle=True)
+    waits = Texts(space=SPACE_SYNCHRONIZATION, otherwise="unknown synchronization")
+    times = ("overhead_start_timestamp_ns", "overhead_end_timestamp_ns")
+    overheads = Texts(values=OVERHEAD_NAMES, otherwise="Unknown")
+    known = {
+        "KERNEL": gpu._replace(type="kernel", name="name", texts=kernels),
+        "MEMORY_COPY": copy._replace(constants={"peer": 0}),
+        "MEMORY_COPY_P2P": copy._replace(constants={"peer": 1}),
+        "MEMORY_FILL": gpu._replace(type="gpu_memset", name="mem_type", texts=memory),
+        "DRIVER_API": call._replace(type="xpu_driver", texts=Texts(space=SPACE_DRIVER_API, otherwise="unknown call")),
+        "RUNTIME_API": call._replace(
+            type="xpu_runtime", texts=Texts(space=SPACE_RUNTIME_API, otherwise="unknown call")
+        ),
+        "SYNCHRONIZATION": gpu._replace(type="xpu_sync", name="api", texts=waits),
+        "OVERHEAD": bare._replace(type="overhead", time=times, name="overhead_kind", texts=overheads),
+    }
+    return known.get(name, bare)  # external correlation: not requested
 
 
 TYPES: Mapping[str, Activity] = {

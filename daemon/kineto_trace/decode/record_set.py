@@ -104,18 +104,13 @@ def read_records(source: RawSource, schema: Schema, strings: StringTable) -> Rec
         sizes |= {kind: size for kind, size in source.record_bytes.items() if size >= LEAST_RECORD_BYTES}
     buffers = [(chunk.offset, chunk.size) for chunk in source.chunks]
     places, ends = find_records(data, buffers, _FRAMINGS[schema.framing], sizes)
-    if schema.framing == HEADED:
-        places = _without_texts(places)
+    if schema.framing == HEADED and (texts := places.kind == _TEXT_KIND).any():
+        places = Places(*(column[~texts] for column in places))
     found.records = len(places.kind)
     _count_stops(found, ends)
     for kind, begin in _by_kind(found, places, sizes):
         found.rows[kind] = Rows(kind, schema.records[kind], {}, data, begin)
     return found
-
-
-def _without_texts(places: Places) -> Places:
-    texts = places.kind == _TEXT_KIND
-    return Places(*(column[~texts] for column in places)) if texts.any() else places
 
 
 def _by_kind(found: RecordSet, places: Places, sizes: dict[int, int]) -> Iterator[tuple[int, Ints]]:

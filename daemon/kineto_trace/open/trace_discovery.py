@@ -183,15 +183,13 @@ def _with_spans(found: Sequence[Source]) -> list[Source]:
     for source, match in zip(found, matches, strict=True):
         if match is not None:
             digits.setdefault((source.path.parent, match["worker"]), set()).add(int(match["span"] or 0))
-    sources = []
-    for source, match in zip(found, matches, strict=True):
-        if match is None:
-            sources.append(source)
-        else:
+    sources = list(found)
+    for place, (source, match) in enumerate(zip(found, matches, strict=True)):
+        if match is not None:
             spans = sorted(digits[source.path.parent, match["worker"]])
             span = spans.index(int(match["span"] or 0)) + 1
             capture = f"span {span:04}" if len(spans) > 1 else ""  # the n-th ones of all workers belong together
-            sources.append(replace(source, worker=match["worker"], span=span, capture=capture))
+            sources[place] = replace(source, worker=match["worker"], span=span, capture=capture)
     return sources
 
 

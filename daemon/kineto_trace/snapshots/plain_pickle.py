@@ -103,13 +103,9 @@ class _Machine:
         self.at += size.size
         self.memo[place] = self.stack[-1]
 
-    def empty_dict(self) -> None:
+    def empty(self, kind: type) -> None:
         self._count()
-        self.stack.append({})
-
-    def empty_list(self) -> None:
-        self._count()
-        self.stack.append([])
+        self.stack.append(kind())
 
     def mark(self) -> None:
         self._count()
@@ -191,10 +187,10 @@ _STEPS: Mapping[int, _Step] = {
     0x94: _Machine.memoize,
     0x8A: partial(_Machine.integer, size=_UINT8),
     0x4D: partial(_Machine.number, form=_UINT16),
-    0x7D: _Machine.empty_dict,
+    0x7D: partial(_Machine.empty, kind=dict),
     0x28: _Machine.mark,
     0x75: _Machine.set_items,
-    0x5D: _Machine.empty_list,
+    0x5D: partial(_Machine.empty, kind=list),
     0x65: _Machine.extend,
     0x8C: partial(_Machine.text, size=_UINT8),
     0x58: partial(_Machine.text, size=_UINT32),

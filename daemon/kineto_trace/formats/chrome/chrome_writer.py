@@ -178,22 +178,18 @@ def head_texts(trace: Trace, base: int) -> dict[str, str]:
     values["kinetod"] = {
         "version": __version__,
         "capture_id": target.capture_id,
-        **({"command": target.command} if target.command else {}),
-        **({"job_id": target.job_id} if target.job_id else {}),
+        **_given(target, "command", "job_id"),
         "framework": target.framework,
         "python_version": target.python_version,
         "labels": target.labels,
-        **({"resource": target.resource} if target.resource else {}),
-        **({"trace_parent": target.trace_parent} if target.trace_parent else {}),
+        **_given(target, "resource", "trace_parent"),
         "complete": target.complete,
         **{key: getattr(trace.losses, name) for name, key in LOSS_KEYS.items()},
         "coverage": [each.to_json(trace.category) for each in trace.coverage],
         **_stack_samples(trace),
-        **({"kernel_counters": target.kernel_counters} if target.kernel_counters else {}),
-        **({"settings": target.settings} if target.settings else {}),
-        **({"step_ratio": target.step_ratio} if target.step_ratio else {}),
-        **({"least_step_ratio": target.least_step_ratio} if target.least_step_ratio else {}),
-        **_requested(target),
+        **_given(target, "kernel_counters", "settings", "step_ratio", "least_step_ratio"),
+        **({} if target.activity_types is None else {"activity_types": target.activity_types}),
+        **_given(target, "not_recorded"),
         **_clock(target),
     }
     values["displayTimeUnit"] = "ms"
@@ -209,10 +205,9 @@ def _stack_samples(trace: Trace) -> dict[str, Any]:
     return {"sample_period_ns": trace.sample_period_ns, "threads": trace.target.thread_use}
 
 
-def _requested(target: TargetInfo) -> dict[str, Any]:
-    """Returns the requested activity types, and why some could not be recorded."""
-    requested = {} if target.activity_types is None else {"activity_types": target.activity_types}
-    return {**requested, **({"not_recorded": target.not_recorded} if target.not_recorded else {})}
+def _given(target: TargetInfo, *names: str) -> dict[str, Any]:
+    """Returns those of these fields that are known."""
+    return {name: value for name in names if (value := getattr(target, name))}
 
 
 def _clock(target: TargetInfo) -> dict[str, int]:
