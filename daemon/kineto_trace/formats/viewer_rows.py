@@ -37,12 +37,7 @@ NESTING = (
 )
 Rows = Ints
 _COLUMNS = (
-    "grid_x",
-    "grid_y",
-    "grid_z",
-    "block_x",
-    "block_y",
-    "block_z",
+    *(f"{what}_{axis}" for what in ("grid", "block") for axis in "xyz"),
     "static_shared_memory",
     "dynamic_shared_memory",
     "registers",

@@ -11,6 +11,7 @@ Theory of operation
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import floor, isfinite, log10
+from typing import NamedTuple
 
 from markupsafe import Markup
 
@@ -50,8 +51,7 @@ class Series:
         return _PALE if self.pale else number % SERIES
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Box:
+class Box(NamedTuple):
     """The spread of the values of one row."""
 
     least: float
@@ -199,9 +199,7 @@ def boxes(labels: Sequence[str], spread: Sequence[Box], unit: str) -> Markup:
         return Markup("")
     rows = []
     for label, box in zip(labels, spread, strict=True):
-        least, lower, median, upper, top = (
-            100 * max(value, 0.0) / most for value in (box.least, box.lower, box.median, box.upper, box.most)
-        )
+        least, lower, median, upper, top = (100 * max(value, 0.0) / most for value in box)
         title = (
             f"{_line(label)}: median {figure(box.median)} {unit}, half of them {figure(box.lower)} to "
             f"{figure(box.upper)}, all {figure(box.least)} to {figure(box.most)}"

@@ -273,12 +273,8 @@ def _process(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _window(lengths_us: Sequence[float]) -> str:
-    ends = (
-        dict.fromkeys(format_duration(1000 * length) for length in (min(lengths_us), max(lengths_us)))
-        if lengths_us
-        else {}
-    )
-    return " to ".join(ends)
+    ends = (min(lengths_us), max(lengths_us)) if lengths_us else ()
+    return " to ".join(dict.fromkeys(format_duration(1000 * length) for length in ends))
 
 
 def _gpus(names: Sequence[str]) -> str:

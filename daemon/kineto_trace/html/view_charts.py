@@ -197,10 +197,7 @@ def _spread(result: ResultData, shape: Spread, bars: int) -> Markup:
         [numbers(result, f"{name}{shape.suffix}")[:bars] * factor for name in ("min", "p25", "p50", "p75", "max")]
     )
     names, known = labels(result, shape.label), np.flatnonzero(np.isfinite(quartiles).all(axis=0)).tolist()
-    spread = []
-    for row in known:
-        least, lower, median, upper, most = quartiles[:, row].tolist()
-        spread.append(Box(least=least, lower=lower, median=median, upper=upper, most=most))
+    spread = [Box(*quartiles[:, row].tolist()) for row in known]
     return boxes([names[row] for row in known], spread, unit)
 
 

@@ -22,18 +22,7 @@ _SELF_TIMES = ("device_self_us", "host_self_us")
 _STEP_PARTS = ("kernel_us", "memcpy_us", "memset_us", "communication_us", "runtime_us", "dataloader_us", "cpu_exec_us",
                "other_us", "unrecorded_us")  # fmt: skip
 _PHASES = ("loading_us", "forward_us", "backward_us", "optimizer_us", "other_us")
-# of the mean step
-SHARES = (
-    "kernel_pct",
-    "memcpy_pct",
-    "memset_pct",
-    "communication_pct",
-    "runtime_pct",
-    "dataloader_pct",
-    "cpu_exec_pct",
-    "other_pct",
-    "unrecorded_pct",
-)
+_SHARES = tuple(name.replace("_us", "_pct") for name in _STEP_PARTS)  # of the mean step
 # Columns that can replace the bars, besides each part alone.
 _STATISTICS = ("calls", "mean_us", "max_us", "min_us")
 _FURTHER: Mapping[str, tuple[str, ...]] = {
@@ -191,7 +180,7 @@ SHAPES: Mapping[str, Shape] = {
     "modules": Parts(("rank", "path"), _SELF_TIMES),
     "operator_flops": Parts(("rank", "name", "input_shape"), ("speed_tflop_s",), whole="roof_tflop_s"),
     "operators": Parts(("rank", "name"), _SELF_TIMES),
-    "overview": Parts(("rank",), SHARES),
+    "overview": Parts(("rank",), _SHARES),
     "profiler_steps": Parts(_STEP, ("duration_us",)),
     "python_samples": Parts(("rank", "function", "line"), ("running_us",)),
     "queue_length": Curve("time_ns", ("queue_length",), _STREAM),
