@@ -39,10 +39,11 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from kineto_trace.model.line_counts import MAX_LINE
 
+T = TypeVar("T")
 MAX_NAME = 128  # characters of a whole name
 _UNIT_BYTES = 2
 _FARTHEST = 256  # search limit for instructions whose span begins with a call's
@@ -85,18 +86,18 @@ class Opcodes:
         return instruction.argument >> shift.get(instruction.name, 0)
 
 
-class LineTable(NamedTuple):
-    """Ranges of bytecode: the first offset of each, its line, and the end of the last one."""
+class OffsetTable(NamedTuple, Generic[T]):
+    """Ranges of bytecode: the first offset of each, its value, and the end of the last one."""
 
-    first_line: int
     starts: list[int]
-    lines: list[int]
+    values: list[T]
     end: int
+    otherwise: T
 
-    def line(self, offset: int) -> int:
-        """Returns the line of the instruction at this offset; the first line if the table does not cover it."""
+    def at(self, offset: int) -> T:
+        """Returns the value at this offset; `otherwise` if the table does not cover it."""
         place = bisect_right(self.starts, offset) - 1
-        return self.lines[place] if place >= 0 and offset < self.end else self.first_line
+        return self.values[place] if place >= 0 and offset < self.end else self.otherwise
 
 
 class _Entry(NamedTuple):
@@ -238,19 +239,6 @@ class Bytecode:
         return names[index] if index < len(names) and _IDENTIFIER.fullmatch(names[index]) else ""
 
 
-class SpanTable(NamedTuple):
-    """Ranges of bytecode: the first offset of each, its span, and the end of the last one."""
-
-    starts: list[int]
-    spans: list[Span | None]
-    end: int
-
-    def span(self, offset: int) -> Span | None:
-        """Returns the span of the instruction at this offset; None if it has none or the table does not cover it."""
-        place = bisect_right(self.starts, offset) - 1
-        return self.spans[place] if place >= 0 and offset < self.end else None
-
-
 def opcodes(version: object, table: object) -> Opcodes | None:
     """Returns the instruction set reported by a process: {name: [units of cache, opcodes…]}; None without columns.
 
@@ -268,7 +256,7 @@ def opcodes(version: object, table: object) -> Opcodes | None:
     return Opcodes((int(told[1]), int(told[2])), name, caches)
 
 
-def _instructions(known: Opcodes, raw: bytes, spans: SpanTable) -> list[Instruction]:
+def _instructions(known: Opcodes, raw: bytes, spans: OffsetTable[Span | None]) -> list[Instruction]:
     found = []
     at = extended = 0
     while at + 1 < len(raw):
@@ -280,13 +268,13 @@ def _instructions(known: Opcodes, raw: bytes, spans: SpanTable) -> list[Instruct
             extended = argument & 0xFFFFFF
         else:
             extended = 0
-            found.append(Instruction(at, name, argument, spans.span(at)))
+            found.append(Instruction(at, name, argument, spans.at(at)))
         at += _UNIT_BYTES * (1 + known.caches[opcode])
     return found
 
 
-def line_table(kind: int, first_line: int, raw: bytes) -> LineTable:
-    """Returns the table of one code object; an empty one for an unknown kind."""
+def line_table(kind: int, first_line: int, raw: bytes) -> OffsetTable[int]:
+    """Returns the lines of one code object, the first one by default; none are known for an unknown kind."""
     starts: list[int] = []
     lines: list[int] = []
     end = 0
@@ -298,7 +286,7 @@ def line_table(kind: int, first_line: int, raw: bytes) -> LineTable:
             starts.append(start)
             lines.append(shown)
         end = stop
-    return LineTable(first_line, starts, lines, end)
+    return OffsetTable(starts, lines, end, first_line)
 
 
 def _lnotab(raw: bytes, line: int) -> Iterator[Stretch]:
@@ -344,7 +332,7 @@ def _entries(raw: bytes, line: int) -> Iterator[_Entry]:
         offset += length
 
 
-def span_table(first_line: int, raw: bytes) -> SpanTable:
+def span_table(first_line: int, raw: bytes) -> OffsetTable[Span | None]:
     """Returns the spans of one code object of Python 3.11 or later."""
     starts: list[int] = []
     spans: list[Span | None] = []
@@ -353,7 +341,7 @@ def span_table(first_line: int, raw: bytes) -> SpanTable:
         starts.append(entry.start)
         spans.append(_span(raw, entry))
         end = entry.stop
-    return SpanTable(starts, spans, end)
+    return OffsetTable(starts, spans, end, None)
 
 
 def _span(raw: bytes, entry: _Entry) -> Span | None:

@@ -53,7 +53,7 @@ from kineto_agent.protocol.records import (
 from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.base.array_types import AnyArray, Flags, Ints, UInts64
 from kineto_trace.decode.decoded import EVERYTHING, Decoded, DecodeWindow, fixed_records, record_dtype
-from kineto_trace.decode.python_callees import LOCATIONS, Bytecode, LineTable, line_table, opcodes
+from kineto_trace.decode.python_callees import LOCATIONS, Bytecode, OffsetTable, line_table, opcodes
 from kineto_trace.model.line_counts import MAX_LINE, STATES, WAITS, CalleeCount, LineCount, format_callees, format_lines
 from kineto_trace.model.trace import NO_MODULE, NO_ROW, NO_STRING, StringTable, Table, make_table
 from kineto_trace.spool.raw_records import RawSource
@@ -75,7 +75,7 @@ class _Code:
     first_line: int
     kind: int
     raw: bytes
-    table: LineTable | None = None
+    table: OffsetTable[int] | None = None
     bytecode: Bytecode | None = None
 
     def line(self, offset: int) -> int:
@@ -84,7 +84,7 @@ class _Code:
             return self.first_line
         if self.table is None:
             self.table = line_table(self.kind, self.first_line, self.raw)
-        return self.table.line(offset)
+        return self.table.at(offset)
 
     def callee(self, offset: int, strings: StringTable) -> int:
         """Returns the number of the text that names the callee of the instruction at this offset, or NO_STRING."""

@@ -27,9 +27,10 @@ from kineto_trace.decode.iterations import whole_extent, with_program_steps
 from kineto_trace.decode.xplane_profile import Profiles
 from kineto_trace.decode.xspace import BYTES, Damaged, fields, is_xspace
 from kineto_trace.errors import FileError
+from kineto_trace.formats.chrome.chrome_reader import load_chrome
 from kineto_trace.model.target_info import TARGET_FILE, TargetInfo
 from kineto_trace.model.trace import StringTable, Trace
-from kineto_trace.open.raw_target import relate
+from kineto_trace.open.raw_target import load_kineto_target, load_target, relate
 from kineto_trace.open.trace_source import PACKED_HEAD_BYTES, traces_below, unpacked_head
 from kineto_trace.spool.kineto_file import has_request
 from kineto_trace.store.output_formats import COLUMNS_DIRECTORY
@@ -93,8 +94,6 @@ def _open(place: Path) -> Trace:
             return load_perfetto(place)
         if form is Form.XPLANE:
             return load_xplane(place)
-        from kineto_trace.formats.chrome.chrome_reader import load_chrome
-
         return load_chrome(place)
     except OSError as exc:
         raise _unreadable(place, exc) from exc
@@ -182,11 +181,7 @@ def _open_target(path: Path) -> Trace:
     if not (path / "raw").is_dir():
         raise FileError(f"{path} is the folder of a target without recorded data")
     if has_request(path):
-        from kineto_trace.open.raw_target import load_kineto_target
-
         return load_kineto_target(path).trace
-    from kineto_trace.open.raw_target import load_target
-
     loaded = load_target(path)
     return replace(loaded.trace, notes=(*loaded.trace.notes, *loaded.warnings))
 

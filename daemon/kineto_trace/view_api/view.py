@@ -25,7 +25,7 @@ from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
 from kineto_trace.structure.trace_forms import with_current_forms
 from kineto_trace.view_api.option_words import accepts, option_words
-from kineto_trace.view_api.result import Result, ResultColumn, columns, make_result, make_table
+from kineto_trace.view_api.result import Result, ResultColumn, columns, make_result, make_table, view_html
 
 _PACKED = ""  # no column has this name
 _NOTHING = "the trace has nothing that this view shows"
@@ -172,8 +172,6 @@ class View:
 
     def _repr_html_(self) -> str:
         """Called by notebooks."""
-        from kineto_trace.view_api.result import view_html
-
         return view_html(self.name, self.description, self.options, self.result_columns)
 
     def _functions(self, compat: Compat) -> Variant:

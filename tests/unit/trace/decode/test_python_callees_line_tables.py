@@ -26,11 +26,11 @@ def test_every_instruction_has_the_line_that_its_python_says(version: str) -> No
     for kind, first_line, raw, spans in functions:
         table = line_table(kind, first_line, bytes.fromhex(raw))
         wrong = [
-            (offset, table.line(offset), line)
+            (offset, table.at(offset), line)
             for start, end, line in spans
             if line is not None
             for offset in range(start, end, 2)
-            if table.line(offset) != (line or first_line)
+            if table.at(offset) != (line or first_line)
         ]
         assert wrong == []
 
@@ -47,17 +47,17 @@ def test_every_instruction_has_the_line_that_its_python_says(version: str) -> No
 )
 def test_small_tables_as_the_formats_say(kind: int, raw: bytes, lines: list[int]) -> None:
     table = line_table(kind, 10, raw)
-    assert [table.line(2 * place) for place in range(len(lines))] == lines
+    assert [table.at(2 * place) for place in range(len(lines))] == lines
 
 
 @pytest.mark.parametrize("offset", [-1, 100, 2**31])
 def test_an_offset_that_the_table_does_not_cover_has_the_first_line(offset: int) -> None:
-    assert line_table(LINETABLE, 10, bytes([4, 5])).line(offset) == 10
+    assert line_table(LINETABLE, 10, bytes([4, 5])).at(offset) == 10
 
 
 @given(st.integers(0, 12), st.integers(0, 2**32 - 1), st.binary(max_size=200), st.integers(-(2**31), 2**31))
 def test_any_bytes_give_some_line(kind: int, first_line: int, raw: bytes, offset: int) -> None:
-    line = line_table(kind, first_line, raw).line(offset)
+    line = line_table(kind, first_line, raw).at(offset)
     assert line == first_line or 0 < line <= MAX_LINE
 
 
