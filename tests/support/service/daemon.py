@@ -145,10 +145,17 @@ class Daemon:
         self._await_ready(notify, notify_path)
 
     def _defaults(self) -> dict[str, str]:
-        """Settings for a machine with little disk; unless a file has deadlines, also for a slow one."""
+        """Settings for a machine with little disk and few cores; unless a file has deadlines, also for a slow one.
+
+        A decode worker that is kept warm costs as much time of a CPU as all else of a start.
+        """
         given = dict(zip(self.options, self.options[1:], strict=False)).get("--config")
         has_deadlines = given is not None and Path(given).exists() and "deadline" in Path(given).read_text()
-        return {"KINETOD_STORE_START_FREE_BYTES": "0", **({} if has_deadlines else patient_deadlines())}
+        return {
+            "KINETOD_STORE_START_FREE_BYTES": "0",
+            **({} if "--decode-workers" in self.options else {"KINETOD_DECODE_WORKERS": "1"}),
+            **({} if has_deadlines else patient_deadlines()),
+        }
 
     def _await_ready(self, notify: socket.socket, notify_path: Path) -> None:
         process = self.process
