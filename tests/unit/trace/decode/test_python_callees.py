@@ -236,10 +236,10 @@ def expected(function: ast.expr) -> str:
     return f"{expected(function.value)}.{function.attr}" if isinstance(function, ast.Attribute) else ""
 
 
-def in_syntax(source: bytes) -> dict[tuple[int, int, int], set[str]]:
+def in_syntax(tree: ast.Module) -> dict[tuple[int, int, int], set[str]]:
     """The names of calls in the source by line and end; a chain over several lines has two lines."""
     found: dict[tuple[int, int, int], set[str]] = {}
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Call) and node.end_lineno is not None and node.end_col_offset is not None:
             for line in {node.lineno, node.func.end_lineno or 0}:
                 found.setdefault((line, node.end_lineno, node.end_col_offset), set()).add(expected(node.func))
@@ -248,19 +248,19 @@ def in_syntax(source: bytes) -> dict[tuple[int, int, int], set[str]]:
 
 def compared(file: Path) -> tuple[int, int, list[str]]:
     """How many calls of a module are named and how many are not, and names that its syntax does not have."""
-    source = file.read_bytes()
-    syntax, named, nameless, wrong = in_syntax(source), 0, 0, []
-    for code in codes(compile(source, str(file), "exec", dont_inherit=True)):
+    tree = ast.parse(file.read_bytes())
+    syntax, named, nameless, wrong = in_syntax(tree), 0, 0, []
+    for code in codes(compile(tree, str(file), "exec", dont_inherit=True)):
         bytecode = bytecode_of(code)
-        for each in dis.get_instructions(code):
-            if each.opname not in CALLS or each.positions is None:
+        for unit, (operation, at) in enumerate(zip(code.co_code[::2], code.co_positions(), strict=True)):
+            if dis.opname[operation] not in CALLS:
                 continue
-            name, at = bytecode.callee(each.offset), each.positions
-            key = (at.lineno or 0, at.end_lineno or 0, at.end_col_offset or 0)
+            name, (line, end_line, _, end_column) = bytecode.callee(2 * unit), at
+            key = (line or 0, end_line or 0, end_column or 0)
             named, nameless = named + bool(name), nameless + (not name)
             plain = name.rpartition(".")[2] if name.startswith(".") else name
             if name and not any(_agrees(plain, name, told) for told in syntax.get(key, ())):
-                wrong.append(f"{file.name}:{at.lineno} {name}")
+                wrong.append(f"{file.name}:{line} {name}")
     return named, nameless, wrong
 
 
