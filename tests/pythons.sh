@@ -29,9 +29,10 @@ for version in 3.9 3.10 3.11 3.12 3.13 3.14 3.15; do
     fi
     echo "== $("$venv/bin/python" --version)"
     ran+=("$version")
+    # Most of the time they wait, so there are more workers than in the Makefile.
     # C programs, which do not depend on the Python that starts them, are left out. pytest-xdist has a thread of its own,
     # of which os.fork() warns.
-    PYTHONPATH=agent:protos "$venv/bin/python" -m pytest -q -p no:cacheprovider -n 3 --dist worksteal tests/unit/agent \
+    PYTHONPATH=agent:protos "$venv/bin/python" -m pytest -q -p no:cacheprovider -n 5 --dist worksteal tests/unit/agent \
         -W 'ignore:This process:DeprecationWarning' --ignore tests/unit/agent/native \
         --deselect "$users::test_the_real_library_answers_through_its_gates_as_without" \
         --deselect "$users::test_calls_that_cross_a_block_have_gates_even_if_the_library_alone_has_room" \
