@@ -155,6 +155,7 @@ def xla_is_stuck_at_the_exit(clock: Clock, _patch: pytest.MonkeyPatch) -> Callab
     guard = SimpleNamespace(lock=Stuck(clock))
     session = made(xla_session.XlaSession, _stopping=Stuck(clock), _written=Stuck(clock), _guard=guard, _worker=guard)
     session._pieces_lock = Stuck(clock)
+    session._exit_guard = xla_session.ExitGuard.of_process()
     return lambda: session._at_exit()
 
 
