@@ -416,11 +416,10 @@ def memory_holders(context: Context, *, points: int = 120, operators: int = 8) -
         raise ViewError(f"view memory_holders: points={points}, operators={operators}; use 2 and 1 or more")
     records = context.get(memory_records)
     owners = operator_names(context, records)
-    found: list[tuple[Any, ...]] = []
+    values: dict[str, list[Any]] = {column.name: [] for column in memory_holders.columns}
     for device, label in enumerate(records.devices):
         time = levels(records, device)[0]
         moments = time[0] + (time[-1] - time[0]) * np.arange(points, dtype=np.int64) // (points - 1)
-        since = (moments - context.trace.window_start_ns) / 1000
         rows = np.flatnonzero((records.device == device) & (records.bytes > 0) & records.addressed)
         numbers = unique_values(owners.number[rows])
         of_each = [_held(records, rows[owners.number[rows] == number], moments) for number in numbers.tolist()]
@@ -430,9 +429,12 @@ def memory_holders(context: Context, *, points: int = 120, operators: int = 8) -
         texts = [str(text) if text is not None else None for text in owners.texts[numbers[own]].tolist()]
         series = [*zip(texts, held[own], strict=True), *([(OTHERS, held[rest].sum(0))] if len(rest) else [])]
         for text, amounts in series:
-            cells = zip(moments.tolist(), since.tolist(), amounts.tolist(), strict=True)
-            found += [(label, moment, us, text, amount) for moment, us, amount in cells]
-    return memory_holders.answer(found, missing_blocks_notes(records))
+            values["device"] += [label] * points
+            values["time_ns"] += moments.tolist()
+            values["time_us"] += ((moments - context.trace.window_start_ns) / 1000).tolist()
+            values["operator"] += [text] * points
+            values["held_bytes"] += amounts.tolist()
+    return Answer(values, missing_blocks_notes(records))
 
 
 def _held(records: Records, rows: Ints, moments: Ints) -> Ints:

@@ -201,28 +201,37 @@ class _Ops:
     """The columns of both tables of ops."""
 
     def __init__(self) -> None:
-        self._rows: list[tuple[bool, str, int, int, int, int]] = []
+        self._user: list[bool] = []
+        self._name: list[str] = []
+        self._thread: list[int] = []
+        self._start: list[int] = []
+        self._duration: list[int] = []
+        self._inputs: list[int] = []
 
     def add(self, user: bool, name: str, thread: int, start: int, duration: int, inputs: int) -> None:
-        self._rows.append((user, name, thread, start, duration, inputs))
+        self._user.append(user)
+        self._name.append(name)
+        self._thread.append(thread)
+        self._start.append(start)
+        self._duration.append(duration)
+        self._inputs.append(inputs)
 
     def tables(self, strings: StringTable) -> dict[str, Table]:
         """Returns both tables; ops are numbered in the order of their starts, outer ones first."""
-        count = len(self._rows)
-        users, names, threads, starts, durations, inputs = zip(*self._rows, strict=True) if count else [()] * 6
+        count = len(self._name)
         columns: dict[str, AnyArray] = {
-            "start": np.array(starts, np.int64),
-            "duration": np.array(durations, np.int64),
-            "name": strings.add_all(names),
-            "thread": np.array(threads, np.uint32),
-            "inputs": np.array(inputs, np.int32),
+            "start": np.array(self._start, np.int64),
+            "duration": np.array(self._duration, np.int64),
+            "name": strings.add_all(self._name),
+            "thread": np.array(self._thread, np.uint32),
+            "inputs": np.array(self._inputs, np.int32),
             "sequence": np.full(count, NO_SEQUENCE, np.int64),
             "finished": np.ones(count, np.uint8),
         }
         order = np.lexsort((-columns["duration"], columns["start"]))
         columns = {name: column[order] for name, column in columns.items()}
         columns["id"] = np.arange(1, count + 1)
-        user = np.array(users, np.bool_)[order]
+        user = np.array(self._user, np.bool_)[order]
         columns["scope"] = np.where(user, SCOPE_USER, 0)
         return {
             kind: make_table(

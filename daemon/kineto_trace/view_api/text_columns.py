@@ -17,9 +17,11 @@ def texts(strings: Sequence[str], numbers: AnyArray) -> pa.Array:
 
 
 def coded_texts(strings: Sequence[str], numbers: AnyArray, form: str = "{}") -> pa.DictionaryArray:
-    """Does the same, with each text once, in this form."""
+    """Returns the text of each number, written in this form, as codes into the texts that are used; missing for
+    negative numbers.
+    """
     present = numbers >= 0
-    numbers = np.maximum(numbers, -1)
+    numbers = np.maximum(numbers.astype(np.int64, copy=False), -1)
     used = np.zeros(len(strings) + 1, np.bool_)
     used[numbers] = True  # missing ones mark the last place
     used[-1] = False

@@ -85,9 +85,9 @@ def _facts(first: Mapping[str, Any] | None) -> list[tuple[str, str]]:
 
 
 def grouped(catalog: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[dict[str, str]]]]:
-    """The views by group, each with its name and the first sentence of its description."""
+    """The views by group, in the order of its words, each with its name and the first sentence of its description."""
     groups: dict[str, list[dict[str, str]]] = {name: [] for name in (*GROUPS, OTHERS)}
-    for view in catalog:
+    for view in sorted(catalog, key=lambda view: (_place(view["name"]), str(view["name"]))):
         groups[_group(view["name"])].append(
             {"name": view["name"], "about": view_sentence(view["name"], view["description"])}
         )
@@ -96,3 +96,9 @@ def grouped(catalog: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[dict[s
 
 def _group(name: str) -> str:
     return next((group for group, words in GROUPS.items() if name.startswith(words)), OTHERS)
+
+
+def _place(name: str) -> int:
+    """Of its word in its group."""
+    words = GROUPS.get(_group(name), ())
+    return next((place for place, word in enumerate(words) if name.startswith(word)), 0)

@@ -282,9 +282,10 @@ def _load(file: BinaryIO, name: str, *, whole: bool) -> Trace:
         notes.append("it holds the traces of several ranks; analyses of one rank need that rank's own trace")
     loaded = build(document.parser, base)
     start, end = _window(loaded.tables)
+    ours = _object(head, "kinetod")
     devices, losses = header_value(head, "deviceProperties"), recorded_losses(head)
     return Trace(
-        target=_target(head, loaded),
+        target=_target(head, ours, loaded),
         strings=loaded.strings,
         tables=loaded.tables,
         window_start_ns=start,
@@ -298,7 +299,7 @@ def _load(file: BinaryIO, name: str, *, whole: bool) -> Trace:
         losses=replace(losses, undecoded=losses.undecoded + document.undecoded),
         head=head,
         notes=tuple(notes),
-        coverage=source_coverage.from_json(_object(head, "kinetod").get("coverage")),
+        coverage=source_coverage.from_json(ours.get("coverage")),
     )
 
 
@@ -330,10 +331,10 @@ def _object(head: Mapping[str, str], name: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _target(head: Mapping[str, str], loaded: ChromeRows) -> TargetInfo:
+def _target(head: Mapping[str, str], ours: Mapping[str, Any], loaded: ChromeRows) -> TargetInfo:
     """Returns what the head and the metadata rows (ph "M") state about the process."""
     pid = _main_pid(loaded)
-    distributed, ours = _object(head, "distributedInfo"), _object(head, "kinetod")
+    distributed = _object(head, "distributedInfo")
     process, threads = _names(loaded, pid)
     return TargetInfo(
         capture_id=_text(ours.get("capture_id")),
