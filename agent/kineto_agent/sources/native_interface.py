@@ -1,4 +1,4 @@
-"""Common parts of the collector library's C interfaces, through ctypes. Imported when a capture is prepared.
+"""Common parts of the collector library's C interfaces, through ctypes.
 
 Each interface exists once in a process and has its own version number (`*_abi`). On failure its functions return a
 negative number and a text.

@@ -4,8 +4,8 @@ Theory of operation
     One of three counts at a time, the most reliable that has been seen so far: step(), then the optimizers, then
     torch.profiler. A counter that takes over continues from the current count. With several optimizers an iteration
     ends when the largest count per optimizer grows, as in Kineto; an optimizer that joins later continues at the
-    current count. The same holds for several profilers. `kineto_agent.steps.torch_hooks` connects torch to this,
-    `kineto_agent.steps.torch_hooks` JAX.
+    current count. The same holds for several profilers. `kineto_agent.steps.torch_hooks` connects torch and JAX
+    to this.
 
     `count` is the number of finished iterations and so the number of the running one; -1 before the first.
     Iteration N begins when the count becomes N; a ring keeps when that was for the last RING_ITERATIONS. While a

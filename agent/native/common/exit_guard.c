@@ -1,10 +1,10 @@
 /* Theory of operation
  *
  * Up to CPython 3.13, a thread that asks for the GIL of an interpreter that has ended is ended by pthread_exit, which
- * unwinds its stack. XLA and torch ask for it again in a destructor, which lets no exception through: C++ then calls its
- * terminate handler, and the process ends with SIGABRT in place of its own status. This handler lets every other
- * thread have what was there before, and a thread of ours, known by its name, stand still until the process is gone. It
- * holds neither the GIL nor a lock of the library then, whose call is over but for that.
+ * unwinds its stack. XLA asks for it again in a destructor, which lets no exception through: C++ then calls its terminate
+ * handler, and the process ends with SIGABRT in place of its own status. This handler lets a thread of ours, known by its
+ * name, stand still until the process is gone, and every other thread have what was there before. Ours holds neither
+ * the GIL nor a lock of the library then, whose call is over but for that.
  *
  * Threads: prepare on the agent's, place on the program's main thread at its exit, the handler on any.
  * Blocks: the handler, for good, on threads of ours alone.
@@ -15,9 +15,11 @@
 #include <dlfcn.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #define NAME_BYTES 16
@@ -32,7 +34,8 @@ static handler before;
 static void stand_still_if_ours(void) {
     char name[NAME_BYTES] = "";
     sigset_t all;
-    if (prctl(PR_GET_NAME, name, 0, 0, 0) == 0 && strncmp(name, OURS, strlen(OURS)) == 0) {
+    const bool is_main = syscall(SYS_gettid) == getpid();
+    if (!is_main && prctl(PR_GET_NAME, name, 0, 0, 0) == 0 && strncmp(name, OURS, strlen(OURS)) == 0) {
         sigfillset(&all);
         (void)pthread_sigmask(SIG_SETMASK, &all, NULL);
         for (;;) {

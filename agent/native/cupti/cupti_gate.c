@@ -122,7 +122,8 @@ static struct {
     cupti_result (*finalize)(void);
     _Atomic uint32_t driver_calls;  /* of ours, in progress */
     _Atomic uint32_t driver_wanted; /* calls of ours that wait for the moment at which nobody is inside CUPTI */
-    _Atomic bool nobody_inside;     /* the one who came last stands at its gate, and nobody else may be inside */
+    _Atomic uint32_t visits;        /* arrivals at gates and entries from there */
+    _Atomic uint32_t moment;        /* the visit whose caller stands at its gate while nobody else may be inside */
     struct wake arrived;
     struct wake driver_moved_on;
     _Atomic bool driver_stands;  /* somebody has waited in vain for our call to return, */
@@ -231,7 +232,7 @@ static bool may_be_inside(int64_t last) {
            (ago < SETTLE_NS || (atomic_load(&gate.last_ns) == last && visitor_was_held_up()));
 }
 
-/* Before this thread's visit is noted. */
+/* To be asked before the visit of this thread is noted. */
 static bool another_may_be_inside(void) {
     if (atomic_load(&gate.last_thread) != (uint32_t)syscall(SYS_gettid)) {
         atomic_store(&gate.another_ns, atomic_load(&gate.last_ns));
@@ -246,25 +247,34 @@ static void await_none(const _Atomic uint32_t *calls, int64_t limit_ns, _Atomic 
     }
 }
 
-static void await_driver(void) { await_none(&gate.driver_calls, WAIT_LIMIT_NS, &gate.driver_stands); }
+/* `left_ns`: how long this passage may still wait for our calls. */
+static void await_driver(int64_t *left_ns) {
+    const int64_t begin = clock_ns(CLOCK_MONOTONIC);
+    await_none(&gate.driver_calls, *left_ns, &gate.driver_stands);
+    *left_ns -= clock_ns(CLOCK_MONOTONIC) - begin;
+}
+
+/* A caller stands at its gate, and nobody has come or gone on since. */
+static bool is_a_moment(void) { return atomic_load(&gate.moment) == atomic_load(&gate.visits); }
 
 static void arrive(void) {
+    const uint32_t visit = atomic_fetch_add(&gate.visits, 1) + 1;
     const bool alone = !another_may_be_inside();
     note_visit(); /* first: whoever sees that the moment is over sees this, too */
-    atomic_store(&gate.nobody_inside, alone);
+    atomic_store(&gate.moment, alone ? visit : 0);
     if (atomic_load(&gate.driver_wanted) != 0) {
         wake_post(&gate.arrived);
     }
 }
 
 /* A tool that comes again and again leaves calls of ours no other moment than this. */
-static void enter(void) {
-    if (atomic_load(&gate.nobody_inside)) {
+static void enter(int64_t *left_ns) {
+    if (is_a_moment()) {
         await_none(&gate.driver_wanted, BEGIN_LIMIT_NS, &gate.driver_is_late);
     }
     note_visit();
-    atomic_store(&gate.nobody_inside, false); /* and only then: a call of ours that has still seen it is waited for */
-    await_driver();
+    atomic_fetch_add(&gate.visits, 1); /* ends the moment; a call of ours that has still seen it is waited for */
+    await_driver(left_ns);
     note_visit(); /* CUPTI is entered only now */
 }
 
@@ -275,16 +285,17 @@ static void reached(void *user, const uint8_t *stack) {
     memcpy(&caller, stack + here->depth, sizeof caller);
     const struct range *range = range_of(caller);
     const bool foreign = range == NULL || range->torch;
+    int64_t left_ns = WAIT_LIMIT_NS;
     if (foreign && !atomic_load(&gate.dead) && !is_ours()) {
         arrive();
-        await_driver();
+        await_driver(&left_ns);
         if (range == NULL) {
             count_use(here->gated->effect);
         }
         if (here->gated->effect != DISABLES) {
             make_way(here->gated, caller);
         }
-        enter();
+        enter(&left_ns);
     }
     errno = saved;
 }
@@ -410,12 +421,13 @@ void gate_settle(void) {
     }
 }
 
-static bool somebody_may_be_inside(void) {
-    return !atomic_load(&gate.nobody_inside) && may_be_inside(atomic_load(&gate.last_ns));
-}
+static bool somebody_may_be_inside(void) { return !is_a_moment() && may_be_inside(atomic_load(&gate.last_ns)); }
 
-static void withdraw(_Atomic uint32_t *calls) {
+static void withdraw(_Atomic uint32_t *calls, _Atomic bool *in_vain) {
     if (atomic_fetch_sub(calls, 1) == 1) {
+        if (in_vain != NULL) {
+            atomic_store(in_vain, false);
+        }
         wake_post(&gate.driver_moved_on);
     }
 }
@@ -424,24 +436,21 @@ void gate_driver_begin(int64_t *may_wait_ns, void (*waits)(void *), void *argume
     const int64_t begin = clock_ns(CLOCK_MONOTONIC), may_wait = *may_wait_ns;
     atomic_fetch_add(&gate.driver_wanted, 1);
     atomic_fetch_add(&gate.driver_calls, 1); /* first: either we see the caller, or the caller sees us */
+    uint32_t seen = wake_seen(&gate.arrived);
     while (*may_wait_ns > 0 && somebody_may_be_inside()) {
-        const uint32_t seen = wake_seen(&gate.arrived);
-        withdraw(&gate.driver_calls);
+        withdraw(&gate.driver_calls, NULL);
         if (waits != NULL) {
             waits(argument);
         }
         wake_wait(&gate.arrived, seen, SETTLE_LOOK_NS);
+        seen = wake_seen(&gate.arrived);
         atomic_fetch_add(&gate.driver_calls, 1);
         *may_wait_ns = may_wait - (clock_ns(CLOCK_MONOTONIC) - begin);
     }
-    atomic_store(&gate.driver_is_late, false);
-    withdraw(&gate.driver_wanted);
+    withdraw(&gate.driver_wanted, &gate.driver_is_late);
 }
 
-void gate_driver_end(void) {
-    atomic_store(&gate.driver_stands, false);
-    withdraw(&gate.driver_calls);
-}
+void gate_driver_end(void) { withdraw(&gate.driver_calls, &gate.driver_stands); }
 
 uint32_t gate_in_use(void) { return atomic_load(&gate.uncounted) ? 0 : atomic_load(&gate.in_use); }
 

@@ -64,6 +64,14 @@ class ExitGuard(NativeInterface):
         self._library.kc_exit_guard_place()
 
 
+def _exit_guard() -> Optional[ExitGuard]:
+    """None without the native library, which JAX's operations do not need otherwise."""
+    try:
+        return ExitGuard.of_process()
+    except SourceError:
+        return None
+
+
 class XlaSession:
     """One recording."""
 
@@ -101,7 +109,7 @@ class XlaSession:
         self._written.acquire()
         self._cpu_ns = 0
         self._longest_end_ns = 0
-        self._exit_guard = ExitGuard.of_process()
+        self._exit_guard = _exit_guard()
 
     # ------------------------------------------------------------ the agent's thread
 
@@ -280,7 +288,7 @@ class XlaSession:
             return
         self._exiting = self._over = True
         self._stopping.release()
-        if not self._written.acquire(timeout=_EXIT_LIMIT_S):
+        if not self._written.acquire(timeout=_EXIT_LIMIT_S) and self._exit_guard is not None:
             self._exit_guard.place()
 
     def _leave(self) -> None:

@@ -1,9 +1,12 @@
 """Sessions of a real JAX's profiler, driven as the agent drives them, in processes of their own."""
 
 import json
+import signal
 from typing import Any, Dict
 
 import pytest
+from kineto_agent.sources import collector_library, native_interface
+from kineto_agent.sources.jax import xla_session
 from support.agent.python_child import environment, run_python
 
 pytestmark = pytest.mark.jax
@@ -182,6 +185,30 @@ sys.exit(3)
         env=environment_of(),
     )
     assert (done.returncode, done.stderr) == (3, "")
+
+
+def test_the_guard_of_the_exit_leaves_threads_of_the_program_as_they_were() -> None:
+    done = run_python(
+        [
+            "-c",
+            """
+import ctypes
+standard = ctypes.CDLL("libstdc++.so.6")
+ctypes.CDLL(None).prctl(15, b"kineto-x", 0, 0, 0)  # PR_SET_NAME: the main thread is never ours
+from kineto_agent.sources.jax.xla_session import ExitGuard
+ExitGuard.of_process().place()
+standard._ZSt9terminatev()
+""",
+        ],
+        env=environment_of(),
+    )
+    assert done.returncode == -signal.SIGABRT, done.stderr
+
+
+def test_without_the_native_library_jax_is_recorded_without_a_guard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collector_library, "path", lambda: "/nowhere.so")
+    monkeypatch.setattr(native_interface, "_loaded", {})
+    assert xla_session._exit_guard() is None
 
 
 def test_with_xlas_log_on_standard_error_no_session_begins() -> None:

@@ -148,7 +148,6 @@ print(json.dumps([json.loads(os.read(reader, 100)), on(5)]))
     assert run(linked, plan) == [[0, True, 0, False, 0, True], False]
 
 
-pytestmark = pytest.mark.torch
 SILENT = {"stderr": "", "stdout": ""}
 ROUNDS = """
 import ctypes
@@ -176,6 +175,7 @@ def spoken(plan: str, tmp_path: Path, **variables: str) -> Dict[str, str]:
     return {"stderr": found.stderr, "stdout": found.stdout}
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize(
     ("variables", "level"),
     [
@@ -192,6 +192,7 @@ def test_the_first_use_of_kineto_is_silent_and_leaves_the_log_level_that_torch_s
     assert json.loads((tmp_path / "level").read_text()) == level
 
 
+@pytest.mark.torch
 def test_the_programs_own_profiler_is_whole_after_kineto_was_started_by_us(tmp_path: Path) -> None:
     plan = """
 import torch
@@ -205,6 +206,7 @@ assert sum(event.name == "step" for event in profile.events()) == 10
     assert "External init callback" not in spoken(plan, tmp_path)["stderr"]
 
 
+@pytest.mark.torch
 def test_a_torch_that_cannot_be_started_silently_is_refused(tmp_path: Path) -> None:
     plan = """
 from kineto_agent.sources.torch import profiler_recorder
