@@ -427,9 +427,12 @@ void drain_await(const struct drain_wish *wish, struct kc_drain_result *result) 
     struct drain_driver driver;
     memset(result, 0, sizeof *result);
     __atomic_store_n(&self.hurried, 0, __ATOMIC_SEQ_CST);
-    if (self.unanswered != NULL && !answered_within(self.unanswered, wish->patience_ns)) {
-        unanswered(self.unanswered, result);
-        return;
+    if (self.unanswered != NULL) {
+        self.unanswered->pauses = (struct launch_pauses){0, 0}; /* each question may make its own */
+        if (!answered_within(self.unanswered, wish->patience_ns)) {
+            unanswered(self.unanswered, result);
+            return;
+        }
     }
     forget_answered();
     const bool can_ask = driver_find(&driver);
