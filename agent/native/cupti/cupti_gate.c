@@ -18,9 +18,9 @@
  * Threads: the gates are entered on any thread of the program that calls a gated function of CUPTI; the rest runs on
  *   the agent's and on the dedicated one of device_drain.c.
  * Blocks: at any gate, a thread waits for our call of the driver (cupti_gate.h says why), 0.2 s at most, and once if it
- *   does not return; 5 ms more for one that has waited for this moment. At an armed gate it waits until our recording
- *   has ended, too, another 0.2 s at most: if it went on sooner, two users would be inside CUPTI. gate_settle,
- *   gate_driver_begin and gate_disarm wait on our threads, 0.4 s at most.
+ *   does not return. At an armed gate it waits until our recording has ended, too, another 0.2 s at most: if it went on
+ *   sooner, two users would be inside CUPTI. gate_settle, gate_driver_begin and gate_disarm wait on our threads, 0.4 s at
+ *   most.
  */
 #define _GNU_SOURCE
 #include "cupti/cupti_gate.h"
@@ -47,7 +47,6 @@
 #define SETTLE_LOOK_NS 2000000L
 #define CALL_CPU_NS 20000u        /* the least CPU time of a call once it has passed its gate */
 #define WAIT_LIMIT_NS 200000000LL /* for another thread that yields: collector.c's limit */
-#define BEGIN_LIMIT_NS 5000000LL  /* for a thread of ours that waits for this moment to wake up */
 
 enum state { IDLE, ARMED, YIELDING, YIELDED };
 enum effect { BEGINS, ENABLES, DISABLES, ENDS };
@@ -116,18 +115,12 @@ static struct {
     _Atomic int64_t last_ns; /* monotonic: when another tool last came */
     _Atomic uint32_t last_thread;
     _Atomic uint64_t last_cpu_ns; /* that thread's, at that time */
-    _Atomic int64_t another_ns;   /* when a thread other than that one last came */
     _Atomic(pid_t) ours;
     _Atomic(pid_t) finalizes; /* our detach's thread, which may be that of any CUDA call */
     cupti_result (*finalize)(void);
-    _Atomic uint32_t driver_calls;  /* of ours, in progress */
-    _Atomic uint32_t driver_wanted; /* calls of ours that wait for the moment at which nobody is inside CUPTI */
-    _Atomic uint32_t visits;        /* arrivals at gates and entries from there */
-    _Atomic uint32_t moment;        /* the visit whose caller stands at its gate while nobody else may be inside */
-    struct wake arrived;
-    struct wake driver_moved_on;
-    _Atomic bool driver_stands;  /* somebody has waited in vain for our call to return, */
-    _Atomic bool driver_is_late; /* or to begin */
+    _Atomic uint32_t driver_calls; /* of ours, in progress */
+    struct wake driver_returned;
+    _Atomic bool driver_stands; /* somebody has waited in vain for it to return */
     _Atomic bool dead;
 } gate;
 
@@ -218,64 +211,11 @@ static void note_visit(void) {
     atomic_store(&gate.last_ns, clock_ns(CLOCK_MONOTONIC));
 }
 
-/* Whether the thread that came last has not had the CPU since, as on a busy machine or under a CPU quota. */
-static bool visitor_was_held_up(void) {
-    uint64_t cpu_ns;
-    return thread_cpu_ns(atomic_load(&gate.last_thread), &cpu_ns) &&
-           cpu_ns < atomic_load(&gate.last_cpu_ns) + CALL_CPU_NS;
-}
-
-/* Whether the caller that came at `last` may still be inside CUPTI. */
-static bool may_be_inside(int64_t last) {
-    const int64_t ago = clock_ns(CLOCK_MONOTONIC) - last;
-    return last != 0 && ago < SETTLE_LIMIT_NS &&
-           (ago < SETTLE_NS || (atomic_load(&gate.last_ns) == last && visitor_was_held_up()));
-}
-
-/* To be asked before the visit of this thread is noted. */
-static bool another_may_be_inside(void) {
-    if (atomic_load(&gate.last_thread) != (uint32_t)syscall(SYS_gettid)) {
-        atomic_store(&gate.another_ns, atomic_load(&gate.last_ns));
+static void await_driver(void) {
+    if (!atomic_load(&gate.driver_stands) &&
+        !wake_await(&gate.driver_returned, (const uint32_t *)&gate.driver_calls, 0, WAIT_LIMIT_NS)) {
+        atomic_store(&gate.driver_stands, true);
     }
-    return may_be_inside(atomic_load(&gate.another_ns));
-}
-
-/* Somebody who has waited in vain for that is the only one. */
-static void await_none(const _Atomic uint32_t *calls, int64_t limit_ns, _Atomic bool *in_vain) {
-    if (!atomic_load(in_vain) && !wake_await(&gate.driver_moved_on, (const uint32_t *)calls, 0, limit_ns)) {
-        atomic_store(in_vain, true);
-    }
-}
-
-/* `left_ns`: how long this passage may still wait for our calls. */
-static void await_driver(int64_t *left_ns) {
-    const int64_t begin = clock_ns(CLOCK_MONOTONIC);
-    await_none(&gate.driver_calls, *left_ns, &gate.driver_stands);
-    *left_ns -= clock_ns(CLOCK_MONOTONIC) - begin;
-}
-
-/* A caller stands at its gate, and nobody has come or gone on since. */
-static bool is_a_moment(void) { return atomic_load(&gate.moment) == atomic_load(&gate.visits); }
-
-static void arrive(void) {
-    const uint32_t visit = atomic_fetch_add(&gate.visits, 1) + 1;
-    const bool alone = !another_may_be_inside();
-    note_visit(); /* first: whoever sees that the moment is over sees this, too */
-    atomic_store(&gate.moment, alone ? visit : 0);
-    if (atomic_load(&gate.driver_wanted) != 0) {
-        wake_post(&gate.arrived);
-    }
-}
-
-/* A tool that comes again and again leaves calls of ours no other moment than this. */
-static void enter(int64_t *left_ns) {
-    if (is_a_moment()) {
-        await_none(&gate.driver_wanted, BEGIN_LIMIT_NS, &gate.driver_is_late);
-    }
-    note_visit();
-    atomic_fetch_add(&gate.visits, 1); /* ends the moment; a call of ours that has still seen it is waited for */
-    await_driver(left_ns);
-    note_visit(); /* CUPTI is entered only now */
 }
 
 static void reached(void *user, const uint8_t *stack) {
@@ -285,17 +225,16 @@ static void reached(void *user, const uint8_t *stack) {
     memcpy(&caller, stack + here->depth, sizeof caller);
     const struct range *range = range_of(caller);
     const bool foreign = range == NULL || range->torch;
-    int64_t left_ns = WAIT_LIMIT_NS;
     if (foreign && !atomic_load(&gate.dead) && !is_ours()) {
-        arrive();
-        await_driver(&left_ns);
+        note_visit(); /* first: once this is seen, no call of ours begins */
+        await_driver();
         if (range == NULL) {
             count_use(here->gated->effect);
         }
         if (here->gated->effect != DISABLES) {
             make_way(here->gated, caller);
         }
-        enter(&left_ns);
+        note_visit(); /* CUPTI is entered only now */
     }
     errno = saved;
 }
@@ -413,6 +352,20 @@ struct gate_visit gate_visit(void) {
     return (struct gate_visit){time_ns, atomic_load(&gate.caller), atomic_load(&gate.function)};
 }
 
+/* Whether the thread that came last has not had the CPU since, as on a busy machine or under a CPU quota. */
+static bool visitor_was_held_up(void) {
+    uint64_t cpu_ns;
+    return thread_cpu_ns(atomic_load(&gate.last_thread), &cpu_ns) &&
+           cpu_ns < atomic_load(&gate.last_cpu_ns) + CALL_CPU_NS;
+}
+
+/* Whether the caller that came at `last` may still be inside CUPTI. */
+static bool may_be_inside(int64_t last) {
+    const int64_t ago = clock_ns(CLOCK_MONOTONIC) - last;
+    return last != 0 && ago < SETTLE_LIMIT_NS &&
+           (ago < SETTLE_NS || (atomic_load(&gate.last_ns) == last && visitor_was_held_up()));
+}
+
 void gate_settle(void) {
     const int64_t last = atomic_load(&gate.last_ns); /* later callers find the gates armed */
     const struct timespec pause = {.tv_nsec = SETTLE_LOOK_NS};
@@ -421,36 +374,27 @@ void gate_settle(void) {
     }
 }
 
-static bool somebody_may_be_inside(void) { return !is_a_moment() && may_be_inside(atomic_load(&gate.last_ns)); }
-
-static void withdraw(_Atomic uint32_t *calls, _Atomic bool *in_vain) {
-    if (atomic_fetch_sub(calls, 1) == 1) {
-        if (in_vain != NULL) {
-            atomic_store(in_vain, false);
-        }
-        wake_post(&gate.driver_moved_on);
-    }
-}
-
 void gate_driver_begin(int64_t *may_wait_ns, void (*waits)(void *), void *argument) {
+    const struct timespec pause = {.tv_nsec = SETTLE_LOOK_NS};
     const int64_t begin = clock_ns(CLOCK_MONOTONIC), may_wait = *may_wait_ns;
-    atomic_fetch_add(&gate.driver_wanted, 1);
     atomic_fetch_add(&gate.driver_calls, 1); /* first: either we see the caller, or the caller sees us */
-    uint32_t seen = wake_seen(&gate.arrived);
-    while (*may_wait_ns > 0 && somebody_may_be_inside()) {
-        withdraw(&gate.driver_calls, NULL);
+    while (*may_wait_ns > 0 && may_be_inside(atomic_load(&gate.last_ns))) {
+        gate_driver_end();
         if (waits != NULL) {
             waits(argument);
         }
-        wake_wait(&gate.arrived, seen, SETTLE_LOOK_NS);
-        seen = wake_seen(&gate.arrived);
+        (void)nanosleep(&pause, NULL);
         atomic_fetch_add(&gate.driver_calls, 1);
         *may_wait_ns = may_wait - (clock_ns(CLOCK_MONOTONIC) - begin);
     }
-    withdraw(&gate.driver_wanted, &gate.driver_is_late);
 }
 
-void gate_driver_end(void) { withdraw(&gate.driver_calls, &gate.driver_stands); }
+void gate_driver_end(void) {
+    if (atomic_fetch_sub(&gate.driver_calls, 1) == 1) {
+        atomic_store(&gate.driver_stands, false);
+        wake_post(&gate.driver_returned);
+    }
+}
 
 uint32_t gate_in_use(void) { return atomic_load(&gate.uncounted) ? 0 : atomic_load(&gate.in_use); }
 

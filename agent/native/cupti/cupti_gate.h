@@ -34,8 +34,7 @@ void gate_ours_end(void);
 /* Around our calls of CUDA's driver. If another tool enables or disables its recording of such calls during one, CUPTI
  * 13.0 writes a record without a kind, at which that tool stops reading. So a caller waits at its gate until our call
  * has returned, and none begins while a caller may be inside CUPTI, but for *may_wait_ns at most, which is reduced by
- * what it has waited. Where the same caller comes again, it begins while that one stands at its gate. `waits`, if any,
- * is called again and again in that time. Not nested. */
+ * what it has waited. `waits`, if any, is called again and again in that time. Not nested. */
 void gate_driver_begin(int64_t *may_wait_ns, void (*waits)(void *), void *argument);
 void gate_driver_end(void);
 /* In a forked child: all calls pass. */

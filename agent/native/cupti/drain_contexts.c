@@ -182,13 +182,12 @@ bool contexts_find(struct drain_contexts *contexts) {
 }
 
 void contexts_close(struct drain_contexts *contexts) {
-    contexts_call_begin(contexts); /* around all: a tool that comes again and again leaves few moments */
     (void)contexts_each(contexts, destroy_events);
     for (int i = 0; i < contexts->count; i++) {
         if (!contexts->all[i].noted) {
+            contexts_call_begin(contexts);
             (void)contexts->driver.release(contexts->all[i].device);
-            contexts_answered(contexts);
+            contexts_call_end(contexts);
         }
     }
-    contexts_call_end(contexts);
 }

@@ -33,7 +33,6 @@ extern struct kit_collector cupti_collector;
 #define SETTLE_NS 50000000LL /* cupti_gate.c */
 #define WAIT_LIMIT_NS 200000000LL
 #define MULTIPLE_SUBSCRIBERS 39
-#define CALLS_OF_THE_DRIVER 30
 #define HELD_UP_MS 30    /* less than a recording waits for whoever came before it */
 #define CLOSE_TRIES 2000 /* of 10 ms */
 #define VISITS_MOST 20
@@ -320,45 +319,6 @@ static void nobody_enters_during_our_call_of_the_driver(void) {
     CHECK(may_wait_ns < 10 * SETTLE_NS);
 }
 
-static atomic_bool comes_again;
-static _Atomic uint64_t returned;
-
-static void *come_again_and_again(void *unused) {
-    (void)unused;
-    while (atomic_load(&comes_again)) {
-        CHECK(cupti.enable(KERNEL_KIND) == 0);
-        atomic_fetch_add(&returned, 1);
-        CHECK(cupti.disable(KERNEL_KIND) == 0);
-        atomic_fetch_add(&returned, 1);
-    }
-    return NULL;
-}
-
-/* He is never away for as long as it takes to be sure that he is not inside. */
-static void our_call_of_the_driver_begins_while_he_stands_at_his_gate(void) {
-    pthread_t visitor;
-    int64_t may_wait_ns = 2 * CALLS_OF_THE_DRIVER * SETTLE_NS;
-    atomic_store(&comes_again, true);
-    CHECK(fake_set("enter_delay_ms", 1) == 0);
-    const uint64_t before = entered();
-    CHECK(pthread_create(&visitor, NULL, come_again_and_again, NULL) == 0);
-    while (entered() == before) {
-        usleep(100);
-    }
-    for (int i = 0; i < CALLS_OF_THE_DRIVER; i++) {
-        gate_driver_begin(&may_wait_ns, NULL, NULL);
-        const uint64_t inside = entered() - before - atomic_load(&returned);
-        usleep(1000);
-        CHECK(inside == 0 && entered() - before == atomic_load(&returned));
-        gate_driver_end();
-        usleep(1000);
-    }
-    CHECK(may_wait_ns > CALLS_OF_THE_DRIVER * SETTLE_NS);
-    atomic_store(&comes_again, false);
-    CHECK(pthread_join(visitor, NULL) == 0);
-    CHECK(fake_set("enter_delay_ms", 0) == 0);
-}
-
 static void a_forked_child_passes(void) {
     prepare();
     CHECK(start());
@@ -422,7 +382,6 @@ int main(int count, char **arguments) {
         return 0;
     }
     nobody_enters_during_our_call_of_the_driver();
-    our_call_of_the_driver_begins_while_he_stands_at_his_gate();
     he_is_waited_for_who_came_just_before();
     he_passes_while_our_memory_is_given_back();
     atomic_store(&goes_on, true);
