@@ -19,7 +19,7 @@ from kinetoctl.exit_codes import ExitCode
 # sent. This bounds the offset, which is to be added to the host's times, from both sides; the distance between the
 # bounds is the time that the trip spent outside the host. The shortest of several round trips has the tightest bounds;
 # those of the others hold too, and may be tighter on one side. If no offset fits all of them, the clock has moved
-# meanwhile.
+# between them.
 #
 # The clocks are measured before the start of a capture and after its end. Two clocks drift apart by at most DRIFT_PPM,
 # so a measurement loses precision with its age: the one that is more precise for the window is used. If the two differ

@@ -124,7 +124,7 @@ class UrlCopies:
             except _Later:
                 with self._lock:
                     copy.paths = None
-                coming.set_exception(Computing())  # whoever opened it meanwhile asks again
+                coming.set_exception(Computing())  # whoever has opened it by then asks again
             except Exception as exc:  # noqa: BLE001 - of a store's library; the next URL may do better
                 self._failed(copy, f"{copy.url}: {type(exc).__name__}: {exc}")
                 coming.set_exception(TraceUnreadable(copy.problem))

@@ -88,17 +88,13 @@ def grouped(catalog: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[dict[s
     """The views by group, in the order of its words, each with its name and the first sentence of its description."""
     groups: dict[str, list[dict[str, str]]] = {name: [] for name in (*GROUPS, OTHERS)}
     for view in sorted(catalog, key=lambda view: (_place(view["name"]), str(view["name"]))):
-        groups[_group(view["name"])].append(
+        groups[_place(view["name"])[0]].append(
             {"name": view["name"], "about": view_sentence(view["name"], view["description"])}
         )
     return [(name, views) for name, views in groups.items() if views]
 
 
-def _group(name: str) -> str:
-    return next((group for group, words in GROUPS.items() if name.startswith(words)), OTHERS)
-
-
-def _place(name: str) -> int:
-    """Of its word in its group."""
-    words = GROUPS.get(_group(name), ())
-    return next((place for place, word in enumerate(words) if name.startswith(word)), 0)
+def _place(name: str) -> tuple[str, int]:
+    """The group of a view, and the place of its word there."""
+    places = ((group, place, word) for group, words in GROUPS.items() for place, word in enumerate(words))
+    return next(((group, place) for group, place, word in places if name.startswith(word)), (OTHERS, 0))
