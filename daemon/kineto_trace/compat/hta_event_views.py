@@ -366,7 +366,9 @@ def _moved_under(context: Context, frame: HtaFrame, row: Ints, track: Ints, oute
 
 
 # HTA's figures of launches and queues.
+#
 # HTA's queues in the views queue_length, queue_length_summary and blocked_on_full_queue.
+#
 # HTA does not distinguish devices, and if a launch and a start share a microsecond it uses the order of an unstable
 # sort. It fails if calls share a correlation; the queues are then the exact ones.
 

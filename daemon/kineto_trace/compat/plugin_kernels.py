@@ -91,12 +91,15 @@ _NO_STEPS = "the plug-in has no steps without operators"
 
 
 # Steps, roles and launches as the TensorBoard profiler plug-in sees them (its last version, of 2026).
+#
 # Theory of operation
 # The plug-in identifies events by their category and ignores other categories (cuda_driver, cuda_sync, overhead, …).
 # Here the rows of a table represent a category; runtime calls count if Kineto writes their category.
+#
 # It computes with the microseconds of the file as doubles, rounded to a nanosecond or so. Sums and comparisons of
 # such doubles are exact; so are those of the integers here (`TickClock`), which are the same doubles times a power of
 # two.
+#
 # Steps are all ranges called "ProfilerStep#N", on the GPU too; without any, the one step "0" is from the first
 # start to the last end of operators. Then their ends move to the device (analysis/overview/step_breakdown.py).
 # plugin_tree.py finds the call that launched a device event.

@@ -407,17 +407,22 @@ def vendor_words(context: Context) -> VendorWords:
 
 
 # Matches backward operators to forward operators, and finds the training thread.
+#
 # Theory of operation
 # Autograd numbers its graph nodes per thread. Every op shows the number that the next node of its thread will get, so
 # several ops have the same one: the op that makes the node is the last of them to begin. A backward op has the number
 # of its node and torch's number of the thread that made the node.
+#
 # The rule is that of PyTorch's own links. Ops are visited in the order of their ends. A forward op replaces the one
 # remembered for its thread and number if it did not start before it. A backward op is linked to the remembered one,
 # which is then forgotten, so that every number gives one link, unless later forward ops reuse it. (The op
 # "autograd::engine::evaluate_function: X" around a backward op ends after it and finds no forward op any more.)
+#
 # As array work: with the ops sorted by thread, number and end, every backward op ends a segment; its forward op is
 # the last to start in its segment.
+#
 # The rule for the training thread, shared by all analyses of the host:
+#
 # The thread with most steps trains; completely recorded steps take precedence. In a trace without steps, it is the
 # thread with most time in operators, without those that autograd runs backward on threads of its own. Without
 # operators it is the thread that launches most GPU work, otherwise the one on which Python was busy longest (in

@@ -406,15 +406,18 @@ def merged(forest: CallForest) -> Stacks:
 
 
 # The Python call stack of each operator.
+#
 # Theory of operation
 # A file may contain the stack itself ("Call stack" of the operator's arguments: frames from the innermost to the
 # outermost, separated by ";"). Otherwise the stack consists of the Python frames (python_function) that were running
 # on the operator's thread when it started, written in the same way.
+#
 # Backward operators run on threads of autograd's own, without Python frames. They have the stack of the forward
 # operator whose gradient they compute, which shows their origin in the user's code; so have the operators inside
 # them. Those without a forward operator (accumulating gradients, say) have the stack of the call that started the
 # backward pass, on the thread that was waiting for it. This applies only to threads without any Python frames: the
 # thread's own frames take precedence.
+#
 # Stacks are numbered: a frame's stack is its own name and its caller's stack. All frames of one depth are
 # numbered at once, so that nothing is done per frame, and texts are made on request.
 

@@ -30,7 +30,7 @@ KINDS = ("python_function", "user_annotation", "cpu_op")  # by number; of equal 
 PYTHON = KINDS.index("python_function")
 _LONG_AGO = np.iinfo(np.int64).min
 TIMED_TABLES = (*API_TABLES, "cpu_instant_event")  # rows that have a thread and a time
-KIND = "gpu_user_annotation"
+ANNOTATION_SPANS = "gpu_user_annotation"
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,6 +355,7 @@ def _outermost(
 
 
 # Attributes calls, GPU activities and allocations to ops, by external ids.
+#
 # Theory of operation
 # A runtime or driver call belongs to the innermost op of its thread that runs when the call starts; only where
 # no op runs, to the innermost annotation (Kineto's rule for ops: an annotation inside an op does not take the
@@ -362,6 +363,7 @@ def _outermost(
 # graph launch belong to one op. If the activity's own record contains when and on which thread it was submitted
 # (Submissions), that moment counts instead of the call. An allocation is attributed by its thread and time.
 # Nothing crosses threads: a kernel of a backward pass belongs to the backward op that launched it.
+#
 # gpu_user_annotation: the span of an annotation's GPU work on each stream.
 # Every GPU activity extends the span of the innermost annotation around its launch, on the activity's stream: from
 # the first start to the last end. So an iteration's span does not cover work launched by the optimizer step inside
@@ -481,7 +483,7 @@ def gpu_annotations(tables: Mapping[str, Table]) -> Table:
     calls = [tables[kind] for kind in API_TABLES if kind in tables and len(tables[kind])]
     work = [tables[kind] for kind in GPU_TABLES if kind in tables and len(tables[kind])]
     if annotations is None or not len(annotations) or not calls or not work:
-        return make_table(KIND, 0, {})
+        return make_table(ANNOTATION_SPANS, 0, {})
     nested = nest_tables([annotations], last_end([annotations, *calls]) + 1)
     thread, time, correlation = (
         np.concatenate([call[name] for call in calls]) for name in ("thread", "start", "correlation")
@@ -506,4 +508,4 @@ def gpu_annotations(tables: Mapping[str, Table]) -> Table:
         "stream": merged.stream,
         "external_id": annotations["id"][row],
     }
-    return make_table(KIND, len(row), columns)
+    return make_table(ANNOTATION_SPANS, len(row), columns)

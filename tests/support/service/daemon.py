@@ -147,7 +147,7 @@ class Daemon:
     def _defaults(self) -> dict[str, str]:
         """Settings for a machine with little disk and few cores; unless a file has deadlines, also for a slow one.
 
-        A decode worker that is kept warm costs as much time of a CPU as all else of a start.
+        Keeping a decode worker warm takes as much CPU time as the rest of the start.
         """
         given = dict(zip(self.options, self.options[1:], strict=False)).get("--config")
         has_deadlines = given is not None and Path(given).exists() and "deadline" in Path(given).read_text()

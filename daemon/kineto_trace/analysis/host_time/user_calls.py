@@ -65,11 +65,13 @@ FEW_ON_A_LINE = 3  # samples of a call: if there are so few, all agree on its li
 
 
 # The innermost Python function of the training thread at many moments of the steps, and the time each represents.
+#
 # Theory of operation
 # Samples became slices, and slices were moved to where operators begin and end; a sample is now only a count in its
 # innermost slice. A slice's own samples are spread evenly over the time in which it is the innermost one, from its
 # beginning on, where the first one was. Each represents the same part of the steps' time. Exact calls are cut where
 # steps begin and end, and into pieces of EXACT_NS, which represent their lengths.
+#
 # Only the moments of the training thread within its steps count; without steps, all.
 
 
