@@ -69,6 +69,36 @@ class CheckStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CHECK_STATUS_NOTE: _ClassVar[CheckStatus]
     CHECK_STATUS_PROBLEM: _ClassVar[CheckStatus]
     CHECK_STATUS_UNKNOWN: _ClassVar[CheckStatus]
+
+class Wait(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    WAIT_UNSPECIFIED: _ClassVar[Wait]
+    WAIT_NONE: _ClassVar[Wait]
+    WAIT_STOPPED: _ClassVar[Wait]
+    WAIT_COLLECTIVE: _ClassVar[Wait]
+    WAIT_GPU: _ClassVar[Wait]
+    WAIT_WORKER: _ClassVar[Wait]
+    WAIT_GIL: _ClassVar[Wait]
+    WAIT_LOCK: _ClassVar[Wait]
+    WAIT_QUEUE: _ClassVar[Wait]
+    WAIT_THREAD: _ClassVar[Wait]
+    WAIT_IMPORT: _ClassVar[Wait]
+    WAIT_PROCESS: _ClassVar[Wait]
+    WAIT_FILE: _ClassVar[Wait]
+    WAIT_NETWORK: _ClassVar[Wait]
+    WAIT_SLEEP: _ClassVar[Wait]
+    WAIT_EVENTS: _ClassVar[Wait]
+    WAIT_KERNEL: _ClassVar[Wait]
+
+class ThreadState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    THREAD_STATE_UNSPECIFIED: _ClassVar[ThreadState]
+    THREAD_STATE_RUNNING: _ClassVar[ThreadState]
+    THREAD_STATE_SLEEPING: _ClassVar[ThreadState]
+    THREAD_STATE_UNINTERRUPTIBLE: _ClassVar[ThreadState]
+    THREAD_STATE_STOPPED: _ClassVar[ThreadState]
+    THREAD_STATE_TRACED: _ClassVar[ThreadState]
+    THREAD_STATE_ENDED: _ClassVar[ThreadState]
 AGENT_STATE_UNSPECIFIED: AgentState
 AGENT_STATE_NONE: AgentState
 AGENT_STATE_READY: AgentState
@@ -109,6 +139,30 @@ CHECK_STATUS_OK: CheckStatus
 CHECK_STATUS_NOTE: CheckStatus
 CHECK_STATUS_PROBLEM: CheckStatus
 CHECK_STATUS_UNKNOWN: CheckStatus
+WAIT_UNSPECIFIED: Wait
+WAIT_NONE: Wait
+WAIT_STOPPED: Wait
+WAIT_COLLECTIVE: Wait
+WAIT_GPU: Wait
+WAIT_WORKER: Wait
+WAIT_GIL: Wait
+WAIT_LOCK: Wait
+WAIT_QUEUE: Wait
+WAIT_THREAD: Wait
+WAIT_IMPORT: Wait
+WAIT_PROCESS: Wait
+WAIT_FILE: Wait
+WAIT_NETWORK: Wait
+WAIT_SLEEP: Wait
+WAIT_EVENTS: Wait
+WAIT_KERNEL: Wait
+THREAD_STATE_UNSPECIFIED: ThreadState
+THREAD_STATE_RUNNING: ThreadState
+THREAD_STATE_SLEEPING: ThreadState
+THREAD_STATE_UNINTERRUPTIBLE: ThreadState
+THREAD_STATE_STOPPED: ThreadState
+THREAD_STATE_TRACED: ThreadState
+THREAD_STATE_ENDED: ThreadState
 
 class Process(_message.Message):
     __slots__ = ("pid", "start_time_ns", "user", "uid", "command", "gpus", "rank", "world_size", "job_id", "framework", "python_version", "agent_state", "agent_version", "busy_capture_id", "activity_types", "iterations", "attached", "container_id", "pod_uid", "pod_namespace", "pod_name", "container_name", "parent_pid", "obstacle", "iteration_ns", "kineto", "trace_parent", "resource", "standing")
@@ -1134,3 +1188,63 @@ class HostDiagnosis(_message.Message):
     hostname: str
     checks: _containers.RepeatedCompositeFieldContainer[Check]
     def __init__(self, hostname: _Optional[str] = ..., checks: _Optional[_Iterable[_Union[Check, _Mapping]]] = ...) -> None: ...
+
+class ReadStacksRequest(_message.Message):
+    __slots__ = ("selector",)
+    SELECTOR_FIELD_NUMBER: _ClassVar[int]
+    selector: Selector
+    def __init__(self, selector: _Optional[_Union[Selector, _Mapping]] = ...) -> None: ...
+
+class Frame(_message.Message):
+    __slots__ = ("function", "file", "line", "code", "own")
+    FUNCTION_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    LINE_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    OWN_FIELD_NUMBER: _ClassVar[int]
+    function: str
+    file: str
+    line: int
+    code: str
+    own: bool
+    def __init__(self, function: _Optional[str] = ..., file: _Optional[str] = ..., line: _Optional[int] = ..., code: _Optional[str] = ..., own: bool = ...) -> None: ...
+
+class ThreadStack(_message.Message):
+    __slots__ = ("thread", "name", "main", "state", "cpu_ns", "system_call", "holds_gil", "wait", "waits", "frames", "left_out")
+    THREAD_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MAIN_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    CPU_NS_FIELD_NUMBER: _ClassVar[int]
+    SYSTEM_CALL_FIELD_NUMBER: _ClassVar[int]
+    HOLDS_GIL_FIELD_NUMBER: _ClassVar[int]
+    WAIT_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    thread: int
+    name: str
+    main: bool
+    state: ThreadState
+    cpu_ns: int
+    system_call: str
+    holds_gil: bool
+    wait: Wait
+    waits: str
+    frames: _containers.RepeatedCompositeFieldContainer[Frame]
+    left_out: int
+    def __init__(self, thread: _Optional[int] = ..., name: _Optional[str] = ..., main: bool = ..., state: _Optional[_Union[ThreadState, str]] = ..., cpu_ns: _Optional[int] = ..., system_call: _Optional[str] = ..., holds_gil: bool = ..., wait: _Optional[_Union[Wait, str]] = ..., waits: _Optional[str] = ..., frames: _Optional[_Iterable[_Union[Frame, _Mapping]]] = ..., left_out: _Optional[int] = ...) -> None: ...
+
+class ProcessStacks(_message.Message):
+    __slots__ = ("process", "time_ns", "threads", "left_out", "reason")
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
+    TIME_NS_FIELD_NUMBER: _ClassVar[int]
+    THREADS_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    process: Process
+    time_ns: int
+    threads: _containers.RepeatedCompositeFieldContainer[ThreadStack]
+    left_out: int
+    reason: str
+    def __init__(self, process: _Optional[_Union[Process, _Mapping]] = ..., time_ns: _Optional[int] = ..., threads: _Optional[_Iterable[_Union[ThreadStack, _Mapping]]] = ..., left_out: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
