@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from gpu.zoo.catalog import program
 from gpu.zoo.life import Life, Skip
+from gpu.zoo.programs.holding import run_beside
 from gpu.zoo.programs.torch_common import batches, bits, mlp, torch_of, train
 
 CHILD = Path(__file__).parents[1] / "child.py"
@@ -132,3 +135,49 @@ def ddp_two_gpus(life: Life) -> None:
     distributed.destroy_process_group()
     if other is not None:
         life.check(other.wait(60) == 0, "the second rank did not end well")
+
+
+class AllReduceOfASlowRank:
+    """An all-reduce, on NCCL's own stream, to which the other rank does not come before it is released."""
+
+    def __init__(self, torch: Any, distributed: Any) -> None:
+        self._distributed, self._value = distributed, torch.ones(1 << 20, device="cuda")
+        self._work: Any = None
+
+    def begin(self) -> None:
+        """Enqueues it; nothing waits for it."""
+        self._work = self._distributed.all_reduce(self._value, async_op=True)
+
+    def top_up(self) -> None:
+        """Nothing."""
+
+    def release(self) -> None:
+        """Nothing: the other rank sees for itself that the file `hold` is gone."""
+
+
+@program(by_name=True, twin=False)
+def hold_all_reduce(life: Life) -> None:
+    """The first rank's loop launches ahead while its all-reduce waits for the second rank. Needs two GPUs."""
+    torch = torch_of(life)
+    if life.device != "cuda" or torch.cuda.device_count() < 2:
+        raise Skip("needs two GPUs")
+    if life.rank == 0:
+        command = [sys.executable, str(CHILD), "hold_all_reduce", str(life.folder), "--rank", "1"]
+        other = subprocess.Popen(command)
+    distributed = join(torch, life, "nccl", 2)
+    distributed.all_reduce(torch.ones(1, device="cuda"))
+    torch.cuda.synchronize()
+    if life.rank == 0:
+        run_beside(life, partial(AllReduceOfASlowRank, distributed=distributed))
+        distributed.destroy_process_group()
+        life.check(other.wait(60) == 0, "the second rank did not end well")
+        return
+    value, pause = torch.ones(1 << 20, device="cuda"), threading.Event()
+    while not life.ended():
+        if life.held():
+            while life.held():
+                pause.wait(0.01)
+            distributed.all_reduce(value)
+            torch.cuda.synchronize()
+        pause.wait(0.01)
+    distributed.destroy_process_group()
