@@ -7,24 +7,52 @@ function apply to every other module.
 import contextlib
 import ctypes
 import os
+import pwd
 import struct
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 
-_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
+NOBODYS_GROUP = 65534  # for a user without an entry in the host's database
+PTRACE_CAPABILITY = 19  # CAP_SYS_PTRACE
+_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, _PR_SET_KEEPCAPS = 47, 4, 8
 _VERSION_3 = 0x20080522
+_CAPABILITIES = struct.Struct("=6I")  # effective, permitted and inheritable: of the first 32, then of the others
+_NONE = bytes(_CAPABILITIES.size)
 
 
 def drop_capabilities() -> None:
     """Gives up all capabilities, also under root's uid and after a change of user that keeps them. Raises OSError."""
+    keep_capabilities(0)
+
+
+def keep_capabilities(kept: int) -> None:
+    """Gives up all capabilities but these of the first 32, as far as it has them. Raises OSError."""
     with contextlib.suppress(OSError):  # kernels before 4.3 have no ambient capabilities
         prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
-    header, none = struct.pack("=Ii", _VERSION_3, 0), bytes(24)
-    found = ctypes.create_string_buffer(none, len(none))
-    if LIBC.capget(ctypes.c_char_p(header), found) == 0 and found.raw == none:
-        return  # a unit's filter blocks capset, and makes it unnecessary
-    if LIBC.capset(ctypes.c_char_p(header), ctypes.c_char_p(none)):
+    header = struct.pack("=Ii", _VERSION_3, 0)
+    found = ctypes.create_string_buffer(_NONE, len(_NONE))
+    if LIBC.capget(ctypes.c_char_p(header), found) == 0:
+        if found.raw == _NONE:
+            return  # a unit's filter blocks capset, and makes it unnecessary
+        kept &= _CAPABILITIES.unpack(found.raw)[1]
+    if LIBC.capset(ctypes.c_char_p(header), ctypes.c_char_p(_CAPABILITIES.pack(kept, kept, 0, 0, 0, 0))):
         raise OSError(ctypes.get_errno(), f"capset: {os.strerror(ctypes.get_errno())}")
+
+
+def change_user(uid: int, *, keep: bool = False) -> None:
+    """Permanently changes groups, group and user. keep: the permitted capabilities stay so. Raises OSError."""
+    if keep:
+        prctl(_PR_SET_KEEPCAPS, 1)
+    try:
+        entry = pwd.getpwuid(uid)
+    except KeyError:
+        os.setgroups([])
+        gid = NOBODYS_GROUP
+    else:
+        gid = entry.pw_gid
+        os.initgroups(entry.pw_name, gid)
+    os.setresgid(gid, gid, gid)
+    os.setresuid(uid, uid, uid)
 
 
 def prctl(option: int, value: int) -> None:

@@ -21,7 +21,6 @@ Theory of operation
 import contextlib
 import json
 import os
-import pwd
 import secrets
 import signal
 import stat
@@ -30,10 +29,9 @@ import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO
 
-from kinetod.base.libc import drop_capabilities
+from kinetod.base.libc import change_user, drop_capabilities
 
 ROOT = 0
-NOBODYS_GROUP = 65534  # for a user without an entry in the host's database
 FILE_MODE = 0o644  # like Kineto's with the usual umask
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -52,24 +50,10 @@ def become(uid: int) -> None:
     """Permanently becomes a user, without any capability. Raises WriteRefused."""
     try:
         if uid != os.geteuid():
-            _change_user(uid)
+            change_user(uid)
         drop_capabilities()  # the kernel keeps them unless the user was root before
     except OSError as exc:
         raise WriteRefused(f"this process cannot become uid {uid}: {exc.strerror}") from exc
-
-
-def _change_user(uid: int) -> None:
-    """Changes groups, group and user. Raises OSError."""
-    try:
-        entry = pwd.getpwuid(uid)
-    except KeyError:
-        os.setgroups([])
-        gid = NOBODYS_GROUP
-    else:
-        gid = entry.pw_gid
-        os.initgroups(entry.pw_name, gid)
-    os.setresgid(gid, gid, gid)
-    os.setresuid(uid, uid, uid)
 
 
 def opened_root(root: str, unit: str) -> int:
