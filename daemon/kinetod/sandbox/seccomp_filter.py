@@ -184,10 +184,17 @@ KILL: Numbers = (62, 129)
 TGKILL: Numbers = (234, 131)
 
 
-def program(pid: int, machine: str) -> bytes:
-    """Builds the filter for the process with this pid. machine: as in platform.machine()."""
+def that_reads(target: int) -> Callable[[int, str], bytes]:
+    """Builds filters with which a process may read the memory of another one, too."""
+    return functools.partial(program, target=target)
+
+
+def program(pid: int, machine: str, target: int | None = None) -> bytes:
+    """Builds the filter for the process with this pid. machine: as in platform.machine(); target: as in that_reads."""
     column = _MACHINES[machine][1]
     code: list[_Instruction] = []
+    if target is not None:
+        code += _if(OTHERS["process_vm_readv"][column], _one_of(0, (target,)))
     code += _if(CLONE[column], [*_masked(0, _NAMESPACES, 0), *_masked(0, _THREAD, _THREAD, allow=True)])
     code += _if(CLONE3[column], [(_RETURN, 0, 0, _ERRNO | _ENOSYS)])
     code += _if(FCNTL[column], _one_of(1, _FCNTL_COMMANDS))
