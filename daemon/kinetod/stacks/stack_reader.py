@@ -1,0 +1,51 @@
+"""Reads the stacks of a process by a process of its own, which may block or crash without the daemon."""
+
+import json
+import logging
+from collections.abc import Sequence
+
+from kinetod.base.fair_slots import FairSlots
+from kinetod.processes.identity import ProcessKey
+from kinetod.stacks.read_process import NO_SUCH_PROCESS
+from kinetod.stacks.thread_stacks import MAX_ANSWER_BYTES, Stacks, decode, only_reason
+from kinetod.supervise import child
+
+log = logging.getLogger(__name__)
+
+COMMAND = child.python("kinetod.stacks.read_process")
+DEADLINE_S = 5.0  # usually 0.2 s
+AT_ONCE = 8  # and one more for a user without any
+_GRACE_S = 1.0  # the process ends itself at its deadline
+
+
+class StackReader:
+    """Starts one process for each question, at most AT_ONCE, in turns by user."""
+
+    def __init__(self, *, command: Sequence[str] = COMMAND, deadline_s: float = DEADLINE_S) -> None:
+        self._command = command
+        self._deadline_s = deadline_s
+        self._slots = FairSlots(AT_ONCE, spare=1)
+
+    async def read(self, key: ProcessKey, uid: int) -> Stacks:
+        """The stacks of a process of this user. Raises ProcessLookupError if it does not exist."""
+        pid = key.pid
+        question = json.dumps({"pid": pid, "uid": uid, "deadline_s": self._deadline_s}).encode()
+        answers = list[bytes]()
+
+        def keep(line: bytes) -> None:
+            answers[:] = [line] if len(line) <= MAX_ANSWER_BYTES else answers
+
+        async with self._slots.turn():
+            try:
+                ended = await child.ask_once(self._command, question, keep, deadline_s=self._deadline_s + _GRACE_S)
+            except ValueError:
+                ended = child.ProcessEnd(status=0, errors="a line of its answer is too long")
+        if ended.status == NO_SUCH_PROCESS:
+            raise ProcessLookupError(ended.errors)
+        if ended.status not in (0, None):
+            log.warning("reading the stacks of process %d ended with status %s: %s", pid, ended.status, ended.errors)
+        try:
+            return decode(answers[0])
+        except (IndexError, ValueError):
+            log.error("reading the stacks of process %d gave nothing: %s %s", pid, ended.status, ended.errors)
+            return only_reason("reading its stacks failed; the daemon's log has the details")

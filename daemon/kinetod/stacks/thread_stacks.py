@@ -1,0 +1,62 @@
+"""The stacks of one process as values, and as the line of JSON that travels from the reading process to the daemon."""
+
+from typing import Annotated
+
+import msgspec
+
+MAX_THREADS = 512
+MAX_FRAMES = 100  # of one thread: the inner ones, without which nothing can be told, and the outermost
+MAX_TEXT_CHARS = 300
+MAX_ANSWER_BYTES = 8 << 20  # as many threads with as many frames take less, unless their names are long
+Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT_CHARS)]
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+
+
+class Frame(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """profiler.proto's Frame. start, end: where the expression begins and ends, in UTF-8 bytes; 0, 0: unknown."""
+
+    function: Text
+    file: Text
+    line: Count
+    code: Text = ""
+    own: bool = False
+    start: Count = 0
+    end: Count = 0
+
+
+class ThreadStack(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """profiler.proto's ThreadStack; `state` and `wait` are names without their prefix."""
+
+    thread: Count
+    name: Text
+    state: Text
+    cpu_ns: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+    system_call: Text = ""
+    holds_gil: bool = False
+    wait: Text = ""
+    waits: Text = ""
+    frames: Annotated[list[Frame], msgspec.Meta(max_length=MAX_FRAMES)] = []
+    left_out: Count = 0
+
+
+class Stacks(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """profiler.proto's ProcessStacks without the process."""
+
+    time_ns: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] = 0
+    threads: Annotated[list[ThreadStack], msgspec.Meta(max_length=MAX_THREADS)] = []
+    left_out: Count = 0
+    reason: Text = ""
+
+
+encode = msgspec.json.Encoder().encode
+_decoder = msgspec.json.Decoder(Stacks)
+
+
+def decode(line: bytes) -> Stacks:
+    """The stacks in one line. Raises ValueError."""
+    return _decoder.decode(line)
+
+
+def only_reason(reason: str) -> Stacks:
+    """Of a process of which nothing could be read."""
+    return Stacks(reason=reason[:MAX_TEXT_CHARS])

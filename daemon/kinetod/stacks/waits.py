@@ -1,0 +1,193 @@
+"""What a thread waits for, in words, from its Python frames and its system call. Pure.
+
+The rules, first match first: the thread is stopped; a function of a known library, in the frames inside the innermost
+one of the program's own, is known to wait; the expression is known to wait for the GPU, and the process uses one; the
+GIL is another thread's; the system call; the kernel's state.
+
+A thread that runs can only wait by spinning, as those do that wait for a GPU or for a collective.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from kinetod.stacks.thread_facts import Call, ProcessFacts, ThreadFacts, is_gpu
+from kinetod.stacks.thread_stacks import Frame
+
+COLLECTIVE, GPU, GIL, NONE, UNSPECIFIED = "COLLECTIVE", "GPU", "GIL", "NONE", "UNSPECIFIED"
+_SPINS = frozenset((COLLECTIVE, GPU))
+_COLLECTIVES = (
+    r"(all_reduce|all_gather|reduce_scatter|all_to_all|broadcast|reduce|gather|scatter|barrier|monitored_barrier"
+    r"|send|recv)\w*"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A function that waits. file: the end of its path; {function} in `waits` is its name."""
+
+    wait: str
+    file: str
+    function: re.Pattern[str]
+    waits: str
+
+
+def _known(*rows: tuple[str, str, str, str]) -> tuple[_Known, ...]:
+    return tuple(_Known(wait, file, re.compile(function), waits) for wait, file, function, waits in rows)
+
+
+# The more a row says, the earlier it stands: a DataLoader waits in a queue, which waits in a condition.
+_FUNCTIONS = _known(
+    (COLLECTIVE, "torch/distributed/distributed_c10d.py", _COLLECTIVES, "waits in {function}"),
+    (
+        COLLECTIVE,
+        "torch/distributed/distributed_c10d.py",
+        r"init_process_group|_new_process_group_helper|_store_based_barrier|new_group\w*",
+        "waits for the other ranks to join ({function})",
+    ),
+    (COLLECTIVE, "torch/distributed/rendezvous.py", r".*", "waits for the other ranks to join (rendezvous)"),
+    (COLLECTIVE, "torch/distributed/_functional_collectives.py", r".*wait.*", "waits for the result of a collective"),
+    (GPU, "torch/cuda/__init__.py", r"synchronize", "waits for the GPU (torch.cuda.synchronize)"),
+    (GPU, "torch/cuda/streams.py", r"synchronize", "waits for the GPU (synchronize of a stream or an event)"),
+    (GPU, "jax/_src/api.py", r"block_until_ready", "waits for the device (block_until_ready)"),
+    (GPU, "jax/_src/array.py", r"_value|__array__|__float__|__int__|item|tolist", "waits for the device ({function})"),
+    ("WORKER", "torch/utils/data/dataloader.py", r"\w*_?(try_)?get_data", "waits for a DataLoader worker"),
+    ("PROCESS", "subprocess.py", r"wait|_wait|_try_wait|communicate|_communicate", "waits for a child process"),
+    ("PROCESS", "multiprocessing/popen_fork.py", r"poll|wait", "waits for a child process to end"),
+    ("PROCESS", "multiprocessing/pool.py", r"get|wait", "waits for a process of a pool"),
+    ("QUEUE", "multiprocessing/queues.py", r"get", "waits for an item of a queue between processes"),
+    ("QUEUE", "queue.py", r"get", "waits for an item of a queue"),
+    ("QUEUE", "queue.py", r"put", "waits for room in a queue"),
+    ("QUEUE", "queue.py", r"join", "waits until a queue is worked off"),
+    ("THREAD", "concurrent/futures/_base.py", r"result|exception|wait", "waits for the result of another thread"),
+    ("THREAD", "concurrent/futures/thread.py", r"shutdown", "waits for the threads of a pool to end"),
+    ("THREAD", "threading.py", r"join|_wait_for_tstate_lock|_shutdown", "waits for another thread to end"),
+    ("IMPORT", "<frozen importlib._bootstrap>", r"acquire|__enter__", "waits for another thread's import"),
+    ("EVENTS", "asyncio/base_events.py", r"_run_once", "waits in its event loop"),
+    ("EVENTS", "socketserver.py", r"serve_forever", "waits for requests"),
+    ("EVENTS", "selectors.py", r"select", "waits for events"),
+    ("PROCESS", "multiprocessing/connection.py", r"_recv|_poll|poll|wait|accept|recv\w*", "waits for another process"),
+    ("LOCK", "threading.py", r"wait|wait_for", "waits for a condition or an event"),
+    ("LOCK", "threading.py", r"acquire|__enter__", "waits for a lock or a semaphore"),
+    ("NETWORK", "ssl.py", r"read|recv\w*|do_handshake", "waits for data from the network"),
+    ("NETWORK", "socket.py", r"readinto|accept|create_connection", "waits for the network ({function})"),
+)  # fmt: skip
+# Methods that wait for the device's results.
+_GPU_EXPRESSIONS = re.compile(
+    r"\.(item|cpu|tolist|numpy|nonzero|synchronize|block_until_ready)\s*\(|\.to\(\s*['\"]cpu['\"]|\bsynchronize\(\)"
+)
+_LOCK_EXPRESSIONS = re.compile(r"\.acquire\(|\bwith\b")
+_FILE_LOCKS = {7, 38}  # F_SETLKW, F_OFD_SETLKW
+_NO_DEADLINE = 0
+_SLEEPS = frozenset(("nanosleep", "clock_nanosleep"))
+_POLLS = frozenset(
+    ("poll", "ppoll", "select", "pselect6", "epoll_wait", "epoll_pwait", "epoll_pwait2", "io_uring_enter")
+)
+_OPENS = frozenset(("open", "openat", "stat", "newfstatat", "statx", "getdents64"))
+
+
+def explain(
+    thread: ThreadFacts, frames: Sequence[Frame], process: ProcessFacts, gil: str = "", *, holds_gil: bool = False
+) -> tuple[str, str]:
+    """The wait and its words, which follow "it ". gil: which thread holds the GIL and where; empty: none is seen to."""
+    if (stopped := _stopped(thread, process)) is not None:
+        return stopped
+    runs = thread.state == "RUNNING"
+    found = _by_function(frames) or _by_expression(frames, process)
+    if found is not None and (not runs or found[0] in _SPINS):
+        return found
+    if runs:
+        return NONE, "runs"
+    if gil and not holds_gil and frames and _waits_with_deadline(thread.call):
+        return GIL, f"waits for the GIL, which {gil}"
+    if thread.call is not None and (called := _by_call(thread.call, frames)) is not None:
+        return called
+    if thread.state == "UNINTERRUPTIBLE":
+        where = f" ({thread.kernel_function})" if thread.kernel_function else ""
+        return "KERNEL", f"waits in the kernel, uninterruptibly, for a disk, a driver or swapped memory{where}"
+    return UNSPECIFIED, "waits, for what cannot be seen from outside"
+
+
+def _stopped(thread: ThreadFacts, process: ProcessFacts) -> tuple[str, str] | None:
+    if thread.state == "ENDED":
+        return NONE, "has ended"
+    if thread.state == "TRACED":
+        who = f" (process {process.tracer})" if process.tracer else ""
+        return "STOPPED", f"is stopped by a debugger{who}"
+    if thread.state == "STOPPED":
+        return "STOPPED", "is stopped (SIGSTOP or Ctrl-Z)"
+    return ("STOPPED", "is frozen by its control group") if process.frozen else None
+
+
+def _library_frames(frames: Iterable[Frame]) -> list[Frame]:
+    """Those inside the innermost frame of the program's own."""
+    inside = []
+    for frame in frames:
+        if frame.own:
+            break
+        inside.append(frame)
+    return inside
+
+
+def _by_function(frames: Sequence[Frame]) -> tuple[str, str] | None:
+    inside = [(frame.file, frame.function.rpartition(".")[2]) for frame in _library_frames(frames)]
+    for known in _FUNCTIONS:
+        for file, function in inside:
+            if _ends(file, known.file) and known.function.fullmatch(function):
+                return known.wait, known.waits.format(function=function)
+    return None
+
+
+def _ends(file: str, end: str) -> bool:
+    return file == end or file.endswith(f"/{end}")
+
+
+def _by_expression(frames: Sequence[Frame], process: ProcessFacts) -> tuple[str, str] | None:
+    if not process.uses_gpu or not frames:
+        return None
+    code = frames[0].code
+    return (GPU, f"waits for the GPU ({code})") if _GPU_EXPRESSIONS.search(code) else None
+
+
+def _waits_with_deadline(call: Call | None) -> bool:
+    """Whether it is the wait of CPython for the GIL, which looks again every 5 ms."""
+    return call is not None and call.name == "futex" and len(call.arguments) > 3 and call.arguments[3] != _NO_DEADLINE
+
+
+def _by_call(call: Call, frames: Sequence[Frame]) -> tuple[str, str] | None:
+    name, target = call.name, call.target
+    if is_gpu(target):
+        return GPU, f"waits in the GPU's driver ({name} of {target})"
+    if name == "futex":
+        lock = frames and _LOCK_EXPRESSIONS.search(frames[0].code)
+        return "LOCK", "waits for a lock" if lock else "waits for a lock or for another thread"
+    if name in _SLEEPS:
+        return "SLEEP", "sleeps"
+    if name in ("wait4", "waitid"):
+        child = call.arguments[0 if name == "wait4" else 1]
+        return (
+            "PROCESS",
+            f"waits for process {child} to end" if 0 < child < 1 << 31 else "waits for a child process to end",
+        )
+    if name in _POLLS:
+        return "EVENTS", "waits for events"
+    if name in _OPENS:
+        return "FILE", "opens or looks up a file, and the file system does not answer"
+    if name == "flock" or (name == "fcntl" and call.arguments[1] in _FILE_LOCKS):
+        return "FILE", f"waits for the lock of {target or 'a file'}"
+    if name in ("accept", "accept4"):
+        return "NETWORK", f"waits for a connection to {target or 'a socket'}"
+    if name == "connect":
+        return "NETWORK", "waits for a connection to another process or host"
+    if name.startswith(("recv", "send")) or _is_peer(target):
+        does = "to send data to" if "send" in name or "write" in name else "for data from"
+        return "NETWORK", f"waits {does} {target or 'a socket'}"
+    if "read" in name:
+        return "FILE", f"reads {target or 'a file'}"
+    if "write" in name or name.endswith("sync"):
+        return "FILE", f"writes {target or 'a file'}"
+    return None
+
+
+def _is_peer(target: str) -> bool:
+    return target == "a socket" or "Unix socket" in target or re.fullmatch(r"(port |[\d.]+:|\[)\S*", target) is not None
