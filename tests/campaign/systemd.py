@@ -39,7 +39,7 @@ with socket.create_connection(("127.0.0.1", 1778)) as sock:
         print(answer.read(struct.unpack("=i", answer.read(4))[0]).decode())
 """
 WRITERS_CAPABILITIES = sum(1 << number for number in (6, 7))
-HELPERS_CAPABILITIES = sum(1 << number for number in (2, 19, 21, 23))
+HELPERS_CAPABILITIES = sum(1 << number for number in (2, 6, 7, 19, 21, 23))
 IN_A_CONTAINER = ("--property=SystemCallFilter=@system-service", "--property=SystemCallErrorNumber=EPERM")
 PACKAGED_AGENT = "/opt/kinetod/lib/python3.11/site-packages"
 

@@ -43,6 +43,8 @@ from kinetod.processes.accelerator_signs import OutsideSigns
 from kinetod.processes.identity import BOOT_TIME_NS, ProcessKey, start_time_ns
 from kinetod.processes.process_info import PrivateFacts
 from kinetod.profilers import ProfilingTool
+from kinetod.stacks import thread_stacks
+from kinetod.stacks.thread_stacks import Stacks
 from kinetod.supervise.helper_connection import connected
 
 log = logging.getLogger(__name__)
@@ -51,10 +53,13 @@ START_GRACE_S = 20.0  # the first caller after a while waits for the service's s
 ANSWER_GRACE_S = 2.0  # in addition to the service's own limit
 LOOK_DEADLINE_S = 5.0
 DIAGNOSE_DEADLINE_S = 15.0
+STACKS_DEADLINE_S = 10.0
 KUBELET_DEADLINE_S = 5.0
 NAMESPACES_DEADLINE_S = 60.0  # each new one takes as long as starting Python
 DEVICE_CODE_DEADLINE_S = 2.0  # usually about 10 ms; a capture waits for it
-_BRINGERS = messages.AttachReply | messages.Connected | messages.PollSockets | messages.TraceFileReply
+_BRINGERS = (
+    messages.AttachReply | messages.Connected | messages.PollSockets | messages.StacksReply | messages.TraceFileReply
+)
 Said = TypeVar("Said", messages.Seen, messages.Found)
 ASK_DEADLINE_S = 15.0  # the helper gives up after 5 s, once it is this folder's turn
 _SPARE_S = 3600  # longer than the file is wanted: a large one takes time to write
@@ -136,6 +141,24 @@ class HelperService:
         if error.code is AttachCode.GONE:
             raise ProcessLookupError(error.reason)
         return _no_diagnosis("attach_helper", error.reason, error.code)
+
+    async def read(self, key: ProcessKey, uid: int) -> Stacks:
+        """Reads the stacks of a process. Raises ProcessLookupError if it does not exist."""
+        asked = messages.ReadStacks(target=target_of(key), boot_time_ns=BOOT_TIME_NS)
+        try:
+            async with _Conversation(self._path, STACKS_DEADLINE_S + self._start_grace_s) as service:
+                said, descriptor = await service.ask(asked)
+        except HelperUnreachable as exc:
+            return thread_stacks.only_reason(self._unreachable(str(exc)))
+        if isinstance(said, messages.StacksReply) and descriptor is not None:
+            with os.fdopen(descriptor, "rb") as file, contextlib.suppress(ValueError):
+                return thread_stacks.decode(os.pread(file.fileno(), thread_stacks.MAX_ANSWER_BYTES, 0))
+            return thread_stacks.only_reason("the attach helper's answer cannot be decoded")
+        _close(descriptor)
+        error = refusal(said, key.pid)
+        if error.code is AttachCode.GONE:
+            raise ProcessLookupError(error.reason)
+        return thread_stacks.only_reason(error.reason)
 
     async def private_facts(
         self, keys: Iterable[ProcessKey], signs: Iterable[OutsideSigns] = ()

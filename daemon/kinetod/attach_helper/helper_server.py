@@ -47,6 +47,8 @@ from kinetod.kineto_ipc.network_namespaces import open_in
 from kinetod.processes import credentials
 from kinetod.processes.credentials import Credentials
 from kinetod.processes.identity import PROC, ProcessKey, start_time_ns
+from kinetod.stacks import thread_stacks
+from kinetod.stacks.stack_reader import StackReader
 from kinetod.supervise.child import Crashed, TooLate
 from kinetod.supervise.helper_service import Connections, HelperCaller, HungUp
 
@@ -160,6 +162,7 @@ class AttachService:
         self._keepers = AttachHelpers(1)  # for folders; the first query starts it
         self._folders = KeptFolders(self._keepers, self._is_alive)
         self._diagnosis = DiagnosisProcess()
+        self._stacks = StackReader()
         self._proc = proc
         self.connections = Connections(self._serve, is_busy=lambda: bool(self._folders.count))
 
@@ -252,6 +255,21 @@ class AttachService:
             raise Denial(AttachCode.GONE, f"process {key.pid} has ended") from exc
         _same(key, before, self.check(caller, policy, key, asked.boot_time_ns))
         return messages.Diagnosed(diagnosis=asdict(found))
+
+    async def read_stacks(
+        self, caller: HelperCaller, policy: Policy, asked: messages.ReadStacks
+    ) -> tuple[messages.StacksReply, io.FileIO]:
+        """Reads where the threads of a process stand. Raises Denial, AttachError."""
+        key = ProcessKey(asked.target.pid, asked.target.start_time_ns)
+        before = self.check(caller, policy, key, asked.boot_time_ns)
+        try:
+            found = await self._stacks.read(key, before.uid)
+        except ProcessLookupError as exc:
+            raise Denial(AttachCode.GONE, f"process {key.pid} has ended") from exc
+        _same(key, before, self.check(caller, policy, key, asked.boot_time_ns))
+        file = os.fdopen(os.memfd_create("kineto-stacks"), "w+b", buffering=0)
+        file.write(thread_stacks.encode(found))
+        return messages.StacksReply(), file
 
     async def look(self, caller: HelperCaller, policy: Policy, asked: messages.Look) -> messages.Seen:
         """Answers for the processes that may be inspected. Raises Denial if inspecting them fails."""
@@ -441,6 +459,8 @@ class _Connection:
             return await service.attach(caller, policy, asked)
         if isinstance(asked, messages.Diagnose):
             return await service.diagnose(caller, policy, asked), None
+        if isinstance(asked, messages.ReadStacks):
+            return await service.read_stacks(caller, policy, asked)
         if isinstance(asked, messages.Look):
             return await service.look(caller, policy, asked), None
         if isinstance(asked, messages.Search):

@@ -26,7 +26,7 @@ from kinetod.processes.process_info import (
 )
 from kinetod.supervise.helper_connection import PacketFormat
 
-VERSION = 6
+VERSION = 7
 MAX_REQUEST_BYTES = 16 << 10
 MAX_ANSWER_BYTES = 64 << 10
 MAX_PROCESSES = 20  # in one query for facts: the answer fits into a packet
@@ -113,6 +113,13 @@ class Diagnose(_Message, frozen=True, tag="diagnose"):
     target: Target
     boot_time_ns: Nanoseconds
     agent: AgentFacts
+
+
+class ReadStacks(_Message, frozen=True, tag="read_stacks"):
+    """Asks where the threads of a process stand. Answered by StacksReply or RefusedReply."""
+
+    target: Target
+    boot_time_ns: Nanoseconds
 
 
 class SignsItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -212,7 +219,19 @@ class RemoveFolder(_OfFolder, frozen=True, tag="remove_folder"):
 FolderUse = LookIntoFolder | OpenTraceFile | RemoveFolder
 
 
-Request = Attach | Diagnose | Look | Search | Toolkit | DeviceCode | Kubelet | OpenPollSocket | MakeFolder | FolderUse
+Request = (
+    Attach
+    | Diagnose
+    | ReadStacks
+    | Look
+    | Search
+    | Toolkit
+    | DeviceCode
+    | Kubelet
+    | OpenPollSocket
+    | MakeFolder
+    | FolderUse
+)
 
 
 class AttachReply(_Message, frozen=True, tag="attached"):
@@ -241,6 +260,10 @@ class Diagnosed(_Message, frozen=True, tag="diagnosed"):
     """The diagnosis as encoded by diagnosis.encode."""
 
     diagnosis: dict[str, Any]
+
+
+class StacksReply(_Message, frozen=True, tag="stacks"):
+    """The stacks as encoded by thread_stacks.encode are in memory whose descriptor comes with it."""
 
 
 class PrivateFactsItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -329,7 +352,7 @@ class RefusedReply(_Message, frozen=True, tag="refused"):
 FolderAnswer = FolderMade | FolderSeen | TraceFileReply | FolderRemoved
 
 
-Facts = Diagnosed | Seen | Found | Tools | LaunchesReply
+Facts = Diagnosed | StacksReply | Seen | Found | Tools | LaunchesReply
 
 
 Answer = AttachReply | Connected | PollSockets | Facts | FolderAnswer | RefusedReply

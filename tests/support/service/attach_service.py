@@ -17,7 +17,14 @@ from support.waiting import scaled, until
 # The service's own user is another one in each worker of pytest-xdist: folders in /tmp are told from others' by it.
 SERVICE_UID = 64960 + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 30
 CALLER_UID, OWNER_UID = 64991, 64992
-CAPABILITIES = ("sys_ptrace", "dac_read_search", "sys_admin", "sys_nice")  # as in the unit; a test compares
+CAPABILITIES = (
+    "sys_ptrace",
+    "dac_read_search",
+    "sys_admin",
+    "sys_nice",
+    "setuid",
+    "setgid",
+)  # as in the unit; a test compares
 MODULE = ("-m", "kinetod.attach_helper")
 POLICY = f'callers = [{CALLER_UID}]\nroot = "containers"\n'
 _START = 'LISTEN_PID=$$ LISTEN_FDS=1 exec "$@"'  # the pid is known only to who has it
