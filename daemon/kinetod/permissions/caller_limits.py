@@ -26,6 +26,7 @@ COSTS = {
     "WatchHost": 2,
     "DiagnoseProcess": 4,
     "DiagnoseHost": 4,
+    "ReadStacks": 4,
     "ListCounters": 4,
     "WatchCounters": 4,
     "CreateCapture": 2,

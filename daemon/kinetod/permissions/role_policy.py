@@ -71,6 +71,7 @@ CALLS: Mapping[str, Action] = {
     "ListProcesses": Action.SEE_PROCESS,
     "DiagnoseProcess": Action.SEE_PROCESS,
     "DiagnoseHost": Action.SEE_HOST,
+    "ReadStacks": Action.TRACE,
     "ListCounters": Action.SEE_HOST,
     "WatchCounters": Action.SAMPLE_COUNTERS,
     "CreateCapture": Action.TRACE,

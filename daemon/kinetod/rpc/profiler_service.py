@@ -36,6 +36,7 @@ from kinetod.processes.identity import ProcessKey
 from kinetod.processes.process_info import checked_trace_parent
 from kinetod.rpc.diagnose_host import Diagnoser, HostDiagnoser
 from kinetod.rpc.error_status import Context, streaming, unary
+from kinetod.rpc.read_stacks import StackLook
 from kinetod.rpc.watch_counters import CounterWatcher
 from kinetod.selection.process_registry import Match, Registry, checked_selector
 from kinetod.store.capture_store import Store, key_of
@@ -370,6 +371,7 @@ class ProfilerService:
         watcher: HostWatcher,
         diagnoser: Diagnoser,
         host_diagnoser: HostDiagnoser,
+        stacks: StackLook,
         counters: CounterWatcher,
         gate: Authorizer,
         settings: Settings,
@@ -384,11 +386,12 @@ class ProfilerService:
         self._watcher = watcher
         self._diagnoser = diagnoser
         self._host_diagnoser = host_diagnoser
+        self._stacks = stacks
         self._counters = counters
         self._looks = looks
         self._streams = Shares(
             Reason.TOO_MANY_STREAMS,
-            "fetches and checks of stored files",
+            "fetches and checks of stored files, and reads of stacks",
             "access.max_streams_per_user",
             own=lambda: settings.current.max_streams_per_user,
             in_all=lambda: MAX_STREAMS,
@@ -497,6 +500,13 @@ class ProfilerService:
         """Reports whether and how an agent could be attached to a process."""
         async with self._looks.turn():
             return await self._diagnoser.diagnose(request.pid, caller)
+
+    @streaming
+    async def ReadStacks(self, request: pb.ReadStacksRequest, caller: Caller) -> AsyncIterator[pb.ProcessStacks]:
+        """Streams where the threads of processes stand."""
+        with self._stream(caller):
+            async for stacks in self._stacks.read(request, caller):
+                yield stacks
 
     @unary
     async def DiagnoseHost(self, _request: pb.DiagnoseHostRequest, caller: Caller) -> pb.HostDiagnosis:

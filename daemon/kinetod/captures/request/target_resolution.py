@@ -272,7 +272,7 @@ async def _selected(registry: Registry, wanted: TargetRequest, own_uid: int) -> 
     attaches, polled = wanted.attacher is not None, wanted.polled
 
     def usable(candidate: Candidate) -> bool:
-        if not candidate.visible_to(wanted.caller) or _forbidden(wanted.caller, candidate, own_uid) is not None:
+        if not candidate.visible_to(wanted.caller) or forbidden(wanted.caller, candidate, own_uid) is not None:
             return False
         polls = polled.process(candidate.key) is not None
         return polls if polled.only_kineto else attaches or candidate.has_agent() or polls
@@ -287,7 +287,7 @@ def _checked(registry: Registry, wanted: TargetRequest, candidate: Candidate, ow
     process, agent = candidate.process, candidate.agent
     name = _name(process)
     polling, refused = wanted.polled.chosen(candidate.key, name)
-    problem: KinetodError | None = _forbidden(wanted.caller, candidate, own_uid) or refused
+    problem: KinetodError | None = forbidden(wanted.caller, candidate, own_uid) or refused
     if problem is not None:
         pass
     elif polling is not None or (busy := wanted.polled.recording(candidate.key, name)) is not None:
@@ -317,7 +317,8 @@ def _checked(registry: Registry, wanted: TargetRequest, candidate: Candidate, ow
     return Resolved(candidate.key, process, agent, problem, approved=candidate.facts.credentials, polling=polling)
 
 
-def _forbidden(caller: Caller, candidate: Candidate, own_uid: int) -> KinetodError | None:
+def forbidden(caller: Caller, candidate: Candidate, own_uid: int) -> KinetodError | None:
+    """Why the caller may not trace a process, if so. own_uid: of the registry."""
     return _not_allowed(caller, candidate) or not_yours(candidate.process, own_uid)
 
 
@@ -503,7 +504,7 @@ async def _decided_again(
             return target
         if found is None or found.facts.credentials is None:
             return replace(target, agent=None, problem=_attach_problem(target, gone(target.key.pid)))
-        problem = _forbidden(wanted.caller, found, own_uid)
+        problem = forbidden(wanted.caller, found, own_uid)
         difference = target.approved.difference(found.facts.credentials)
         if not difference and target.agent is not None and target.agent.identity.uid != target.approved.uid:
             difference = f"its agent connected as uid {target.agent.identity.uid}"

@@ -1,0 +1,113 @@
+"""ReadStacks: where the threads of the selected processes stand, each process as soon as it has been read."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+from kineto_protos.v1 import profiler_pb2 as pb
+
+from kinetod.base.errors import NotFound, Reason, invalid
+from kinetod.captures.request.target_resolution import forbidden, no_such_process
+from kinetod.permissions.role_policy import Action, Caller
+from kinetod.processes.identity import ProcessKey
+from kinetod.selection.candidate import Candidate
+from kinetod.selection.process_registry import Match, Registry, checked_selector
+from kinetod.stacks.stack_reader import StackReader
+from kinetod.stacks.thread_stacks import Stacks, ThreadStack
+
+MAX_PROCESSES = 512
+
+
+class Reader(Protocol):
+    """Reads a process: in a process of our own, or through the attach helper service."""
+
+    async def read(self, key: ProcessKey, uid: int) -> Stacks:
+        """The stacks of a process of this user. Raises ProcessLookupError if it does not exist."""
+
+
+class StackLook:
+    """Answers ReadStacks. reader: None: this daemon reads by itself."""
+
+    def __init__(self, registry: Registry, reader: Reader | None = None) -> None:
+        self._registry = registry
+        self._reader: Reader = reader or StackReader()
+
+    async def read(self, request: pb.ReadStacksRequest, caller: Caller) -> AsyncIterator[pb.ProcessStacks]:
+        """Yields each process once it has been read. Raises KinetodError."""
+        match = checked_selector(request.selector)
+        if not match:
+            raise invalid("selector", "must have a condition; `kinetoctl ps` lists what there is")
+        found = await self._chosen(match, caller)
+        if not found:
+            text = f"no process matches {match}; `kinetoctl ps --all` lists all, and --pid accepts any of them"
+            raise NotFound(Reason.NO_MATCH, text)
+        if len(found) > MAX_PROCESSES:
+            raise invalid("selector", f"matches {len(found)} processes, more than {MAX_PROCESSES}; select fewer")
+        reading = [asyncio.create_task(self._of(each)) for each in found]
+        try:
+            for done in asyncio.as_completed(reading):
+                yield await done
+        finally:
+            for task in reading:
+                task.cancel()
+            await asyncio.gather(*reading, return_exceptions=True)
+
+    async def _chosen(self, match: Match, caller: Caller) -> list[Candidate]:
+        """Those that a capture with these conditions would have, and that the caller may trace. Raises KinetodError."""
+        own_uid = self._registry.own_uid
+
+        def usable(candidate: Candidate) -> bool:
+            return forbidden(caller, candidate, own_uid) is None
+
+        if not match.names_pids:
+            return await self._registry.selected(match, usable, attachable=True)
+        named = await self._registry.candidates(match.pids)
+        if missing := match.pids - {each.key.pid for each in named if each.visible_to(caller)}:
+            pid = min(missing)
+            hidden = next((each.facts.uid for each in named if each.key.pid == pid), None)
+            raise no_such_process(caller, pid, Action.TRACE, hidden)
+        for candidate in named:
+            if (problem := forbidden(caller, candidate, own_uid)) is not None:
+                raise problem
+        return await self._registry.narrowed(match, named)
+
+    async def _of(self, candidate: Candidate) -> pb.ProcessStacks:
+        key, before = candidate.key, candidate.facts.credentials
+        try:
+            stacks = await self._reader.read(key, candidate.facts.uid)
+        except ProcessLookupError:
+            return pb.ProcessStacks(process=candidate.process, reason="it has ended")
+        now = await self._registry.whose(key)
+        if now is None or before is None or before.difference(now):
+            return pb.ProcessStacks(process=candidate.process, reason="it has ended, or executed another program")
+        return to_proto(candidate.process, stacks)
+
+
+def to_proto(process: pb.Process, stacks: Stacks) -> pb.ProcessStacks:
+    """The public form."""
+    return pb.ProcessStacks(
+        process=process,
+        time_ns=stacks.time_ns,
+        threads=[_thread(each, process.pid) for each in stacks.threads],
+        left_out=stacks.left_out,
+        reason=stacks.reason,
+    )
+
+
+def _thread(thread: ThreadStack, pid: int) -> pb.ThreadStack:
+    return pb.ThreadStack(
+        thread=thread.thread,
+        name=thread.name,
+        main=thread.thread == pid,
+        state=f"THREAD_STATE_{thread.state}",
+        cpu_ns=thread.cpu_ns,
+        system_call=thread.system_call,
+        holds_gil=thread.holds_gil,
+        wait=f"WAIT_{thread.wait}",
+        waits=thread.waits,
+        frames=[
+            pb.Frame(function=each.function, file=each.file, line=each.line, code=each.code, own=each.own)
+            for each in thread.frames
+        ],
+        left_out=thread.left_out,
+    )
