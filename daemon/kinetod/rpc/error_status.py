@@ -2,7 +2,7 @@
 
 import functools
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import Any, NoReturn, Protocol, TypeVar
 
 import grpc
@@ -146,19 +146,30 @@ def unary(
 def streaming(
     method: Callable[[Servicer, Request, Caller], AsyncIterator[Response]],
 ) -> Callable[[Servicer, Request, Context], AsyncIterator[Response]]:
-    """Like `unary`, for a server stream."""
+    """Like `unary`, for a server stream: the audit log has how it began, up to its first answer."""
 
     @functools.wraps(method)
     async def handler(self: Servicer, request: Request, context: Context) -> AsyncIterator[Response]:
         with metrics.call(method.__name__) as call:
             try:
                 caller = await self.gate.admit(method.__name__, context.peer(), auth_of(context), request)
+                responses = method(self, request, caller)
                 with self.gate.noted(method.__name__, caller, request):
                     readable(request)
-                async for response in method(self, request, caller):
+                    first = await _first(responses)
+                for response in first:
+                    yield response
+                async for response in responses:
                     yield response
             except Exception as exc:  # noqa: BLE001  # logged and told as INTERNAL
                 call.code = _code_of(exc).name
                 await _abort(context, exc, method.__name__)
 
     return handler
+
+
+async def _first(responses: AsyncIterator[Response]) -> Sequence[Response]:
+    """The first response, if there is one."""
+    async for response in responses:
+        return [response]
+    return ()

@@ -195,6 +195,27 @@ def test_a_process_of_another_user_is_refused_like_one_that_does_not_exist(host:
     assert none.message == real.message.replace(str(host.bobs.pid), str(2**22 + 1))
 
 
+def stacks_of(pid: int) -> pb.ReadStacksRequest:
+    return pb.ReadStacksRequest(selector=pb.Selector(pids=[pid]))
+
+
+def test_stacks_of_another_user_are_refused_like_those_of_a_process_that_does_not_exist(host: Host) -> None:
+    real = host.call(host.ada, "ReadStacks", stacks_of(host.bobs.pid))
+    assert host.last_audited(call="ReadStacks", uid=ADA, selector={"pids": [host.bobs.pid]})["target_uid"] == BOB
+    none = host.call(host.ada, "ReadStacks", stacks_of(2**22 + 1))
+    assert (real.code, real.reason) == ("PERMISSION_DENIED", "NOT_YOUR_PROCESS")
+    assert none.message == real.message.replace(str(host.bobs.pid), str(2**22 + 1))
+    answer = host.call(host.vera, "ReadStacks", stacks_of(host.bobs.pid))
+    assert (answer.code, answer.reason) == ("PERMISSION_DENIED", "NOT_YOUR_PROCESS")
+    assert host.call(host.bob, "ReadStacks", stacks_of(host.bobs.pid)).only.process.pid == host.bobs.pid
+
+
+def test_stacks_need_a_condition(host: Host) -> None:
+    answer = host.call(host.ada, "ReadStacks", pb.ReadStacksRequest())
+    assert (answer.code, answer.reason) == ("INVALID_ARGUMENT", "INVALID_FIELD")
+    assert "selector: must have a condition" in answer.message
+
+
 def test_a_viewer_traces_nothing(host: Host) -> None:
     answer = host.call(host.vera, "CreateCapture", request_of(host.bobs))
     assert (answer.code, answer.reason) == ("PERMISSION_DENIED", "NOT_YOUR_PROCESS")
