@@ -320,6 +320,24 @@ def test_a_diagnosis_sees_what_the_helper_may_do(service: Service, target: int) 
     ask(service, use)
 
 
+def test_stacks_are_read_for_processes_that_the_policy_allows(service: Service) -> None:
+    *prefix, python = plain_python(OWNER_UID)
+
+    async def use(helper: HelperService) -> None:
+        with subjects.python(SPIN, prefix=tuple(prefix), executable=python) as target:
+            found = await helper.read(key_of(target), OWNER_UID)
+        assert not found.reason
+        assert found.threads[0].thread == target
+        assert found.threads[0].frames
+        with subjects.running("sleep", "100") as roots:
+            assert "the attach helper's policy forbids it" in (await helper.read(key_of(roots), 0)).reason
+        with pytest.raises(ProcessLookupError):
+            await helper.read(ProcessKey(2**22 - 1, 1), 0)
+
+    ask(service, use)
+    service.logged("readstacks by process")
+
+
 def raw(service: Service, *packets: bytes) -> messages.Answer | None:
     """The last answer; None: it hung up."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:

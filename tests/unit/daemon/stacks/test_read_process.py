@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ import pytest
 from kinetod.stacks.read_process import NO_SUCH_PROCESS, joined
 from kinetod.stacks.thread_facts import Call, ProcessFacts, ThreadFacts
 from kinetod.stacks.thread_stacks import Frame, decode
+from support.service.calls_as import plain_python
 from support.service.daemon import IMPORT_PATH
 from support.waiting import scaled
 
@@ -54,10 +54,10 @@ print(json.dumps({
 
 
 @contextmanager
-def waiting(python: str, uid: int | None = None) -> Iterator[int]:
+def waiting(*python: str) -> Iterator[int]:
     """The pid of a program that runs."""
     with subprocess.Popen(
-        [python, "-S", "-c", WAITS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, user=uid
+        [*python, "-S", "-c", WAITS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
@@ -101,10 +101,7 @@ def test_it_ends_itself_at_its_deadline() -> None:
 
 @root_only
 def test_while_it_reads_it_may_read_that_process_and_do_nothing_else() -> None:
-    python = shutil.which("python3", path="/usr/local/bin:/usr/bin")
-    if python is None:
-        pytest.skip("no Python that every user may run")
-    with waiting(python, ADA) as target, waiting(python, ADA) as other:
+    with waiting(*plain_python(ADA)) as target, waiting(*plain_python(ADA)) as other:
         command = [sys.executable, "-c", TRIES, *map(str, (target, ADA, other))]
         environ = {**os.environ, "PYTHONPATH": IMPORT_PATH}
         done = subprocess.run(command, capture_output=True, env=environ, text=True, check=True, timeout=scaled(60))
