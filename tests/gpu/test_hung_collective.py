@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kineto_protos.v1 import profiler_pb2 as pb
 from support.machine.gpus import torch_with_driver
 from support.service.cli import kinetoctl
-from support.service.daemon import child_environ, free_address, running_daemon
+from support.service.daemon import Daemon, child_environ, free_address, running_daemon
 
 torch = torch_with_driver()
 pytestmark = [
@@ -83,10 +84,25 @@ def jobs() -> Iterator[dict[str, tuple[Job, Job]]]:
         yield made
 
 
+def stacks(daemon: Daemon, job: Job) -> dict[str, list[str]]:
+    """By rank: what its main thread waits for, in what words, and in which function of the program's own."""
+    selector = pb.Selector(pids=[each.pid for each in job.ranks if each.poll() is None])
+    began, found = time.monotonic(), {}
+    for each in daemon.stub().ReadStacks(pb.ReadStacksRequest(selector=selector), timeout=30):
+        main, rank = each.threads[0], [rank.pid for rank in job.ranks].index(each.process.pid)
+        own = next((frame.function for frame in main.frames if frame.own), each.reason)
+        found[str(rank)] = [pb.Wait.Name(main.wait), main.waits, own]
+    assert time.monotonic() - began < 3
+    return found
+
+
 def test_a_job_that_hangs_in_a_collective_is_traced_and_ends_as_if_it_were_not(tmp_path: Path) -> None:
     ours: dict[str, Any] = {}
     with running_daemon() as daemon, jobs() as made:
-        traces = {}
+        stands, traces = {}, {}
+        for kind, (job, _) in made.items():
+            stands[kind] = stacks(daemon, job)
+            print(json.dumps({"kind": kind, "stacks": stands[kind]}))
         for kind, (job, _) in made.items():
             pids = [str(each.pid) for each in job.ranks if each.poll() is None]
             command = kinetoctl("-o", "json", "trace", *pids, "--duration", "2s", "--output-dir", str(tmp_path / kind))
@@ -109,3 +125,5 @@ def test_a_job_that_hangs_in_a_collective_is_traced_and_ends_as_if_it_were_not(t
         assert abs(after_s - twin_after_s) < SAME_S, kind
         waiting, *_ = ours[kind]["targets"]
         assert waiting["reason_code"] == "GPU_DOES_NOT_DRAIN", waiting
+        assert stands[kind]["0"] == ["WAIT_GPU", "waits for the GPU (data.sum().item())", "main"], kind
+    assert [stands[kind].get("1", [""])[0] for kind in KINDS] == ["WAIT_LOCK", "WAIT_FILE", "WAIT_GPU", ""]
