@@ -44,7 +44,7 @@ from kinetod.processes.identity import BOOT_TIME_NS, ProcessKey, start_time_ns
 from kinetod.processes.process_info import PrivateFacts
 from kinetod.profilers import ProfilingTool
 from kinetod.stacks import thread_stacks
-from kinetod.stacks.thread_stacks import Stacks
+from kinetod.stacks.thread_stacks import StackReading
 from kinetod.supervise.helper_connection import connected
 
 log = logging.getLogger(__name__)
@@ -142,7 +142,7 @@ class HelperService:
             raise ProcessLookupError(error.reason)
         return _no_diagnosis("attach_helper", error.reason, error.code)
 
-    async def read(self, key: ProcessKey, uid: int) -> Stacks:
+    async def read(self, key: ProcessKey, uid: int) -> StackReading:
         """Reads the stacks of a process. Raises ProcessLookupError if it does not exist."""
         asked = messages.ReadStacks(target=target_of(key), boot_time_ns=BOOT_TIME_NS)
         try:

@@ -13,24 +13,24 @@ from kinetod.processes.identity import ProcessKey
 from kinetod.selection.candidate import Candidate
 from kinetod.selection.process_registry import Match, Registry, checked_selector
 from kinetod.stacks.stack_reader import StackReader
-from kinetod.stacks.thread_stacks import Stacks, ThreadStack
+from kinetod.stacks.thread_stacks import StackReading, ThreadStack
 
 MAX_PROCESSES = 512
 
 
-class Reader(Protocol):
+class StackSource(Protocol):
     """Reads a process: in a process of our own, or through the attach helper service."""
 
-    async def read(self, key: ProcessKey, uid: int) -> Stacks:
+    async def read(self, key: ProcessKey, uid: int) -> StackReading:
         """The stacks of a process of this user. Raises ProcessLookupError if it does not exist."""
 
 
 class StackLook:
     """Answers ReadStacks. reader: None: this daemon reads by itself."""
 
-    def __init__(self, registry: Registry, reader: Reader | None = None) -> None:
+    def __init__(self, registry: Registry, reader: StackSource | None = None) -> None:
         self._registry = registry
-        self._reader: Reader = reader or StackReader()
+        self._reader: StackSource = reader or StackReader()
 
     async def read(self, request: pb.ReadStacksRequest, caller: Caller) -> AsyncIterator[pb.ProcessStacks]:
         """Yields each process once it has been read. Raises KinetodError."""
@@ -83,7 +83,7 @@ class StackLook:
         return to_proto(candidate.process, stacks)
 
 
-def to_proto(process: pb.Process, stacks: Stacks) -> pb.ProcessStacks:
+def to_proto(process: pb.Process, stacks: StackReading) -> pb.ProcessStacks:
     """The public form."""
     return pb.ProcessStacks(
         process=process,

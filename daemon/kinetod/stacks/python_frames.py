@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from kinetod.base.safe_text import clean
 from kinetod.processes.identity import PROC, start_time_ns
-from kinetod.stacks.thread_stacks import MAX_FRAMES, MAX_TEXT_CHARS, Frame
+from kinetod.stacks.thread_stacks import MAX_FRAMES, MAX_TEXT_CHARS, StackFrame
 
 if TYPE_CHECKING:
     from pystack.types import PyThread
@@ -79,7 +79,7 @@ def read_frames(pid: int) -> list[PythonThread]:
     return found
 
 
-def _frames(found: "PyThread") -> list[Frame]:
+def _frames(found: "PyThread") -> list[StackFrame]:
     """Innermost first. Raises ValueError for a chain that never ends."""
     outermost_first = []
     for frame in found.frames:
@@ -87,7 +87,7 @@ def _frames(found: "PyThread") -> list[Frame]:
         file, place = clean(code.filename, MAX_TEXT_CHARS), code.location
         one_line = place.lineno == place.end_lineno
         outermost_first.append(
-            Frame(
+            StackFrame(
                 function=clean(code.scope, MAX_TEXT_CHARS),
                 file=file,
                 line=max(0, place.lineno),
@@ -113,14 +113,14 @@ class Sources:
         except OSError:
             self._started_s = time.time()
 
-    def add_code(self, threads: Iterable[list[Frame]]) -> None:
+    def add_code(self, threads: Iterable[list[StackFrame]]) -> None:
         """Fills in `code`, in frames of the program's own and in the innermost one of each thread."""
         for frames in threads:
             for number, frame in enumerate(frames):
                 if (number == 0 or frame.own) and frame.line:
                     frame.code = self._code(frame)
 
-    def _code(self, frame: Frame) -> str:
+    def _code(self, frame: StackFrame) -> str:
         if frame.file not in self._lines and len(self._lines) < _MAX_FILES:
             self._lines[frame.file] = self._read(frame.file)
         lines = self._lines.get(frame.file, [])

@@ -28,8 +28,8 @@ from kinetod.sandbox import seccomp_filter
 from kinetod.sandbox.confinement import die_with_parent, no_new_rights
 from kinetod.stacks import waits
 from kinetod.stacks.python_frames import NoFrames, PythonThread, Sources, read_frames
-from kinetod.stacks.thread_facts import ProcessFacts, ThreadFacts, read_process
-from kinetod.stacks.thread_stacks import MAX_THREADS, Frame, Stacks, ThreadStack, encode
+from kinetod.stacks.thread_facts import ThreadFacts, ThreadTable, read_process
+from kinetod.stacks.thread_stacks import MAX_THREADS, StackFrame, StackReading, ThreadStack, encode
 
 NO_SUCH_PROCESS = 3
 _OOM_FIRST = b"1000"
@@ -66,7 +66,7 @@ def main() -> int:
     return 0
 
 
-def _tell(stacks: Stacks) -> None:
+def _tell(stacks: StackReading) -> None:
     sys.stdout.buffer.write(encode(stacks) + b"\n")
     sys.stdout.buffer.flush()
 
@@ -87,12 +87,12 @@ def confine(pid: int, uid: int) -> None:
         seccomp_filter.install(seccomp_filter.that_reads(pid))
 
 
-def joined(facts: ProcessFacts, python: Sequence[PythonThread], reason: str = "") -> Stacks:
+def joined(facts: ThreadTable, python: Sequence[PythonThread], reason: str = "") -> StackReading:
     """The kernel's facts and the interpreter's frames, with what each thread waits for."""
     of = {thread.thread: thread for thread in python}  # numbered as the process itself sees them
     found = [(thread, of.get(thread.inner)) for thread in facts.threads]
     gil = _holder(found)
-    return Stacks(
+    return StackReading(
         time_ns=time.time_ns(),
         threads=[_stack(thread, its, facts, gil) for thread, its in found],
         left_out=facts.left_out,
@@ -108,13 +108,13 @@ def _holder(found: Sequence[tuple[ThreadFacts, PythonThread | None]]) -> str:
     return ""
 
 
-def place(frames: Sequence[Frame]) -> str:
+def place(frames: Sequence[StackFrame]) -> str:
     """Where a stack stands, as in " in step (train.py:6)"; empty: nowhere in Python."""
     frame = next((each for each in frames if each.own), frames[0] if frames else None)
     return "" if frame is None else f" in {frame.function} ({PurePosixPath(frame.file).name}:{frame.line})"
 
 
-def _stack(thread: ThreadFacts, python: PythonThread | None, facts: ProcessFacts, gil: str) -> ThreadStack:
+def _stack(thread: ThreadFacts, python: PythonThread | None, facts: ThreadTable, gil: str) -> ThreadStack:
     frames = [] if python is None else python.frames
     holds = python is not None and python.holds_gil
     wait, words = waits.explain(thread, frames, facts, gil, holds_gil=holds)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from kinetod.base.fair_slots import FairSlots
 from kinetod.processes.identity import ProcessKey
 from kinetod.stacks.read_process import NO_SUCH_PROCESS
-from kinetod.stacks.thread_stacks import MAX_ANSWER_BYTES, Stacks, decode, only_reason
+from kinetod.stacks.thread_stacks import MAX_ANSWER_BYTES, StackReading, decode, only_reason
 from kinetod.supervise import child
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ class StackReader:
         self._deadline_s = deadline_s
         self._slots = FairSlots(AT_ONCE, spare=1)
 
-    async def read(self, key: ProcessKey, uid: int) -> Stacks:
+    async def read(self, key: ProcessKey, uid: int) -> StackReading:
         """The stacks of a process of this user. Raises ProcessLookupError if it does not exist."""
         pid = key.pid
         question = json.dumps({"pid": pid, "uid": uid, "deadline_s": self._deadline_s}).encode()

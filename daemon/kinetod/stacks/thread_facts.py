@@ -76,7 +76,7 @@ _SOCKET = re.compile(r"socket:\[(\d+)\]")
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class BlockingCall:
     """A system call. target: the file or peer of its descriptor, for people; empty: it has none, or it is hidden."""
 
     name: str
@@ -93,12 +93,12 @@ class ThreadFacts:
     name: str
     state: str
     cpu_ns: int = 0
-    call: Call | None = None
+    call: BlockingCall | None = None
     kernel_function: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessFacts:
+class ThreadTable:
     """All threads, the main one first. frozen: whether its control group is; tracer: pid of its debugger, 0: none."""
 
     pid: int
@@ -109,7 +109,7 @@ class ProcessFacts:
     uses_gpu: bool = False
 
 
-def read_process(pid: int, most: int, proc: Path = PROC) -> ProcessFacts:
+def read_process(pid: int, most: int, proc: Path = PROC) -> ThreadTable:
     """Raises ProcessLookupError if it does not exist."""
     folder = proc / str(pid)
     try:
@@ -121,7 +121,7 @@ def read_process(pid: int, most: int, proc: Path = PROC) -> ProcessFacts:
     for tid in tids[:most]:
         with contextlib.suppress(OSError, ValueError):  # it has just ended
             threads.append(_thread(folder / "task" / str(tid), tid, targets))
-    return ProcessFacts(
+    return ThreadTable(
         pid=pid,
         threads=threads,
         left_out=max(0, len(tids) - most),
@@ -163,7 +163,7 @@ def _kernel_function(task: Path) -> str:
     return ""
 
 
-def _call(task: Path, targets: "_Targets") -> Call | None:
+def _call(task: Path, targets: "_Targets") -> BlockingCall | None:
     try:
         words = (task / "syscall").read_text().split()
         number, *arguments = (int(word, 0) for word in words[:7])
@@ -171,7 +171,9 @@ def _call(task: Path, targets: "_Targets") -> Call | None:
         return None
     if number < 0 or (name := _NAMES.get(number)) is None:
         return None
-    return Call(name, tuple(arguments), targets.named(arguments[0]) if _TAKES_DESCRIPTOR.fullmatch(name) else "")
+    return BlockingCall(
+        name, tuple(arguments), targets.named(arguments[0]) if _TAKES_DESCRIPTOR.fullmatch(name) else ""
+    )
 
 
 class _Targets:

@@ -12,7 +12,7 @@ Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT_CHARS)]
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
 
-class Frame(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+class StackFrame(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """profiler.proto's Frame. start, end: where the expression begins and ends, in UTF-8 bytes; 0, 0: unknown."""
 
     function: Text
@@ -35,11 +35,11 @@ class ThreadStack(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit
     holds_gil: bool = False
     wait: Text = ""
     waits: Text = ""
-    frames: Annotated[list[Frame], msgspec.Meta(max_length=MAX_FRAMES)] = []
+    frames: Annotated[list[StackFrame], msgspec.Meta(max_length=MAX_FRAMES)] = []
     left_out: Count = 0
 
 
-class Stacks(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+class StackReading(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """profiler.proto's ProcessStacks without the process."""
 
     time_ns: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] = 0
@@ -49,14 +49,14 @@ class Stacks(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defa
 
 
 encode = msgspec.json.Encoder().encode
-_decoder = msgspec.json.Decoder(Stacks)
+_decoder = msgspec.json.Decoder(StackReading)
 
 
-def decode(line: bytes) -> Stacks:
+def decode(line: bytes) -> StackReading:
     """The stacks in one line. Raises ValueError."""
     return _decoder.decode(line)
 
 
-def only_reason(reason: str) -> Stacks:
+def only_reason(reason: str) -> StackReading:
     """Of a process of which nothing could be read."""
-    return Stacks(reason=reason[:MAX_TEXT_CHARS])
+    return StackReading(reason=reason[:MAX_TEXT_CHARS])

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from kinetod.stacks.thread_facts import Call, ProcessFacts, ThreadFacts, is_gpu
-from kinetod.stacks.thread_stacks import Frame
+from kinetod.stacks.thread_facts import BlockingCall, ThreadFacts, ThreadTable, is_gpu
+from kinetod.stacks.thread_stacks import StackFrame
 
 COLLECTIVE, GPU, GIL, NONE, UNSPECIFIED = "COLLECTIVE", "GPU", "GIL", "NONE", "UNSPECIFIED"
 _SPINS = frozenset((COLLECTIVE, GPU))
@@ -87,7 +87,7 @@ _OPENS = frozenset(("open", "openat", "stat", "newfstatat", "statx", "getdents64
 
 
 def explain(
-    thread: ThreadFacts, frames: Sequence[Frame], process: ProcessFacts, gil: str = "", *, holds_gil: bool = False
+    thread: ThreadFacts, frames: Sequence[StackFrame], process: ThreadTable, gil: str = "", *, holds_gil: bool = False
 ) -> tuple[str, str]:
     """The wait and its words, which follow "it ". gil: which thread holds the GIL and where; empty: none is seen to."""
     if (stopped := _stopped(thread, process)) is not None:
@@ -108,7 +108,7 @@ def explain(
     return UNSPECIFIED, "waits, for what cannot be seen from outside"
 
 
-def _stopped(thread: ThreadFacts, process: ProcessFacts) -> tuple[str, str] | None:
+def _stopped(thread: ThreadFacts, process: ThreadTable) -> tuple[str, str] | None:
     if thread.state == "ENDED":
         return NONE, "has ended"
     if thread.state == "TRACED":
@@ -119,7 +119,7 @@ def _stopped(thread: ThreadFacts, process: ProcessFacts) -> tuple[str, str] | No
     return ("STOPPED", "is frozen by its control group") if process.frozen else None
 
 
-def _library_frames(frames: Iterable[Frame]) -> list[Frame]:
+def _library_frames(frames: Iterable[StackFrame]) -> list[StackFrame]:
     """Those inside the innermost frame of the program's own."""
     inside = []
     for frame in frames:
@@ -129,7 +129,7 @@ def _library_frames(frames: Iterable[Frame]) -> list[Frame]:
     return inside
 
 
-def _by_function(frames: Sequence[Frame]) -> tuple[str, str] | None:
+def _by_function(frames: Sequence[StackFrame]) -> tuple[str, str] | None:
     inside = [(frame.file, frame.function.rpartition(".")[2]) for frame in _library_frames(frames)]
     for known in _FUNCTIONS:
         for file, function in inside:
@@ -142,19 +142,19 @@ def _ends(file: str, end: str) -> bool:
     return file == end or file.endswith(f"/{end}")
 
 
-def _by_expression(frames: Sequence[Frame], process: ProcessFacts) -> tuple[str, str] | None:
+def _by_expression(frames: Sequence[StackFrame], process: ThreadTable) -> tuple[str, str] | None:
     if not process.uses_gpu or not frames:
         return None
     code = frames[0].code
     return (GPU, f"waits for the GPU ({code})") if _GPU_EXPRESSIONS.search(code) else None
 
 
-def _waits_with_deadline(call: Call | None) -> bool:
+def _waits_with_deadline(call: BlockingCall | None) -> bool:
     """Whether it is the wait of CPython for the GIL, which looks again every 5 ms."""
     return call is not None and call.name == "futex" and len(call.arguments) > 3 and call.arguments[3] != _NO_DEADLINE
 
 
-def _by_call(call: Call, frames: Sequence[Frame]) -> tuple[str, str] | None:
+def _by_call(call: BlockingCall, frames: Sequence[StackFrame]) -> tuple[str, str] | None:
     name, target = call.name, call.target
     if is_gpu(target):
         return GPU, f"waits in the GPU's driver ({name} of {target})"

@@ -62,8 +62,9 @@ def hanging(kind: str, interpreter: str = sys.executable) -> Iterator[int]:
 
 def stacks(daemon: Daemon, pid: int) -> pb.ProcessStacks:
     request = pb.ReadStacksRequest(selector=pb.Selector(pids=[pid]))
-    (found,) = daemon.stub().ReadStacks(request, timeout=scaled(30))
-    return found
+    found: list[pb.ProcessStacks] = list(daemon.stub().ReadStacks(request, timeout=scaled(30)))
+    assert len(found) == 1
+    return found[0]
 
 
 def told(daemon: Daemon, pid: int, wait: "pb.Wait", words: str) -> pb.ProcessStacks:
@@ -96,7 +97,7 @@ def test_what_a_program_hangs_in_is_told(daemon: Daemon, kind: str) -> None:
 def test_what_a_program_of_torch_hangs_in_is_told(daemon: Daemon, kind: str) -> None:
     pytest.importorskip("torch")
     with hanging(kind) as pid:
-        told(daemon, pid, *OF_TORCH[kind])
+        assert told(daemon, pid, *OF_TORCH[kind]).process.framework.startswith("torch")
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -24,7 +24,7 @@ _CALL_STANDS = (
 )
 _LEFT_ALONE = (
     "CUPTI is left alone: %s, and CUPTI's first call would hold every launch of the program until the GPU is idle. "
-    "Trace again once the GPU's work has ended; --activities python_function shows what the program waits for"
+    "Trace again once the GPU's work has ended; `kinetoctl stacks` shows what the program waits for"
 )
 _LIBRARY, _SYSTEM, _CUPTI, _ORDER, _FORKED, _BUSY = -1, -2, -3, -4, -5, -6
 _REASONS = {

@@ -12,7 +12,7 @@ import pystack.errors
 import pytest
 from kinetod.stacks import python_frames
 from kinetod.stacks.python_frames import NoFrames, Sources, read_frames
-from kinetod.stacks.thread_stacks import MAX_FRAMES, Frame
+from kinetod.stacks.thread_stacks import MAX_FRAMES, StackFrame
 
 
 def found(*functions: str, gil: bool = False, file: str = "/app/train.py") -> Any:
@@ -44,7 +44,7 @@ def test_frames_are_innermost_first_and_tell_what_is_the_programs_own(monkeypatc
     (thread,) = read_frames(7)
     assert [frame.function for frame in thread.frames] == ["step", "main", "<module>"]
     assert (thread.holds_gil, thread.thread, thread.left_out) == (True, 7, 0)
-    assert thread.frames[0] == Frame(function="step", file="/app/train.py", line=3, own=True, start=4, end=9)
+    assert thread.frames[0] == StackFrame(function="step", file="/app/train.py", line=3, own=True, start=4, end=9)
 
 
 @pytest.mark.parametrize(
@@ -109,9 +109,9 @@ def sources(tmp_path: Path, started_s: float) -> Sources:
 
 def test_the_expression_is_cut_out_of_the_line_and_the_whole_line_stands_without_positions(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("# é\ndef f():\n    x = lock.acquire()\n")
-    cut = Frame(function="f", file="/train.py", line=3, own=True, start=8, end=22)
-    whole = Frame(function="f", file="/train.py", line=3, own=True)
-    beyond = Frame(function="f", file="/train.py", line=9, own=True)
+    cut = StackFrame(function="f", file="/train.py", line=3, own=True, start=8, end=22)
+    whole = StackFrame(function="f", file="/train.py", line=3, own=True)
+    beyond = StackFrame(function="f", file="/train.py", line=9, own=True)
     sources(tmp_path, time.time() + 10).add_code([[cut], [whole], [beyond]])
     assert (cut.code, whole.code, beyond.code) == ("lock.acquire()", "x = lock.acquire()", "")
 
@@ -119,7 +119,7 @@ def test_the_expression_is_cut_out_of_the_line_and_the_whole_line_stands_without
 def test_only_the_innermost_frame_and_the_programs_own_have_code(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("first\n")
     stack = [
-        Frame(function=name, file="/a.py", line=1, own=own)
+        StackFrame(function=name, file="/a.py", line=1, own=own)
         for name, own in (("in", False), ("lib", False), ("me", True))
     ]
     sources(tmp_path, time.time() + 10).add_code([stack])
@@ -128,14 +128,14 @@ def test_only_the_innermost_frame_and_the_programs_own_have_code(tmp_path: Path)
 
 def test_a_file_that_is_younger_than_the_process_is_not_quoted(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("edited since\n")
-    frame = Frame(function="f", file="/a.py", line=1, own=True)
+    frame = StackFrame(function="f", file="/a.py", line=1, own=True)
     sources(tmp_path, time.time() - 10).add_code([[frame]])
     assert frame.code == ""
 
 
 def test_what_is_no_regular_file_is_not_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.py")
-    frame = Frame(function="f", file="/a.py", line=1, own=True)
+    frame = StackFrame(function="f", file="/a.py", line=1, own=True)
     sources(tmp_path, time.time() + 10).add_code([[frame]])
     assert frame.code == ""
 

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 from kinetod.stacks.read_process import NO_SUCH_PROCESS, joined
-from kinetod.stacks.thread_facts import Call, ProcessFacts, ThreadFacts
-from kinetod.stacks.thread_stacks import Frame, decode
+from kinetod.stacks.thread_facts import BlockingCall, ThreadFacts, ThreadTable
+from kinetod.stacks.thread_stacks import StackFrame, decode
 from support.service.calls_as import plain_python
 from support.service.daemon import IMPORT_PATH
 from support.waiting import scaled
@@ -114,13 +114,15 @@ def test_while_it_reads_it_may_read_that_process_and_do_nothing_else() -> None:
 
 def test_threads_of_the_interpreter_are_found_by_the_numbers_that_the_process_sees() -> None:
     threads = [ThreadFacts(thread=4242, inner=1, name="python", state="RUNNING")]
-    threads.append(ThreadFacts(thread=4243, inner=2, name="w", state="SLEEPING", call=Call("futex", (0, 0, 0, 9))))
-    frame = Frame(function="spin", file="/app/a.py", line=3, own=True)
+    threads.append(
+        ThreadFacts(thread=4243, inner=2, name="w", state="SLEEPING", call=BlockingCall("futex", (0, 0, 0, 9)))
+    )
+    frame = StackFrame(function="spin", file="/app/a.py", line=3, own=True)
     python = [
         SimpleNamespace(thread=1, holds_gil=True, frames=[frame], left_out=0),
         SimpleNamespace(thread=2, holds_gil=False, frames=[frame], left_out=5),
     ]
-    found = joined(ProcessFacts(pid=4242, threads=threads), python)  # type: ignore[arg-type]
+    found = joined(ThreadTable(pid=4242, threads=threads), python)  # type: ignore[arg-type]
     assert [each.holds_gil for each in found.threads] == [True, False]
     assert found.threads[1].waits == "waits for the GIL, which thread 4242 (python) holds in spin (a.py:3)"
     assert found.threads[1].left_out == 5

@@ -6,14 +6,14 @@ import sys
 import pytest
 from kinetod.processes.identity import ProcessKey
 from kinetod.stacks.stack_reader import StackReader
-from kinetod.stacks.thread_stacks import Stacks
+from kinetod.stacks.thread_stacks import StackReading
 from support.waiting import scaled
 
 KEY = ProcessKey(7, 1)
 FIRST = "import sys; sys.stdin.read(); print('{\"time_ns\": 1}', flush=True); "
 
 
-def read(program: str, deadline_s: float = 30.0) -> Stacks:
+def read(program: str, deadline_s: float = 30.0) -> StackReading:
     reader = StackReader(command=(sys.executable, "-c", program), deadline_s=deadline_s)
     return asyncio.run(reader.read(KEY, 1000))
 

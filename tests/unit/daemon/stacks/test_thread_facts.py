@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from kinetod.stacks.thread_facts import Call, read_process
+from kinetod.stacks.thread_facts import BlockingCall, read_process
 from support.waiting import until
 
 X86_64 = os.uname().machine == "x86_64"
@@ -63,7 +63,7 @@ def test_a_call_without_a_descriptor_has_no_target(tmp_path: Path) -> None:
     task(tmp_path, 7, call=f"{FUTEX} 0x1 0x80 0x0 0x0 0x0 0x0 0x7f 0x7f")
     descriptor(tmp_path, 1, "/data/x.bin")
     (thread,) = read_process(7, 9, tmp_path).threads
-    assert thread.call == Call("futex", (1, 128, 0, 0, 0, 0))
+    assert thread.call == BlockingCall("futex", (1, 128, 0, 0, 0, 0))
 
 
 @pytest.mark.parametrize("text", ["", "-1 0x7f 0x7f", "99999 0x0 0x0", "junk"])

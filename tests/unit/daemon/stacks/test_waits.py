@@ -1,8 +1,8 @@
 """What a thread is told to wait for."""
 
 import pytest
-from kinetod.stacks.thread_facts import Call, ProcessFacts, ThreadFacts
-from kinetod.stacks.thread_stacks import Frame
+from kinetod.stacks.thread_facts import BlockingCall, ThreadFacts, ThreadTable
+from kinetod.stacks.thread_stacks import StackFrame
 from kinetod.stacks.waits import explain
 
 PYTHON = "/usr/lib/python3.12"
@@ -10,15 +10,15 @@ PACKAGES = f"{PYTHON}/site-packages"
 DEADLINE = 0x7F0000000000
 
 
-def frames(*calls: tuple[str, str]) -> list[Frame]:
+def frames(*calls: tuple[str, str]) -> list[StackFrame]:
     """Of the program's own where the path is relative."""
-    return [Frame(function=name, file=file, line=1, own=not file.startswith("/")) for name, file in calls]
+    return [StackFrame(function=name, file=file, line=1, own=not file.startswith("/")) for name, file in calls]
 
 
 def told(
     *calls: tuple[str, str],
     state: str = "SLEEPING",
-    call: Call | None = None,
+    call: BlockingCall | None = None,
     code: str = "",
     gil: str = "",
     gpu: bool = False,
@@ -27,7 +27,7 @@ def told(
     tracer: int = 0,
 ) -> tuple[str, str]:
     thread = ThreadFacts(thread=7, inner=7, name="python", state=state, call=call, kernel_function=kernel_function)
-    process = ProcessFacts(pid=7, threads=[thread], uses_gpu=gpu, frozen=frozen, tracer=tracer)
+    process = ThreadTable(pid=7, threads=[thread], uses_gpu=gpu, frozen=frozen, tracer=tracer)
     found = frames(*calls)
     if code:
         found[0].code = code
@@ -48,7 +48,7 @@ def test_the_function_that_says_most_names_the_wait() -> None:
 
 def test_a_library_above_the_programs_own_frame_says_nothing_of_its_wait() -> None:
     beside = (("step", "train.py"), ("result", f"{PYTHON}/concurrent/futures/_base.py"))
-    assert told(*beside, call=Call("clock_nanosleep", (0,) * 6)) == ("SLEEP", "sleeps")
+    assert told(*beside, call=BlockingCall("clock_nanosleep", (0,) * 6)) == ("SLEEP", "sleeps")
 
 
 @pytest.mark.parametrize("state", ["SLEEPING", "RUNNING"])
@@ -58,7 +58,7 @@ def test_a_collective_is_named_whether_it_sleeps_or_spins(state: str) -> None:
 
 
 def test_a_file_of_the_programs_own_is_no_library() -> None:
-    assert told(("wait", "threading.py"), call=Call("futex", (0,) * 6))[0] == "LOCK"
+    assert told(("wait", "threading.py"), call=BlockingCall("futex", (0,) * 6))[0] == "LOCK"
     assert told(("all_reduce", "my/torch/distributed/distributed_c10d.py"), state="RUNNING") == ("NONE", "runs")
 
 
@@ -73,40 +73,40 @@ def test_a_thread_that_runs_waits_for_no_lock() -> None:
 
 
 def test_the_gil_is_waited_for_with_a_deadline_while_another_thread_holds_it() -> None:
-    waits = Call("futex", (1, 2, 3, DEADLINE, 5, 6))
+    waits = BlockingCall("futex", (1, 2, 3, DEADLINE, 5, 6))
     holder = "thread 8 (python) holds in spin (a.py:3)"
     assert told(("f", "a.py"), call=waits, gil=holder) == ("GIL", f"waits for the GIL, which {holder}")
     assert told(("f", "a.py"), call=waits)[0] == "LOCK"
-    assert told(("f", "a.py"), call=Call("futex", (1, 2, 3, 0, 5, 6)), gil=holder)[0] == "LOCK"
+    assert told(("f", "a.py"), call=BlockingCall("futex", (1, 2, 3, 0, 5, 6)), gil=holder)[0] == "LOCK"
     assert told(call=waits, gil=holder)[0] == "LOCK"  # not a thread of Python
 
 
 @pytest.mark.parametrize(
     ("call", "expected"),
     [
-        (Call("read", (3, 0), "/data/train.bin"), ("FILE", "reads /data/train.bin")),
-        (Call("write", (3, 0), "a pipe"), ("FILE", "writes a pipe")),
-        (Call("read", (3, 0), "a socket"), ("NETWORK", "waits for data from a socket")),
-        (Call("recvfrom", (3, 0), "10.0.0.2:29500"), ("NETWORK", "waits for data from 10.0.0.2:29500")),
-        (Call("write", (3, 0), "10.0.0.2:29500"), ("NETWORK", "waits to send data to 10.0.0.2:29500")),
-        (Call("accept4", (3, 0), "port 80"), ("NETWORK", "waits for a connection to port 80")),
-        (Call("wait4", (4242, 0)), ("PROCESS", "waits for process 4242 to end")),
-        (Call("wait4", ((1 << 64) - 1, 0)), ("PROCESS", "waits for a child process to end")),
-        (Call("flock", (3, 2), "/tmp/lock"), ("FILE", "waits for the lock of /tmp/lock")),
-        (Call("fcntl", (3, 7, 0), "/tmp/lock"), ("FILE", "waits for the lock of /tmp/lock")),
-        (Call("ioctl", (3, 0), "/dev/nvidia0"), ("GPU", "waits in the GPU's driver (ioctl of /dev/nvidia0)")),
-        (Call("epoll_wait", (3, 0)), ("EVENTS", "waits for events")),
-        (Call("openat", (3, 0)), ("FILE", "opens or looks up a file, and the file system does not answer")),
-        (Call("ioctl", (3, 0), "/dev/tty"), ("UNSPECIFIED", "waits, for what cannot be seen from outside")),
+        (BlockingCall("read", (3, 0), "/data/train.bin"), ("FILE", "reads /data/train.bin")),
+        (BlockingCall("write", (3, 0), "a pipe"), ("FILE", "writes a pipe")),
+        (BlockingCall("read", (3, 0), "a socket"), ("NETWORK", "waits for data from a socket")),
+        (BlockingCall("recvfrom", (3, 0), "10.0.0.2:29500"), ("NETWORK", "waits for data from 10.0.0.2:29500")),
+        (BlockingCall("write", (3, 0), "10.0.0.2:29500"), ("NETWORK", "waits to send data to 10.0.0.2:29500")),
+        (BlockingCall("accept4", (3, 0), "port 80"), ("NETWORK", "waits for a connection to port 80")),
+        (BlockingCall("wait4", (4242, 0)), ("PROCESS", "waits for process 4242 to end")),
+        (BlockingCall("wait4", ((1 << 64) - 1, 0)), ("PROCESS", "waits for a child process to end")),
+        (BlockingCall("flock", (3, 2), "/tmp/lock"), ("FILE", "waits for the lock of /tmp/lock")),
+        (BlockingCall("fcntl", (3, 7, 0), "/tmp/lock"), ("FILE", "waits for the lock of /tmp/lock")),
+        (BlockingCall("ioctl", (3, 0), "/dev/nvidia0"), ("GPU", "waits in the GPU's driver (ioctl of /dev/nvidia0)")),
+        (BlockingCall("epoll_wait", (3, 0)), ("EVENTS", "waits for events")),
+        (BlockingCall("openat", (3, 0)), ("FILE", "opens or looks up a file, and the file system does not answer")),
+        (BlockingCall("ioctl", (3, 0), "/dev/tty"), ("UNSPECIFIED", "waits, for what cannot be seen from outside")),
         (None, ("UNSPECIFIED", "waits, for what cannot be seen from outside")),
     ],
 )
-def test_a_system_call_tells_what_frames_do_not(call: Call | None, expected: tuple[str, str]) -> None:
+def test_a_system_call_tells_what_frames_do_not(call: BlockingCall | None, expected: tuple[str, str]) -> None:
     assert told(call=call) == expected
 
 
 def test_a_lock_is_told_from_another_threads_signal_by_the_expression_only() -> None:
-    waits = Call("futex", (0,) * 6)
+    waits = BlockingCall("futex", (0,) * 6)
     assert told(("f", "a.py"), call=waits, code="lock.acquire()") == ("LOCK", "waits for a lock")
     assert told(("f", "a.py"), call=waits, code="native()") == ("LOCK", "waits for a lock or for another thread")
 
