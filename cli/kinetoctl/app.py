@@ -19,7 +19,7 @@ COMMANDS = {
     "top": ("top", "Show the host, its GPUs and what trains or uses them, live."),
     "counters": ("counters", "Sample the hardware counters of whole GPUs, without touching a process."),
     "doctor": ("doctor", "Check whether a process can be traced, and if not, what to do about it."),
-    "explain": ("explain", "Explain a reason code of a verdict or an error: what it means and what to do."),
+    "explain": ("doctor:explain", "Explain a reason code of a verdict or an error: what it means and what to do."),
     "captures": ("captures", "List, show, fetch, cancel, pin, verify and delete captures."),
     "run": ("run", "Start a command whose Python processes can be traced."),
     "demo": ("demo", "Try it all out: a daemon, a training process, a trace of it and a report."),

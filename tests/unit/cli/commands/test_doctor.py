@@ -1,16 +1,23 @@
-"""`kinetoctl doctor` against a scripted daemon."""
+"""`kinetoctl doctor` against a scripted daemon, and `kinetoctl explain` without one."""
 
 import re
+from collections.abc import Callable
 from io import StringIO
+from pathlib import Path
 
 import grpc
 import pytest
 import yaml
 from kineto_protos.v1 import profiler_pb2 as pb
+from kinetoctl.base import reason_codes
 from kinetoctl.output.diagnosis import print_checks, process_title, verdict
+from kinetod.base.errors import Reason, VerdictReason
 from support.service import captures
-from support.service.cli import Run
+from support.service.cli import Result, Run, run_here
 from support.service.fake_profiler import Abort, FakeServer
+
+Explain = Callable[..., Result]
+NOWHERE = "unix:/nowhere"
 
 
 def good() -> pb.Diagnosis:
@@ -168,3 +175,52 @@ def test_a_daemon_older_than_the_checks_still_shows_its_host(server: FakeServer,
     server.profiler.host_diagnosis = Abort(grpc.StatusCode.UNIMPLEMENTED, "unknown method")
     assert (run("host").code, run("host", "-o", "json").json()["checks"]) == (0, [])
     assert run("doctor").code == 5
+
+
+@pytest.fixture
+def explain(capsys: pytest.CaptureFixture[str]) -> Explain:
+    return lambda *arguments: run_here(capsys, NOWHERE, "explain", *arguments)
+
+
+def test_a_code_is_explained_with_its_remedy_without_a_daemon(explain: Explain) -> None:
+    result = explain("RECORDS_DROPPED")
+    assert result.code == 0
+    assert result.stdout.splitlines() == [
+        "RECORDS_DROPPED (PARTIAL): verdicts from the daemon",
+        "  buffers were full and records were lost",
+        "  What to do: use a larger `--buffer-limit`, a shorter `--duration`, or fewer `--activities`",
+    ]
+
+
+def test_a_code_that_comes_from_several_places_has_all_its_rows(explain: Explain) -> None:
+    rows = explain("busy", "-o", "json").json()
+    assert [(row["code"], row["status"]) for row in rows] == [("BUSY", "FAILED_PRECONDITION"), ("BUSY", "FAILED")]
+
+
+def test_a_mistyped_code_is_answered_with_those_that_are_like_it(explain: Explain) -> None:
+    result = explain("records_droped")
+    assert result.code == 2
+    assert "there is no reason code 'records_droped'; did you mean RECORDS_DROPPED" in result.stderr
+
+
+def test_an_empty_code_is_no_code(explain: Explain) -> None:
+    result = explain("")
+    assert (result.code, result.stdout) == (2, "")
+    assert "there is no reason code ''" in result.stderr
+
+
+def test_every_reason_code_of_the_daemon_is_explained(explain: Explain) -> None:
+    known = {row.code for row in reason_codes.explanations() if row.meaning}
+    assert {*map(str, Reason), *map(str, VerdictReason)} <= known
+    listed = explain().stdout
+    assert all(code in listed for code in known)
+
+
+def test_an_installation_without_the_document_says_so(
+    explain: Explain, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(reason_codes, "_PLACES", (tmp_path / "errors.md",))
+    result = explain("BUSY")
+    assert result.code == 3
+    assert f"{tmp_path / 'errors.md'} is missing: reinstall kinetod" in result.stderr
+    assert not reason_codes.is_explained("BUSY")
