@@ -12,7 +12,7 @@ from kinetoctl.client.selection import Selection
 from kinetoctl.exit_codes import ExitCode
 from kinetoctl.options.capture_spec import DEFAULT_DURATION_NS
 from kinetoctl.options.selection_options import selector_options
-from kinetoctl.output.console import as_json, as_yaml, captured, emit, plain, rich_console, say_text
+from kinetoctl.output.console import captured, emit, emit_one_of_many, plain, rich_console, say_text
 from kinetoctl.output.listing import interval_option
 from kinetoctl.output.top_live import LiveView, can_show
 from kinetoctl.output.top_view import ORDERS, TopView, ordered, render
@@ -42,15 +42,6 @@ def _document(sample: "pb.HostSample", *, order: str, reverse: bool) -> dict[str
     document = plain(sample)
     document["processes"] = [plain(each) for each in ordered(sample.processes, order, reverse=reverse)]
     return document
-
-
-def _emit_one_of_many(document: dict[str, Any], output: str) -> None:
-    """JSON: a line for each sample; YAML: a document for each."""
-    if output == "json":
-        say_text(as_json(document))
-    else:
-        say_text(f"---\n{as_yaml(document)}", nl=False)
-    sys.stdout.flush()
 
 
 @click.command("top")
@@ -100,7 +91,7 @@ def command(
             elif once:
                 emit(_document(sample, order=order, reverse=reverse), settings.output)
             else:
-                _emit_one_of_many(_document(sample, order=order, reverse=reverse), settings.output)
+                emit_one_of_many(_document(sample, order=order, reverse=reverse), settings.output)
             if once:
                 break
     return ExitCode.DONE

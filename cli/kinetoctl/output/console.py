@@ -189,6 +189,15 @@ def emit(value: Any, output: str) -> None:
         say_text(as_json(value, indent=2))
 
 
+def emit_one_of_many(value: Any, output: str) -> None:
+    """Print one of several JSON values: a line for each, or a document of YAML."""
+    if output == "yaml":
+        say_text(f"---\n{as_yaml(value)}", nl=False)
+    else:
+        say_text(as_json(value))
+    sys.stdout.flush()
+
+
 def as_json(value: Any, indent: int | None = None) -> str:
     """JSON text without characters that could steer a terminal."""
     import json  # 3 ms that no other form needs
