@@ -142,11 +142,11 @@ class Client:
         with self._translated(self.timeout_s):
             return method(request, timeout=self.timeout_s)
 
-    def _stream(self, method: Any, request: Any) -> Iterator[Any]:
+    def _stream(self, method: Any, request: Any, limit_s: float = STREAM_DEADLINE_S) -> Iterator[Any]:
         call = None
         try:
-            with self._translated(STREAM_DEADLINE_S):
-                call = method(request, timeout=STREAM_DEADLINE_S)
+            with self._translated(limit_s):
+                call = method(request, timeout=limit_s)
                 yield from call
         finally:
             if call is not None:
@@ -234,6 +234,10 @@ class Client:
         """Whether and how a process could be traced."""
         diagnosis: pb.Diagnosis = self._call(self._stub.DiagnoseProcess, pb.DiagnoseProcessRequest(pid=pid))
         return diagnosis
+
+    def stacks(self, selector: pb.Selector) -> list[pb.ProcessStacks]:
+        """Where the threads of the processes that match stand. Raises NotFound if none matches."""
+        return list(self._stream(self._stub.ReadStacks, pb.ReadStacksRequest(selector=selector), self.timeout_s))
 
     def counters(self, *, base_metrics: bool = False) -> pb.ListCountersResponse:
         """The GPUs whose hardware counters can be sampled, and what of them."""

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,9 @@ class FakeProfiler:
     host_samples: list[pb.HostSample | Abort | WaitForCancel] = field(default_factory=list)
     counters: pb.ListCountersResponse | Abort = field(default_factory=pb.ListCountersResponse)
     counter_means: list[pb.CounterMeans | Abort] = field(default_factory=list)
+    stacks: list[Sequence[pb.ProcessStacks | Abort]] = field(
+        default_factory=list
+    )  # one script per call, the last repeats
     checks: list[pb.FileCheck] = field(default_factory=list)
     watches: list[list[StreamItem]] = field(default_factory=list)  # one script per call, the last one repeats
     content: bytes = b""  # of the stored file
@@ -133,6 +136,14 @@ class FakeProfiler:
 
     async def DiagnoseHost(self, request: pb.DiagnoseHostRequest, context: Any) -> Any:
         return await self._answer(request, self.host_diagnosis, context)
+
+    async def ReadStacks(self, request: pb.ReadStacksRequest, context: Any) -> AsyncIterator[pb.ProcessStacks]:
+        self.requests.append(request)
+        for item in self.stacks.pop(0) if len(self.stacks) > 1 else self.stacks[0]:
+            if isinstance(item, Abort):
+                await _abort(context, item)
+            else:
+                yield item
 
     async def ListCounters(self, request: pb.ListCountersRequest, context: Any) -> Any:
         return await self._answer(request, self.counters, context)

@@ -125,6 +125,18 @@ class HostClient:
         )
         return list((await self._call(self._stub.ListProcesses, request)).processes)
 
+    async def stacks(self, selector: pb.Selector) -> list[pb.ProcessStacks]:
+        """Where the threads of the processes that match stand; empty if none matches."""
+
+        async def read(request: pb.ReadStacksRequest, timeout: float) -> list[pb.ProcessStacks]:
+            return [each async for each in self._stub.ReadStacks(request, timeout=timeout)]
+
+        try:
+            found: list[pb.ProcessStacks] = await self._call(read, pb.ReadStacksRequest(selector=selector))
+        except NotFound:
+            return []
+        return found
+
     async def watch(self, capture_id: str, *, limit_s: float) -> AsyncIterator[pb.CaptureEvent]:
         """The current capture, then each change. Ends with the capture, or with an error after limit_s seconds."""
         call = self._stub.WatchCapture(pb.WatchCaptureRequest(id=capture_id), timeout=limit_s)
