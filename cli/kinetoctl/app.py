@@ -17,6 +17,7 @@ COMMANDS = {
     "memory": ("trace:memory", "Take a CUDA memory snapshot of running PyTorch processes and download it."),
     "ps": ("ps", "List processes that train or use a GPU, and whether they can be traced."),
     "top": ("top", "Show the host, its GPUs and what trains or uses them, live."),
+    "stacks": ("stacks", "Show where each rank of a job stands, and which one the others wait for."),
     "counters": ("counters", "Sample the hardware counters of whole GPUs, without touching a process."),
     "doctor": ("doctor", "Check whether a process can be traced, and if not, what to do about it."),
     "explain": ("doctor:explain", "Explain a reason code of a verdict or an error: what it means and what to do."),
@@ -65,6 +66,7 @@ def cli() -> None:
     kinetoctl trace 1234 --duration 5s          trace a process; no preparation needed
     kinetoctl memory 1234                       take a snapshot of its CUDA memory
     kinetoctl doctor 1234                       find out why it cannot be traced
+    kinetoctl stacks --rank all                 it stands still: find out where each rank is
     kinetoctl report trace.json.gz              see where the time goes, and what to change
 
     Results go to stdout; progress and messages go to stderr.

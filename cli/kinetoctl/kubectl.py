@@ -21,6 +21,7 @@ PROGRAM = "kubectl kineto"
 COMMANDS = {
     "trace": "trace",
     "ps": "ps",
+    "stacks": "stacks",
     "captures": "captures",
     "report": "report",
     "open": "open_trace",
@@ -42,6 +43,12 @@ _HELP = {
     \b
     kubectl kineto ps -n training llama-0
     kubectl kineto ps -n training -l job-name=llama --all
+    """,
+    "stacks": """Show where each rank of the processes of pods stands, and which one the others wait for.
+
+    \b
+    kubectl kineto stacks -n training llama-0
+    kubectl kineto stacks -n training -l job-name=llama --watch
     """,
 }
 _REPLACED = ("kube", "kube_context", "pid_arguments", "help_all")

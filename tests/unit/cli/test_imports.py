@@ -39,6 +39,7 @@ def imported(*argv: str) -> set[str]:
         (("version", "--client"), GRPC),
         (("version", "--address", "unix:/nowhere"), {"kinetoctl.commands.ps", "kinetoctl.output.result_tables"}),
         (("ps", "--address", "unix:/nowhere"), {"kinetoctl.client.kube", "kinetoctl.client.host_targets"}),
+        (("stacks", "7", "--address", "unix:/nowhere"), {"kinetoctl.client.kube", "kinetoctl.client.host_targets"}),
     ],
 )
 def test_a_frequent_command_does_not_import_what_it_does_not_need(argv: tuple[str, ...], others: set[str]) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from kinetoctl.output.result_tables import _Shown, fit
-from kinetoctl.output.units import heading, headings, human
+from kinetoctl.output.units import heading, headings, human, source_file
 
 
 @pytest.mark.parametrize(
@@ -65,3 +65,19 @@ def test_texts_take_the_width_that_is_left() -> None:
     chosen, text_width = fit([name, _Shown("CALLS", ["1"], True)], 80)
     assert len(chosen) == 2
     assert text_width == 80 - 5 - 2
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("/opt/venv/lib/python3.12/site-packages/torch/nn/modules/linear.py", "torch/nn/modules/linear.py"),
+        ("/usr/lib/python3/dist-packages/yaml/__init__.py", "yaml/__init__.py"),
+        ("/usr/lib/python3.12/threading.py", "threading.py"),
+        ("/home/ada/train.py", "train.py"),
+        ("/home/ada/data/__init__.py", "data/__init__.py"),
+        ("__init__.py", "__init__.py"),
+        ("<string>", "<string>"),
+    ],
+)
+def test_files_of_packages_are_named_from_the_package_on_and_others_by_their_name(path: str, text: str) -> None:
+    assert source_file(path) == text

@@ -1,0 +1,162 @@
+"""Where threads stand, and the processes whose main threads stand in the same place. Pure.
+
+Theory of operation
+    The place of a stack is its innermost frame in code of the program, or its innermost frame if there is none.
+    Processes are one group if their main threads wait for the same and have the same frames. If that gives more than
+    MOST_GROUPS groups, it is enough that they wait for the same at the same place. A process whose threads could not be
+    read stands nowhere; such processes are the last group.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kineto_protos.v1 import profiler_pb2 as pb
+
+from kinetoctl.output.units import source_file
+
+MOST_GROUPS = 5
+_IDLE = {pb.WAIT_EVENTS, pb.WAIT_QUEUE, pb.WAIT_LOCK, pb.WAIT_UNSPECIFIED}  # what pools of threads do without work
+_IDLE_NATIVE = {*_IDLE, pb.WAIT_FILE, pb.WAIT_NETWORK, pb.WAIT_SLEEP}  # the same, of threads without Python
+_BY_STATE = {
+    pb.THREAD_STATE_RUNNING: "runs",
+    pb.THREAD_STATE_SLEEPING: "waits",
+    pb.THREAD_STATE_UNINTERRUPTIBLE: "waits in the kernel",
+    pb.THREAD_STATE_STOPPED: "is stopped",
+    pb.THREAD_STATE_TRACED: "is stopped by a debugger",
+    pb.THREAD_STATE_ENDED: "has ended",
+}
+_BY_WAIT = {pb.WAIT_NONE: "runs", pb.WAIT_STOPPED: "is stopped"}
+_IN_COLLECTIVE = re.compile(r"waits in (\w+)")
+_COLLECTIVES = "torch/distributed/distributed_c10d.py"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadProcess:
+    """One process that was asked where it stands. host: its name, if there are several hosts."""
+
+    stacks: pb.ProcessStacks
+    host: str = ""
+
+    @property
+    def pid(self) -> int:
+        """In the PID namespace of its daemon."""
+        return self.stacks.process.pid
+
+    @property
+    def rank(self) -> int | None:
+        """None: it has none."""
+        return self.stacks.process.rank if self.stacks.process.HasField("rank") else None
+
+    @property
+    def main(self) -> pb.ThreadStack | None:
+        """Its main thread; None if that could not be read."""
+        return next((thread for thread in self.stacks.threads if thread.main), None)
+
+    @property
+    def order(self) -> tuple[Any, ...]:
+        """By rank, then by host and pid."""
+        return (self.rank is None, self.rank or 0, self.host, self.pid)
+
+
+def does(thread: pb.ThreadStack) -> str:
+    """What it does, in words that follow "it "."""
+    return thread.waits or _BY_WAIT.get(thread.wait) or _BY_STATE.get(thread.state, "is in an unknown state")
+
+
+def place(thread: pb.ThreadStack) -> pb.Frame | None:
+    """The frame where it stands; None if it has no Python frame."""
+    return next((frame for frame in thread.frames if frame.own), next(iter(thread.frames), None))
+
+
+def line_of(frame: pb.Frame, *, complete: bool = False) -> str:
+    """`train.py:6`. complete: with the whole path."""
+    path = frame.file if complete else source_file(frame.file)
+    return f"{path}:{frame.line}" if frame.line > 0 else path
+
+
+def stands(thread: pb.ThreadStack) -> str:
+    """What it does and where: `waits for a lock in load (train.py:6)`, `waits in all_reduce (train.py:12)`."""
+    frame = place(thread)
+    if frame is None:
+        return does(thread)
+    function = "" if thread.wait == pb.WAIT_COLLECTIVE else f" in {frame.function}"
+    return f"{does(thread)}{function} ({line_of(frame)})"
+
+
+def collective(thread: pb.ThreadStack) -> str:
+    """The name of the collective in which it waits; empty if it is unknown or it waits in none."""
+    if thread.wait != pb.WAIT_COLLECTIVE:
+        return ""
+    if said := _IN_COLLECTIVE.fullmatch(thread.waits):
+        return said[1]
+    return next((frame.function for frame in thread.frames if frame.file.endswith(_COLLECTIVES)), "")
+
+
+def stack_key(thread: pb.ThreadStack) -> tuple[Any, ...]:
+    """Equal for threads that do the same in the same frames."""
+    return (thread.wait, does(thread), *((frame.function, frame.file, frame.line) for frame in thread.frames))
+
+
+def _place_key(thread: pb.ThreadStack) -> tuple[Any, ...]:
+    frame = place(thread)
+    return (thread.wait, collective(thread), *((frame.function, frame.file, frame.line) if frame else ()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackGroup:
+    """Processes whose main threads stand in the same place, by rank. alike: whether all their frames are the same."""
+
+    members: tuple[ReadProcess, ...]
+    alike: bool = True
+
+    @property
+    def main(self) -> pb.ThreadStack | None:
+        """The main thread of the first member."""
+        return self.members[0].main
+
+
+def grouped(processes: Iterable[ReadProcess]) -> list[StackGroup]:
+    """All processes in groups, the smallest group first and those that could not be read last."""
+    ordered = sorted(processes, key=lambda each: each.order)
+    read = [each for each in ordered if each.main is not None]
+    found = _by(stack_key, read)
+    if len(found) > MOST_GROUPS:
+        found = _by(_place_key, read)
+    found.sort(key=lambda group: (len(group.members), group.members[0].order))
+    unread = tuple(each for each in ordered if each.main is None)
+    return [*found, *([StackGroup(members=unread)] if unread else ())]
+
+
+def _by(key: Callable[[pb.ThreadStack], tuple[Any, ...]], read: Sequence[ReadProcess]) -> list[StackGroup]:
+    found: dict[tuple[Any, ...], list[ReadProcess]] = {}
+    for each in read:
+        assert each.main is not None
+        found.setdefault(key(each.main), []).append(each)
+    return [
+        StackGroup(members=tuple(members), alike=len({stack_key(each.main) for each in members if each.main}) == 1)
+        for members in found.values()
+    ]
+
+
+def is_idle(thread: pb.ThreadStack) -> bool:
+    """Whether it waits for work outside of the program's code."""
+    if any(frame.own for frame in thread.frames):
+        return False
+    return thread.wait in (_IDLE if thread.frames else _IDLE_NATIVE)
+
+
+def other_threads(group: StackGroup, *, idle: bool) -> tuple[list[list[pb.ThreadStack]], int]:
+    """The threads of a group's processes beside their main ones, and how many idle ones are left out.
+
+    Threads that do the same in the same frames are one item. idle: leave none out.
+    """
+    found: dict[tuple[Any, ...], list[pb.ThreadStack]] = {}
+    left_out = 0
+    for thread in (thread for each in group.members for thread in each.stacks.threads if not thread.main):
+        if idle or not is_idle(thread):
+            found.setdefault(stack_key(thread), []).append(thread)
+        else:
+            left_out += 1
+    return list(found.values()), left_out

@@ -1,0 +1,237 @@
+"""The verdict on a look at stacks: what it says, and that it says no more than was seen."""
+
+import re
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kineto_protos.v1 import profiler_pb2 as pb
+from kinetoctl.output.stack_groups import ReadProcess, grouped
+from kinetoctl.output.stack_verdict import listed, plural, verdict
+from support.service import stacks
+from support.service.stacks import at_lock, in_collective, on_gpu, read, running
+
+LOCK = "a lock in load_next_batch (train.py:6)"
+
+
+def said(*found: pb.ProcessStacks, hosts: Sequence[str] = ()) -> str:
+    names = hosts or [""] * len(found)
+    return verdict([ReadProcess(stacks=each, host=host) for each, host in zip(found, names, strict=True)])
+
+
+def ranks(*mains: pb.ThreadStack | None, world: int = 0) -> list[pb.ProcessStacks]:
+    return [read(main, rank, world=world) for rank, main in enumerate(mains)]
+
+
+@pytest.mark.parametrize(
+    ("main", "sentence"),
+    [
+        (at_lock(), f"Process 4242 waits for {LOCK}."),
+        (running(), "Process 4242 runs in train_step (train.py:20)."),
+        (in_collective(), "Process 4242 waits in all_reduce (train.py:12)."),
+        (stacks.thread("is stopped by SIGSTOP", pb.WAIT_STOPPED), "Process 4242 is stopped by SIGSTOP."),
+        (stacks.thread("", pb.WAIT_UNSPECIFIED), "Process 4242 waits."),
+        (
+            stacks.thread("waits for data", pb.WAIT_NETWORK, stacks.library("recv", 0, "utils.py")),
+            "Process 4242 waits for data in recv (torch/utils.py).",
+        ),
+        (None, "Process 4242 could not be read."),
+    ],
+)
+@pytest.mark.parametrize("rank", [None, 0])
+def test_one_process_is_named_by_its_pid(main: pb.ThreadStack | None, sentence: str, rank: int | None) -> None:
+    assert said(read(main, rank)) == sentence
+
+
+def test_a_rank_that_is_not_in_the_collective_of_the_others_is_named_with_its_place() -> None:
+    assert said(*stacks.hanging(late=1)) == (
+        f"Rank 1 is not in the all_reduce in which 7 ranks wait: it waits for {LOCK}."
+    )
+
+
+def test_late_ranks_are_named_up_to_three_and_counted_beyond() -> None:
+    waiting = [in_collective()] * 2
+    assert said(*ranks(*waiting, at_lock(), at_lock())) == (
+        f"Ranks 2 and 3 are not in the all_reduce in which 2 ranks wait: they wait for {LOCK}."
+    )
+    assert said(*ranks(in_collective(), at_lock(), running())) == (
+        "Ranks 1 and 2 are not in the all_reduce in which rank 0 waits: "
+        f"rank 1 waits for {LOCK} and rank 2 runs in train_step (train.py:20)."
+    )
+    several = ranks(*[at_lock(), in_collective()] * 6)
+    assert said(*several) == (
+        f"6 ranks (0, 2, 4 and 3 more) are not in the all_reduce in which 6 ranks wait: they wait for {LOCK}."
+    )
+
+
+def test_ranks_that_wait_for_the_gpu_are_not_said_to_be_in_a_collective() -> None:
+    assert said(*ranks(on_gpu(), at_lock(), *[on_gpu()] * 6)) == (
+        f"7 ranks wait for the GPU, rank 1 does not: it waits for {LOCK}."
+    )
+    assert said(*ranks(on_gpu(), at_lock(), in_collective())) == (
+        f"2 ranks wait in all_reduce or for the GPU, rank 1 does not: it waits for {LOCK}."
+    )
+
+
+def test_a_collective_without_a_name_is_not_taken_for_the_same_or_another_one() -> None:
+    unknown = stacks.thread("waits for its collective", pb.WAIT_COLLECTIVE, stacks.frame("main", 12))
+    assert said(*ranks(unknown, unknown, at_lock())) == (
+        f"2 ranks wait in a collective, rank 2 does not: it waits for {LOCK}."
+    )
+    assert said(*ranks(unknown, in_collective(), at_lock())).startswith("2 ranks wait in a collective, rank 2 does not")
+
+
+def test_the_name_of_a_collective_may_come_from_its_frame() -> None:
+    named = in_collective("barrier")
+    named.waits = "waits for the other ranks"
+    assert said(*ranks(named, named, running())).startswith("Rank 2 is not in the barrier in which 2 ranks wait: it")
+
+
+def test_where_all_wait_alike_no_rank_is_blamed() -> None:
+    assert said(*ranks(*[in_collective()] * 8)) == (
+        "All 8 ranks wait in all_reduce (train.py:12); no rank that was read is elsewhere."
+    )
+    assert said(*ranks(*[on_gpu()] * 2)) == (
+        "All 2 ranks wait for the GPU in train_step (train.py:30); no rank that was read is elsewhere."
+    )
+    assert said(*ranks(in_collective(), in_collective(line=40), on_gpu())) == (
+        "All 3 ranks wait in all_reduce or for the GPU, at train.py:12, train.py:40 and train.py:30; "
+        "no rank that was read is elsewhere."
+    )
+
+
+def test_ranks_that_are_missing_come_first_where_all_others_wait() -> None:
+    read_ones = [each for each in ranks(*[in_collective()] * 8, world=8) if each.process.rank not in (3, 5)]
+    assert said(*read_ones) == "Ranks 3 and 5 of 8 were not read; the other 6 wait in all_reduce (train.py:12)."
+    assert said(*ranks(on_gpu(), on_gpu(), None, world=3)) == (
+        "Rank 2 of 3 was not read; the other 2 wait for the GPU in train_step (train.py:30)."
+    )
+    assert said(read(in_collective(), 1, world=512)) == (
+        "Ranks 0 and 2-511 of 512 were not read; process 4243 waits in all_reduce (train.py:12)."
+    )
+
+
+def test_ranks_that_are_missing_come_last_where_another_one_is_late() -> None:
+    assert said(*ranks(in_collective(), at_lock(), world=3)).endswith("(train.py:6); rank 2 of 3 was not read.")
+
+
+def test_a_world_size_that_contradicts_what_was_read_says_nothing() -> None:
+    for found in (
+        [read(on_gpu(), 0, world=2), read(on_gpu(), 1, world=9)],
+        [read(on_gpu(), 0, world=2), read(on_gpu(), 7, world=2)],
+        [read(on_gpu(), 0, pid=1, world=2), read(on_gpu(), 0, pid=2, world=2)],
+    ):
+        assert "not read" not in said(*found)
+
+
+def test_ranks_in_different_collectives_disagree() -> None:
+    assert said(*ranks(in_collective(), *[in_collective("all_gather")] * 3)) == (
+        "Ranks disagree: 0 waits in all_reduce and 1-3 wait in all_gather."
+    )
+    assert said(*ranks(in_collective(), in_collective("barrier"), running())).endswith(
+        "0 waits in all_reduce and 1 waits in barrier; rank 2 runs in train_step (train.py:20)."
+    )
+
+
+def test_where_none_waits_for_others_the_few_come_before_the_many() -> None:
+    assert said(*ranks(*[running()] * 3)) == "All 3 ranks run in train_step (train.py:20)."
+    assert said(*ranks(running(), running(31))) == "All 2 ranks run; the first, rank 0, in train_step (train.py:20)."
+    assert said(*ranks(running(), at_lock(), running(31))) == f"Rank 1 waits for {LOCK}, and 2 ranks run."
+    assert said(*ranks(at_lock(), at_lock(), running())) == (
+        f"Rank 2 runs in train_step (train.py:20), and 2 ranks wait for {LOCK}."
+    )
+    assert said(*ranks(*[at_lock()] * 3)) == f"All 3 ranks wait for {LOCK}."
+    assert said(*ranks(at_lock(), running())) == (
+        f"2 ranks stand in different places: rank 0 waits for {LOCK} and rank 1 runs in train_step (train.py:20)."
+    )
+
+
+def test_processes_without_ranks_or_with_the_same_one_are_named_by_pids() -> None:
+    assert said(read(running(), pid=7), read(at_lock(), pid=5), read(running(), pid=8)) == (
+        f"Process 5 waits for {LOCK}, and 2 processes run."
+    )
+    same = [read(on_gpu(), 0, pid=7), read(at_lock(), 0, pid=7)]
+    assert said(*same, hosts=["n1", "n2"]) == (
+        f"Process 7 on n1 waits for the GPU, process 7 on n2 does not: it waits for {LOCK}."
+    )
+
+
+def test_launchers_and_workers_are_not_counted() -> None:
+    launcher, worker = read(at_lock("wait"), pid=100), read(at_lock("get"), 1, pid=7, parent=4243)
+    trainers = [read(in_collective(), rank, parent=100) for rank in range(2)]
+    assert said(launcher, worker, *trainers) == (
+        "All 2 ranks wait in all_reduce (train.py:12); no rank that was read is elsewhere."
+    )
+
+
+def test_each_job_has_a_line_of_its_own() -> None:
+    found = [read(in_collective(), 0, job="81"), read(at_lock(), 1, job="81"), read(running(), 0, pid=5, job="82")]
+    assert said(*found).split("\n") == [
+        f"Job 81: Rank 1 is not in the all_reduce in which rank 0 waits: it waits for {LOCK}.",
+        "Job 82: Process 5 runs in train_step (train.py:20).",
+    ]
+
+
+def test_nothing_is_said_of_processes_that_could_not_be_read() -> None:
+    assert said(*ranks(None, None)) == "None of the 2 processes could be read."
+    assert said(*ranks(None, running())) == "Rank 1 runs in train_step (train.py:20)."
+
+
+def test_lists_and_verbs() -> None:
+    assert [listed([(text, 1) for text in "abcde"[:count]]) for count in (1, 2, 3, 5)] == [
+        *("a", "a and b", "a, b and c", "a, b, c and 2 more"),
+    ]
+    assert [plural(text) for text in ("is stopped", "has ended", "reads x", "watches it", "runs")] == [
+        *("are stopped", "have ended", "read x", "watch it", "run"),
+    ]
+
+
+MAINS = [
+    at_lock(), running(), running(31), on_gpu(), in_collective(), in_collective("all_gather"), in_collective(line=40),
+    stacks.thread("is stopped", pb.WAIT_STOPPED), stacks.thread("", pb.WAIT_UNSPECIFIED), None,
+]  # fmt: skip
+PROCESSES = st.lists(
+    st.builds(
+        read,
+        st.sampled_from(MAINS),
+        st.one_of(st.none(), st.integers(min_value=0, max_value=40)),
+        pid=st.integers(min_value=1000, max_value=1040),
+        world=st.sampled_from([0, 8, 41]),
+        parent=st.integers(min_value=1000, max_value=1040),
+        job=st.sampled_from(["", "81"]),
+    ),
+    min_size=1,
+    max_size=12,
+    unique_by=lambda each: each.process.pid,
+)
+PLACES = re.compile(r"\w+\.py:\d+|Job 81")
+RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+
+
+def named(text: str) -> set[int]:
+    """The numbers in a text that name a rank or pid, and are no counts."""
+    text = re.sub(r"\d+ (ranks|more|processes)|All \d+|other \d+|of \d+|of the \d+", "", text)
+    return {number for low, high in RANGE.findall(text) for number in range(int(low), int(high or low) + 1)}
+
+
+@given(PROCESSES)
+def test_a_verdict_names_nobody_who_was_not_in_the_input(found: list[pb.ProcessStacks]) -> None:
+    text = said(*found)
+    assert text and all(line.endswith(".") for line in text.split("\n"))
+    known = {each.process.pid for each in found} | {each.process.rank for each in found}
+    for clause in re.split(r"[;.:]", PLACES.sub("", text)):
+        if "not read" not in clause:
+            assert named(clause) <= known, text
+        else:
+            assert named(clause) <= set(range(max(each.process.world_size for each in found))), text
+
+
+@given(PROCESSES)
+def test_groups_lose_no_process_and_tell_apart_what_waits_otherwise(found: list[pb.ProcessStacks]) -> None:
+    groups = grouped([ReadProcess(stacks=each) for each in found])
+    assert sorted(each.pid for group in groups for each in group.members) == sorted(each.process.pid for each in found)
+    for group in groups:
+        assert len({each.main.wait if each.main else None for each in group.members}) == 1
+    sizes = [len(group.members) for group in groups if group.main is not None]
+    assert sizes == sorted(sizes)
