@@ -71,11 +71,8 @@ def test_every_command_has_a_section_with_exactly_its_options(name: str) -> None
     text = section(read("docs/cli.md"), name)
     documented = table_options(text)
     own = options(COMMANDS[name]) - COMMON
-    if name in (
-        "kinetoctl ps",
-        "kinetoctl stacks",
-        "kinetoctl top",
-    ):  # their selectors are those of `trace`, in a sentence
+    # Their selectors are those of `trace`, in a sentence.
+    if name in ("kinetoctl ps", "kinetoctl stacks", "kinetoctl top"):
         documented |= set(re.findall(r"`(--[a-z-]+)`", text))
     assert documented == own
 

@@ -31,10 +31,11 @@ def _of_hosts(places: "Sequence[Place]", selector: pb.Selector, timeout_s: float
 
     answers = ask(places, lambda client, place: client.stacks(place.selected(selector)), timeout_s=timeout_s)
     found = values(answers)
+    matching = {place.host for place, stacks in found if stacks}
     look = StackLook(
         processes=[ReadProcess(stacks=each, host=place.host) for place, stacks in found for each in stacks],
         failures=[(place.host, str(error)) for place, _, error in answers if error is not None],
-        empty=[place.host for place, stacks in found if not stacks],
+        empty=list(dict.fromkeys(place.host for place, _ in found if place.host not in matching)),
     )
     if not look.processes:
         for text in errors(answers):

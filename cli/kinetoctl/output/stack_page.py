@@ -20,7 +20,7 @@ from kinetoctl.output.stack_groups import (
     place,
     stack_key,
 )
-from kinetoctl.output.stack_verdict import listed, verdict
+from kinetoctl.output.stack_verdict import listed, verdicts
 from kinetoctl.output.units import shortened
 
 CODE_WIDTH = 60
@@ -77,7 +77,7 @@ Stood = Callable[[StackGroup], int]
 def document(look: StackLook, stood: Stood) -> dict[str, Any]:
     """The look for JSON."""
     return {
-        "verdict": verdict(look.processes),
+        "verdict": "\n".join(verdicts(look.processes)),
         "groups": [_group_document(group, stood(group)) for group in grouped(look.processes)],
         "processes": [{**_host(each), **plain(each.stacks)} for each in look.processes],
         "errors": [{"host": host, "error": error} for host, error in look.failures],
@@ -106,7 +106,7 @@ def page(look: StackLook, stood: Stood, *, wide: bool, all_threads: bool) -> Ite
 
     wide: with whole paths, the command of each process, and what the kernel says of the threads.
     """
-    yield from verdict(look.processes).split("\n")
+    yield from verdicts(look.processes)
     yield from _troubles(look)
     groups = grouped(look.processes)
     for group in groups:
@@ -157,7 +157,9 @@ def _group(group: StackGroup, stood_ns: int, *, wide: bool, all_threads: bool) -
         parts.append(f"(frames of {_title(group.members[0])})")
     yield GAP.join(parts)
     if wide:
-        yield from (f"{INDENT}{_title(each)}{GAP}{' '.join(each.stacks.process.command)}" for each in group.members)
+        for each in group.members:
+            title = f"{_title(each)}{GAP}" if len(group.members) > 1 else ""
+            yield f"{INDENT}{title}{' '.join(each.stacks.process.command)}"
     yield from _frames(main, wide=wide)
     rows, left_out = other_threads(group, idle=all_threads)
     for threads in rows:

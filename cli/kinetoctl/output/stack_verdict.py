@@ -21,14 +21,14 @@ _TOGETHER = {pb.WAIT_COLLECTIVE, pb.WAIT_GPU}
 _PLURALS = {"is": "are", "has": "have", "does": "do"}
 
 
-def verdict(processes: Sequence[ReadProcess]) -> str:
-    """One line for each job. processes: at least one."""
+def verdicts(processes: Sequence[ReadProcess]) -> list[str]:
+    """One sentence for each job. processes: at least one."""
     jobs: dict[str, list[ReadProcess]] = {}
     for each in _without_helpers(processes):
         jobs.setdefault(each.stacks.process.job_id, []).append(each)
     if len(jobs) == 1:
-        return _of_job(*jobs.values())
-    return "\n".join(f"{f'Job {job}' if job else 'No job'}: {_of_job(of_job)}" for job, of_job in jobs.items())
+        return [_of_job(*jobs.values())]
+    return [f"{f'Job {job}' if job else 'No job'}: {_of_job(of_job)}" for job, of_job in jobs.items()]
 
 
 def _of_job(processes: Sequence[ReadProcess]) -> str:
@@ -75,6 +75,10 @@ class _Crowd:
     def count(self, some: Sequence[int]) -> str:
         """`7 ranks`, or `rank 0`."""
         return f"{len(some)} {self.nouns[1]}" if len(some) > 1 else f"{self.nouns[0]} {self._name(some[0])}"
+
+    def every(self, some: Sequence[int]) -> str:
+        """`all 8 ranks`, for all that could be read."""
+        return f"all {len(some)} {self.nouns[1]}" if len(some) > 2 else f"both {self.nouns[1]}"
 
     def named(self, some: Sequence[int]) -> str:
         """`rank 1`, `ranks 1 and 2`, `9 ranks (0-5, 8, 11 and 1 more)`."""
@@ -222,7 +226,7 @@ def _all_wait(crowd: _Crowd, waiting: Sequence[int], names: Collection[str]) -> 
     what = plural(texts.pop()) if len(texts) == 1 else f"wait {_where(crowd, waiting, names)}{_at(crowd, waiting)}"
     if missing:
         return f"{missing}; the other {len(waiting)} {what}"
-    return f"all {len(waiting)} {crowd.nouns[1]} {what}; no {crowd.nouns[0]} that was read is elsewhere"
+    return f"{crowd.every(waiting)} {what}; no {crowd.nouns[0]} that was read is elsewhere"
 
 
 def _at(crowd: _Crowd, some: Sequence[int]) -> str:
@@ -239,12 +243,12 @@ def _few_and_many(crowd: _Crowd) -> str:
         return f"{crowd.count(everyone)} {stands(crowd.main[everyone[0]])}"
     kinds = {each: "run" if main.wait == pb.WAIT_NONE else plural(stands(main)) for each, main in crowd.main.items()}
     if len({stands(main) for main in crowd.main.values()}) == 1:
-        return f"all {len(everyone)} {crowd.nouns[1]} {plural(stands(crowd.main[everyone[0]]))}"
+        return f"{crowd.every(everyone)} {plural(stands(crowd.main[everyone[0]]))}"
     (most, number), *_ = Counter(kinds.values()).most_common()
     if number == len(everyone):
         first = place(crowd.main[everyone[0]])
         where = f"; the first, {crowd.count(everyone[:1])}, in {first.function} ({line_of(first)})" if first else ""
-        return f"all {number} {crowd.nouns[1]} run{where}"
+        return f"{crowd.every(everyone)} run{where}"
     if 2 * number <= len(everyone):
         return f"{crowd.count(everyone)} stand in different places: {_each(crowd, everyone)}"
     many = [each for each in everyone if kinds[each] == most]

@@ -310,7 +310,13 @@ def test_kubectl_kineto_without_pods_is_wrong_usage(
 
 @pytest.mark.parametrize(
     ("words", "offered"),
-    [(["tr"], ["trace"]), (["trace", "--dur"], ["--duration"]), (["ps", "--names"], ["--namespace"]), (["x", "y"], [])],
+    [
+        (["tr"], ["trace"]),
+        (["sta"], ["stacks"]),
+        (["trace", "--dur"], ["--duration"]),
+        (["ps", "--names"], ["--namespace"]),
+        (["x", "y"], []),
+    ],
 )
 def test_kubectl_completes_commands_and_options(
     words: list[str], offered: list[str], capsys: pytest.CaptureFixture[str]

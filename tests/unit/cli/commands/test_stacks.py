@@ -76,7 +76,7 @@ def test_wide_shows_whole_paths_commands_and_what_the_kernel_says(server: FakeSe
 def test_nothing_hints_at_a_hang_where_everything_runs(server: FakeServer, run: Run) -> None:
     server.profiler.stacks = [[read(running(), rank) for rank in range(2)]]
     output = run("stacks", "--rank", "0-1").stdout
-    assert output.startswith("All 2 ranks run in train_step (train.py:20).\n") and HINT not in output
+    assert output.startswith("Both ranks run in train_step (train.py:20).\n") and HINT not in output
 
 
 @pytest.mark.parametrize("form", ["json", "yaml"])

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kineto_protos.v1 import profiler_pb2 as pb
 from kinetoctl.output.stack_groups import ReadProcess, grouped
-from kinetoctl.output.stack_verdict import listed, plural, verdict
+from kinetoctl.output.stack_verdict import listed, plural, verdicts
 from support.service import stacks
 from support.service.stacks import at_lock, in_collective, on_gpu, read, running
 
@@ -17,7 +17,7 @@ LOCK = "a lock in load_next_batch (train.py:6)"
 
 def said(*found: pb.ProcessStacks, hosts: Sequence[str] = ()) -> str:
     names = hosts or [""] * len(found)
-    return verdict([ReadProcess(stacks=each, host=host) for each, host in zip(found, names, strict=True)])
+    return "\n".join(verdicts([ReadProcess(stacks=each, host=host) for each, host in zip(found, names, strict=True)]))
 
 
 def ranks(*mains: pb.ThreadStack | None, world: int = 0) -> list[pb.ProcessStacks]:
@@ -93,7 +93,7 @@ def test_where_all_wait_alike_no_rank_is_blamed() -> None:
         "All 8 ranks wait in all_reduce (train.py:12); no rank that was read is elsewhere."
     )
     assert said(*ranks(*[on_gpu()] * 2)) == (
-        "All 2 ranks wait for the GPU in train_step (train.py:30); no rank that was read is elsewhere."
+        "Both ranks wait for the GPU in train_step (train.py:30); no rank that was read is elsewhere."
     )
     assert said(*ranks(in_collective(), in_collective(line=40), on_gpu())) == (
         "All 3 ranks wait in all_reduce or for the GPU, at train.py:12, train.py:40 and train.py:30; "
@@ -136,7 +136,7 @@ def test_ranks_in_different_collectives_disagree() -> None:
 
 def test_where_none_waits_for_others_the_few_come_before_the_many() -> None:
     assert said(*ranks(*[running()] * 3)) == "All 3 ranks run in train_step (train.py:20)."
-    assert said(*ranks(running(), running(31))) == "All 2 ranks run; the first, rank 0, in train_step (train.py:20)."
+    assert said(*ranks(running(), running(31))) == "Both ranks run; the first, rank 0, in train_step (train.py:20)."
     assert said(*ranks(running(), at_lock(), running(31))) == f"Rank 1 waits for {LOCK}, and 2 ranks run."
     assert said(*ranks(at_lock(), at_lock(), running())) == (
         f"Rank 2 runs in train_step (train.py:20), and 2 ranks wait for {LOCK}."
@@ -161,7 +161,7 @@ def test_launchers_and_workers_are_not_counted() -> None:
     launcher, worker = read(at_lock("wait"), pid=100), read(at_lock("get"), 1, pid=7, parent=4243)
     trainers = [read(in_collective(), rank, parent=100) for rank in range(2)]
     assert said(launcher, worker, *trainers) == (
-        "All 2 ranks wait in all_reduce (train.py:12); no rank that was read is elsewhere."
+        "Both ranks wait in all_reduce (train.py:12); no rank that was read is elsewhere."
     )
 
 

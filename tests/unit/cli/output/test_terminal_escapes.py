@@ -62,6 +62,8 @@ def _fill(message: Message, field: Any, value: Any) -> None:
 def server() -> Iterator[FakeServer]:
     capture = evil(pb.Capture, status=pb.CAPTURE_STATUS_DONE)
     capture.targets[0].state = pb.TARGET_STATE_ENDED
+    stacks = evil(pb.ProcessStacks)
+    stacks.threads[0].main = True
     profiler = FakeProfiler(
         processes=[evil(pb.Process, pid=7)],
         stored=capture,
@@ -74,6 +76,7 @@ def server() -> Iterator[FakeServer]:
         counters=evil(pb.ListCountersResponse),
         counter_means=[evil(pb.CounterMeans)],
         checks=[evil(pb.FileCheck)],
+        stacks=[[stacks]],
     )
     with serve(profiler) as running:
         yield running
@@ -89,6 +92,8 @@ COMMANDS = [
     ("doctor",),
     ("doctor", "7"),
     ("top", "--once"),
+    ("stacks", "7"),
+    ("stacks", "7", "-o", "wide"),
     ("counters", "list"),
     ("counters", "list", "--metrics"),
     ("counters", "sets"),
