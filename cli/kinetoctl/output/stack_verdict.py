@@ -6,7 +6,8 @@ Theory of operation
     or for work that was launched before; if there are any, those that do something else come first. Otherwise the few
     come first that do not do what most do. A rank is called missing if the job is larger than what was read.
 
-    One look does not show who has been in a collective before, so a rank "is not in" the one in which others wait.
+    One look does not show who has been in a collective before, so a rank "is not in" the one in which others wait. Nor
+    does it show the process group: different collectives are reported, not called a mistake.
 """
 
 from collections import Counter
@@ -34,12 +35,9 @@ def verdicts(processes: Sequence[ReadProcess]) -> list[str]:
 def _of_job(processes: Sequence[ReadProcess]) -> str:
     crowd = _Crowd(processes)
     if not crowd.main:
-        count = len(processes)
-        return (
-            f"None of the {count} processes could be read."
-            if count > 1
-            else f"Process {processes[0].pid} could not be read."
-        )
+        if len(processes) > 1:
+            return f"None of the {len(processes)} processes could be read."
+        return f"Process {processes[0].pid} could not be read."
     sentence = _waiting(crowd) or _few_and_many(crowd)
     return f"{sentence[0].upper()}{sentence[1:]}."
 
@@ -105,7 +103,7 @@ class _Crowd:
         sizes = {each.stacks.process.world_size for each in self._all}
         size = sizes.pop()
         ranks = [self._all[each].rank or 0 for each in self.main]
-        if sizes or not self._ranked or ranks[-1] >= size:
+        if sizes or not self._ranked or ranks[0] < 0 or ranks[-1] >= size:
             return ""
         read = [-1, *ranks, size]
         gaps = [(before + 1, after - 1) for before, after in zip(read, read[1:], strict=False) if after - before > 1]
@@ -181,7 +179,7 @@ def _waiting(crowd: _Crowd) -> str:
         if crowd.main[each].wait == pb.WAIT_COLLECTIVE:
             names.setdefault(collective(crowd.main[each]), []).append(each)
     if len(names) > 1 and "" not in names:
-        sentence = _disagreement(crowd, names, late)
+        sentence = _different_collectives(crowd, names, late)
     elif late:
         sentence = _lateness(crowd, waiting, late, names)
     else:
@@ -189,12 +187,10 @@ def _waiting(crowd: _Crowd) -> str:
     return f"{sentence}; {crowd.missing()}" if crowd.missing() else sentence
 
 
-def _disagreement(crowd: _Crowd, names: Mapping[str, Sequence[int]], late: Sequence[int]) -> str:
-    parts = [
-        (f"{crowd.names(there)} {'waits' if len(there) == 1 else 'wait'} in {name}", 1)
-        for name, there in sorted(names.items(), key=lambda item: len(item[1]))
-    ]
-    sentence = f"{crowd.nouns[1]} disagree: {listed(parts)}"
+def _different_collectives(crowd: _Crowd, names: Mapping[str, Sequence[int]], late: Sequence[int]) -> str:
+    fewest_first = sorted(names.items(), key=lambda item: len(item[1]))
+    parts = [(f"{crowd.names(there)} in {name}", 1) for name, there in fewest_first]
+    sentence = f"{crowd.nouns[1]} wait in different collectives: {listed(parts)}"
     return f"{sentence}; {_each(crowd, late)}" if late else sentence
 
 

@@ -120,17 +120,18 @@ def test_a_world_size_that_contradicts_what_was_read_says_nothing() -> None:
     for found in (
         [read(on_gpu(), 0, world=2), read(on_gpu(), 1, world=9)],
         [read(on_gpu(), 0, world=2), read(on_gpu(), 7, world=2)],
+        [read(on_gpu(), 0, pid=1, world=3), read(on_gpu(), -1, pid=2, world=3)],
         [read(on_gpu(), 0, pid=1, world=2), read(on_gpu(), 0, pid=2, world=2)],
     ):
         assert "not read" not in said(*found)
 
 
-def test_ranks_in_different_collectives_disagree() -> None:
+def test_ranks_in_different_collectives_are_told_apart() -> None:
     assert said(*ranks(in_collective(), *[in_collective("all_gather")] * 3)) == (
-        "Ranks disagree: 0 waits in all_reduce and 1-3 wait in all_gather."
+        "Ranks wait in different collectives: 0 in all_reduce and 1-3 in all_gather."
     )
     assert said(*ranks(in_collective(), in_collective("barrier"), running())).endswith(
-        "0 waits in all_reduce and 1 waits in barrier; rank 2 runs in train_step (train.py:20)."
+        ": 0 in all_reduce and 1 in barrier; rank 2 runs in train_step (train.py:20)."
     )
 
 
