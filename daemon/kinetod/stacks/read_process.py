@@ -20,7 +20,7 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from kinetod.base.libc import PTRACE_CAPABILITY, change_user, keep_capabilities
@@ -28,7 +28,7 @@ from kinetod.sandbox import seccomp_filter
 from kinetod.sandbox.confinement import die_with_parent, no_new_rights
 from kinetod.stacks import waits
 from kinetod.stacks.python_frames import NoFrames, PythonThread, Sources, read_frames
-from kinetod.stacks.thread_facts import ThreadFacts, ThreadTable, read_process
+from kinetod.stacks.thread_facts import ThreadFacts, ThreadTable, read_process, wakes
 from kinetod.stacks.thread_stacks import MAX_THREADS, StackFrame, StackReading, ThreadStack, encode
 
 NO_SUCH_PROCESS = 3
@@ -48,7 +48,7 @@ def main() -> int:
     except ProcessLookupError as exc:
         sys.stderr.write(str(exc))
         return NO_SUCH_PROCESS
-    _tell(joined(facts, (), "its Python frames could not be read in time"))
+    _tell(joined(facts, (), {}, "its Python frames could not be read in time"))
     try:
         import pystack.engine  # before the filter
         import pystack.errors  # noqa: F401
@@ -59,10 +59,11 @@ def main() -> int:
         python, why = [], "its Python frames need pystack, which is not installed beside kinetod"
     except NoFrames as exc:
         python, why = [], str(exc)
-    _tell(joined(facts, python, why))
+    woken = wakes(facts)
+    _tell(joined(facts, python, woken, why))
     if python:
         Sources(pid).add_code(thread.frames for thread in python)
-        _tell(joined(facts, python, why))
+        _tell(joined(facts, python, woken, why))
     return 0
 
 
@@ -87,44 +88,41 @@ def confine(pid: int, uid: int) -> None:
         seccomp_filter.install(seccomp_filter.that_reads(pid))
 
 
-def joined(facts: ThreadTable, python: Sequence[PythonThread], reason: str = "") -> StackReading:
-    """The kernel's facts and the interpreter's frames, with what each thread waits for."""
+def joined(
+    facts: ThreadTable, python: Sequence[PythonThread], woken: Mapping[int, int], reason: str = ""
+) -> StackReading:
+    """The kernel's facts and the interpreter's frames, with what each thread waits for. woken: of `wakes`."""
     of = {thread.thread: thread for thread in python}  # numbered as the process itself sees them
-    found = [(thread, of.get(thread.inner)) for thread in facts.threads]
-    gil = _holder(found)
+    holder = next((each for each in facts.threads if each.inner in of and of[each.inner].holds_gil), None)
     return StackReading(
         time_ns=time.time_ns(),
-        threads=[_stack(thread, its, facts, gil) for thread, its in found],
+        threads=[_stack(thread, of, facts, holder, woken.get(thread.thread, 0)) for thread in facts.threads],
         left_out=facts.left_out,
         reason=reason,
     )
 
 
-def _holder(found: Sequence[tuple[ThreadFacts, PythonThread | None]]) -> str:
-    """What follows "the GIL, which"."""
-    for thread, python in found:
-        if python is not None and python.holds_gil:
-            return f"thread {thread.thread} ({thread.name}) holds{place(python.frames)}"
-    return ""
-
-
-def place(frames: Sequence[StackFrame]) -> str:
-    """Where a stack stands, as in " in step (train.py:6)"; empty: nowhere in Python."""
+def _place(frames: Sequence[StackFrame]) -> str:
+    """Where a stack stands, as in " at train.py:6"; empty: nowhere in Python."""
     frame = next((each for each in frames if each.own), frames[0] if frames else None)
-    return "" if frame is None else f" in {frame.function} ({PurePosixPath(frame.file).name}:{frame.line})"
+    return "" if frame is None else f" at {PurePosixPath(frame.file).name}:{frame.line}"
 
 
-def _stack(thread: ThreadFacts, python: PythonThread | None, facts: ThreadTable, gil: str) -> ThreadStack:
+def _stack(
+    thread: ThreadFacts, of: Mapping[int, PythonThread], facts: ThreadTable, holder: ThreadFacts | None, woken: int
+) -> ThreadStack:
+    python, gil = of.get(thread.inner), ""
     frames = [] if python is None else python.frames
-    holds = python is not None and python.holds_gil
-    wait, words = waits.explain(thread, frames, facts, gil, holds_gil=holds)
+    if holder is not None and holder is not thread:
+        gil = f"thread {holder.thread} ({holder.name}) holds{_place(of[holder.inner].frames)}"
+    wait, words = waits.explain(thread, frames, facts, gil, woken)
     return ThreadStack(
         thread=thread.thread,
         name=thread.name,
         state=thread.state,
         cpu_ns=thread.cpu_ns,
         system_call=thread.call.name if thread.call is not None else "",
-        holds_gil=holds,
+        holds_gil=thread is holder,
         wait=wait,
         waits=words[:300],
         frames=frames,

@@ -22,6 +22,7 @@ _STATES = {
     "t": "TRACED",
     **dict.fromkeys("ZXx", "ENDED"),
 }
+_SWITCHES = "voluntary_ctxt_switches"
 _TICK_NS = 10**9 // os.sysconf("SC_CLK_TCK")
 _USER_TICKS, _SYSTEM_TICKS = 11, 12  # indexes in /proc/PID/task/TID/stat after the name
 # Calls in which threads wait, by number on x86-64 and on aarch64.
@@ -86,13 +87,17 @@ class BlockingCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThreadFacts:
-    """One thread. inner: its number as the process sees it. kernel_function: where state D waits; empty: unknown."""
+    """One thread. inner: its number as the process sees it. switches: how often it has waited, in all.
+
+    kernel_function: where state D waits; empty: unknown.
+    """
 
     thread: int
     inner: int
     name: str
     state: str
     cpu_ns: int = 0
+    switches: int = 0
     call: BlockingCall | None = None
     kernel_function: str = ""
 
@@ -131,6 +136,15 @@ def read_process(pid: int, most: int, proc: Path = PROC) -> ThreadTable:
     )
 
 
+def wakes(found: ThreadTable, proc: Path = PROC) -> dict[int, int]:
+    """How often each thread has woken and waited again since it was read."""
+    tasks = proc / str(found.pid) / "task"
+    return {
+        each.thread: int(_status(tasks / str(each.thread)).get(_SWITCHES, "0")) - each.switches
+        for each in found.threads
+    }
+
+
 def _thread(task: Path, tid: int, targets: "_Targets") -> ThreadFacts:
     """Raises OSError, ValueError."""
     head, _, tail = (task / "stat").read_text(errors="replace").rpartition(")")
@@ -144,6 +158,7 @@ def _thread(task: Path, tid: int, targets: "_Targets") -> ThreadFacts:
         state=state,
         cpu_ns=(int(fields[_USER_TICKS]) + int(fields[_SYSTEM_TICKS])) * _TICK_NS,
         call=_call(task, targets),
+        switches=int(status.get(_SWITCHES, "0")),
         kernel_function=_kernel_function(task) if state == "UNINTERRUPTIBLE" else "",
     )
 

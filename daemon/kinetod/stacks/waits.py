@@ -1,8 +1,8 @@
 """What a thread waits for, in words, from its Python frames and its system call. Pure.
 
-The rules, first match first: the thread is stopped; a function of a known library, in the frames inside the innermost
-one of the program's own, is known to wait; the expression is known to wait for the GPU, and the process uses one; the
-GIL is another thread's; the system call; the kernel's state.
+The rules, first match first: the thread is stopped; another thread holds the GIL, and this one looks for it every 5 ms;
+a function of a known library, in the frames inside the innermost one of the program's own, is known to wait; the
+expression is known to wait for the GPU, and the process uses one; the system call; the kernel's state.
 
 A thread that runs can only wait by spinning, as those do that wait for a GPU or for a collective.
 """
@@ -78,7 +78,7 @@ _GPU_EXPRESSIONS = re.compile(
 )
 _LOCK_EXPRESSIONS = re.compile(r"\.acquire\(|\bwith\b")
 _FILE_LOCKS = {7, 38}  # F_SETLKW, F_OFD_SETLKW
-_NO_DEADLINE = 0
+_NO_DEADLINE, _LEAST_WAKES = 0, 2  # of CPython's wait for the GIL, which looks again every 5 ms
 _SLEEPS = frozenset(("nanosleep", "clock_nanosleep"))
 _POLLS = frozenset(
     ("poll", "ppoll", "select", "pselect6", "epoll_wait", "epoll_pwait", "epoll_pwait2", "io_uring_enter")
@@ -87,19 +87,23 @@ _OPENS = frozenset(("open", "openat", "stat", "newfstatat", "statx", "getdents64
 
 
 def explain(
-    thread: ThreadFacts, frames: Sequence[StackFrame], process: ThreadTable, gil: str = "", *, holds_gil: bool = False
+    thread: ThreadFacts, frames: Sequence[StackFrame], process: ThreadTable, gil: str = "", wakes: int = 0
 ) -> tuple[str, str]:
-    """The wait and its words, which follow "it ". gil: which thread holds the GIL and where; empty: none is seen to."""
+    """The wait and its words, which follow "it ".
+
+    gil: which other thread holds the GIL and where; empty: none is seen to. wakes: how often this one has woken in the
+    tens of milliseconds that the reading took.
+    """
     if (stopped := _stopped(thread, process)) is not None:
         return stopped
+    if gil and frames and wakes >= _LEAST_WAKES and _waits_with_deadline(thread.call):
+        return GIL, f"waits for the GIL, which {gil}"
     runs = thread.state == "RUNNING"
     found = _by_function(frames) or _by_expression(frames, process)
     if found is not None and (not runs or found[0] in _SPINS):
         return found
     if runs:
         return NONE, "runs"
-    if gil and not holds_gil and frames and _waits_with_deadline(thread.call):
-        return GIL, f"waits for the GIL, which {gil}"
     if thread.call is not None and (called := _by_call(thread.call, frames)) is not None:
         return called
     if thread.state == "UNINTERRUPTIBLE":
@@ -150,7 +154,7 @@ def _by_expression(frames: Sequence[StackFrame], process: ThreadTable) -> tuple[
 
 
 def _waits_with_deadline(call: BlockingCall | None) -> bool:
-    """Whether it is the wait of CPython for the GIL, which looks again every 5 ms."""
+    """Whether it waits for a futex until some time, as for the GIL."""
     return call is not None and call.name == "futex" and len(call.arguments) > 3 and call.arguments[3] != _NO_DEADLINE
 
 

@@ -122,9 +122,9 @@ def test_threads_of_the_interpreter_are_found_by_the_numbers_that_the_process_se
         SimpleNamespace(thread=1, holds_gil=True, frames=[frame], left_out=0),
         SimpleNamespace(thread=2, holds_gil=False, frames=[frame], left_out=5),
     ]
-    found = joined(ThreadTable(pid=4242, threads=threads), python)  # type: ignore[arg-type]
+    found = joined(ThreadTable(pid=4242, threads=threads), python, {4243: 5})  # type: ignore[arg-type]
     assert [each.holds_gil for each in found.threads] == [True, False]
-    assert found.threads[1].waits == "waits for the GIL, which thread 4242 (python) holds in spin (a.py:3)"
+    assert found.threads[1].waits == "waits for the GIL, which thread 4242 (python) holds at a.py:3"
     assert found.threads[1].left_out == 5
 
 

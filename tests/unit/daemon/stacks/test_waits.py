@@ -21,6 +21,7 @@ def told(
     call: BlockingCall | None = None,
     code: str = "",
     gil: str = "",
+    wakes: int = 5,
     gpu: bool = False,
     kernel_function: str = "",
     frozen: bool = False,
@@ -31,7 +32,7 @@ def told(
     found = frames(*calls)
     if code:
         found[0].code = code
-    return explain(thread, found, process, gil)
+    return explain(thread, found, process, gil, wakes)
 
 
 def test_the_function_that_says_most_names_the_wait() -> None:
@@ -74,8 +75,10 @@ def test_a_thread_that_runs_waits_for_no_lock() -> None:
 
 def test_the_gil_is_waited_for_with_a_deadline_while_another_thread_holds_it() -> None:
     waits = BlockingCall("futex", (1, 2, 3, DEADLINE, 5, 6))
-    holder = "thread 8 (python) holds in spin (a.py:3)"
+    holder = "thread 8 (python) holds at a.py:3"
     assert told(("f", "a.py"), call=waits, gil=holder) == ("GIL", f"waits for the GIL, which {holder}")
+    assert told(("wait", f"{PYTHON}/threading.py"), call=waits, gil=holder)[0] == "GIL"
+    assert told(("f", "a.py"), call=waits, gil=holder, wakes=1)[0] == "LOCK"  # a wait with a deadline of its own
     assert told(("f", "a.py"), call=waits)[0] == "LOCK"
     assert told(("f", "a.py"), call=BlockingCall("futex", (1, 2, 3, 0, 5, 6)), gil=holder)[0] == "LOCK"
     assert told(call=waits, gil=holder)[0] == "LOCK"  # not a thread of Python
