@@ -1,0 +1,141 @@
+"""Whose stacks are read, and what is told of a process that changes meanwhile."""
+
+import asyncio
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from kineto_protos.v1 import profiler_pb2 as pb
+from kinetod.base.errors import InvalidRequest, NotFound, NotPermitted
+from kinetod.permissions.role_policy import Resource
+from kinetod.processes.credentials import Credentials
+from kinetod.processes.identity import ProcessKey
+from kinetod.rpc import read_stacks
+from kinetod.rpc.read_stacks import StackLook
+from kinetod.stacks.thread_stacks import StackFrame, StackReading, ThreadStack
+from support.service.callers import caller
+
+OURS = Credentials(uids=(1000,) * 4, gids=(1000,) * 4, capabilities=0, dumpable=True, program="a")
+FRAME = StackFrame(function="step", file="/app/train.py", line=3, code="lock.acquire()", own=True)
+MAIN = ThreadStack(
+    thread=7, name="python", state="SLEEPING", cpu_ns=9, wait="LOCK", waits="waits for a lock", frames=[FRAME]
+)
+READING = StackReading(time_ns=5, threads=[MAIN])
+
+
+@dataclass
+class Process:
+    """As selection knows it; only its user may know of it."""
+
+    pid: int
+    uid: int = 1000
+
+    @property
+    def key(self) -> ProcessKey:
+        return ProcessKey(self.pid, 1)
+
+    @property
+    def process(self) -> pb.Process:
+        return pb.Process(pid=self.pid, uid=self.uid, start_time_ns=1)
+
+    @property
+    def facts(self) -> Any:
+        return self
+
+    @property
+    def credentials(self) -> Credentials:
+        return replace(OURS, uids=(self.uid,) * 4)
+
+    plain = True
+    job = pod = ""
+
+    def visible_to(self, who: Any) -> bool:
+        return bool(who.uid == self.uid)
+
+    def resource(self) -> Any:
+        return Resource(uid=self.uid)
+
+
+class Host:
+    """A registry and a reader of these processes. now: the credentials after the reading; None: it has ended."""
+
+    own_uid = 0
+
+    def __init__(self, *processes: Process, now: Credentials | None = OURS) -> None:
+        self.processes = processes
+        self.now = now
+        self.gone: set[int] = set()
+
+    async def candidates(self, pids: Collection[int]) -> list[Any]:
+        return [each for each in self.processes if each.pid in pids]
+
+    async def narrowed(self, _match: Any, found: list[Any]) -> list[Any]:
+        return found
+
+    async def selected(self, _match: Any, usable: Any, *, attachable: bool) -> list[Any]:
+        assert attachable
+        return [each for each in self.processes if usable(each)]
+
+    async def whose(self, _key: ProcessKey) -> Credentials | None:
+        return self.now
+
+    async def read(self, key: ProcessKey, uid: int) -> StackReading:
+        assert uid == 1000
+        if key.pid in self.gone:
+            raise ProcessLookupError
+        return READING
+
+
+def read(host: Host, **selector: Any) -> list[pb.ProcessStacks]:
+    async def run() -> list[pb.ProcessStacks]:
+        look = StackLook(host, host)  # type: ignore[arg-type]
+        request = pb.ReadStacksRequest(selector=pb.Selector(**selector))
+        return [each async for each in look.read(request, caller(1000))]
+
+    return asyncio.run(run())
+
+
+def test_what_was_read_is_told_in_the_public_form() -> None:
+    (found,) = read(Host(Process(7)), pids=[7])
+    (thread,) = found.threads
+    assert (found.process.pid, found.time_ns, found.reason) == (7, 5, "")
+    assert (thread.main, thread.state, thread.wait) == (True, pb.THREAD_STATE_SLEEPING, pb.WAIT_LOCK)
+    assert thread.frames[0] == pb.Frame(function="step", file="/app/train.py", line=3, code="lock.acquire()", own=True)
+
+
+def test_a_condition_selects_what_the_caller_may_trace() -> None:
+    found = read(Host(Process(7), Process(8, uid=1001), Process(9)), command_regex="train")
+    assert sorted(each.process.pid for each in found) == [7, 9]
+
+
+def test_another_users_pid_is_refused_like_none() -> None:
+    with pytest.raises(NotPermitted, match="process 8 does not exist or does not belong to"):
+        read(Host(Process(7), Process(8, uid=1001)), pids=[7, 8])
+    with pytest.raises(NotPermitted, match="process 9 does not exist or does not belong to"):
+        read(Host(Process(7)), pids=[7, 9])
+
+
+@pytest.mark.parametrize("now", [None, replace(OURS, program="another"), replace(OURS, uids=(0,) * 4)])
+def test_of_a_process_that_is_another_one_by_now_nothing_is_told(now: Credentials | None) -> None:
+    (found,) = read(Host(Process(7), now=now), pids=[7])
+    assert not found.threads
+    assert found.reason == "it has ended, or executed another program"
+
+
+def test_one_that_ends_costs_its_own_stacks_alone() -> None:
+    host = Host(Process(7), Process(8))
+    host.gone = {8}
+    found = {each.process.pid: each for each in read(host, pids=[7, 8])}
+    assert found[8].reason == "it has ended"
+    assert found[7].threads
+
+
+def test_no_condition_no_match_and_too_many_matches_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidRequest, match="must have a condition"):
+        read(Host(Process(7)))
+    with pytest.raises(NotFound, match="no process matches"):
+        read(Host(), command_regex="train")
+    monkeypatch.setattr(read_stacks, "MAX_PROCESSES", 1)
+    with pytest.raises(InvalidRequest, match="matches 2 processes, more than 1"):
+        read(Host(Process(7), Process(8)), command_regex="train")
