@@ -20,17 +20,17 @@ from typing import TYPE_CHECKING
 
 from kinetod.base.safe_text import clean
 from kinetod.processes.identity import PROC, start_time_ns
-from kinetod.stacks.thread_stacks import MAX_FRAMES, MAX_TEXT_CHARS, StackFrame
+from kinetod.stacks.thread_stacks import MAX_FRAMES, MAX_FRAMES_IN_ALL, MAX_TEXT_CHARS, StackFrame
 
 if TYPE_CHECKING:
     from pystack.types import PyThread
 
 TRIES = 3
-OUTERMOST = 10  # of a stack that is cut in its middle
+OUTERMOST = 6  # of a stack that is cut in its middle
 _MAX_DEPTH = 100_000
 _MAX_SOURCE_BYTES = 4 << 20
 _MAX_FILES = 200
-_MAX_CODE_CHARS = 120
+_MAX_CODE_CHARS, _MAX_NAME_CHARS, _MAX_PATH_CHARS = 120, 100, 250
 _OUTERMOST = frozenset(("<module>", "_bootstrap", "_bootstrap_inner"))  # functions in which stacks begin
 _LIBRARY = re.compile(r"/python3(\.\d+t?)?/|/(site|dist)-packages/|^<frozen ")
 
@@ -44,12 +44,12 @@ class PythonThread:
 
     __slots__ = ("frames", "holds_gil", "left_out", "thread")
 
-    def __init__(self, found: "PyThread") -> None:
+    def __init__(self, found: "PyThread", most: int = MAX_FRAMES) -> None:
         self.thread = found.tid
         self.holds_gil = found.holds_the_gil > 0
         frames = _frames(found)
-        self.left_out = max(0, len(frames) - MAX_FRAMES)
-        self.frames = frames[: MAX_FRAMES - OUTERMOST] + frames[-OUTERMOST:] if self.left_out else frames
+        self.left_out = max(0, len(frames) - most)
+        self.frames = frames[: most - OUTERMOST] + frames[-OUTERMOST:] if self.left_out else frames
 
     @property
     def is_whole(self) -> bool:
@@ -64,7 +64,9 @@ def read_frames(pid: int) -> list[PythonThread]:
     why, found = "", list[PythonThread]()
     for _ in range(TRIES):
         try:
-            found = [PythonThread(each) for each in engine.get_process_threads(pid, stop_process=False)]
+            read = engine.get_process_threads(pid, stop_process=False)
+            most = max(2 * OUTERMOST, min(MAX_FRAMES, MAX_FRAMES_IN_ALL // max(1, len(read))))
+            found = [PythonThread(each, most) for each in read[: MAX_FRAMES_IN_ALL // most]]
         except errors.InvalidPythonProcess:
             raise NoFrames("it does not run Python") from None
         except (errors.PystackError, OSError, ValueError) as exc:
@@ -84,11 +86,11 @@ def _frames(found: "PyThread") -> list[StackFrame]:
     outermost_first = []
     for frame in found.frames:
         code = frame.code
-        file, place = clean(code.filename, MAX_TEXT_CHARS), code.location
+        file, place = clean(code.filename, _MAX_PATH_CHARS), code.location
         one_line = place.lineno == place.end_lineno
         outermost_first.append(
             StackFrame(
-                function=clean(code.scope, MAX_TEXT_CHARS),
+                function=clean(code.scope, _MAX_NAME_CHARS),
                 file=file,
                 line=max(0, place.lineno),
                 own=not _LIBRARY.search(file),

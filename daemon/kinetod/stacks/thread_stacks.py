@@ -6,8 +6,9 @@ import msgspec
 
 MAX_THREADS = 512
 MAX_FRAMES = 100  # of one thread: the inner ones, without which nothing can be told, and the outermost
+MAX_FRAMES_IN_ALL = 6000  # of a process: a gRPC client takes 4 MiB
 MAX_TEXT_CHARS = 300
-MAX_ANSWER_BYTES = 8 << 20  # as many threads with as many frames take less, unless their names are long
+MAX_ANSWER_BYTES = 8 << 20
 Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT_CHARS)]
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 

@@ -10,9 +10,10 @@ from typing import Any
 import pystack.engine
 import pystack.errors
 import pytest
+from kineto_protos.v1 import profiler_pb2 as pb
 from kinetod.stacks import python_frames
 from kinetod.stacks.python_frames import NoFrames, Sources, read_frames
-from kinetod.stacks.thread_stacks import MAX_FRAMES, StackFrame
+from kinetod.stacks.thread_stacks import MAX_FRAMES, MAX_FRAMES_IN_ALL, StackFrame
 
 
 def found(*functions: str, gil: bool = False, file: str = "/app/train.py") -> Any:
@@ -91,6 +92,18 @@ def test_of_a_deep_stack_the_middle_is_left_out(monkeypatch: pytest.MonkeyPatch)
     assert len(thread.frames) == MAX_FRAMES
     assert thread.left_out == len(names) - MAX_FRAMES
     assert (thread.frames[0].function, thread.frames[-1].function) == ("f399", "<module>")
+
+
+def test_of_many_deep_threads_each_keeps_fewer_frames_so_that_all_fit_into_a_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    deep = found("<module>", *["f" * 500] * 200, file="/" + "é" * 500)
+    reading(monkeypatch, [deep] * 500)
+    threads = read_frames(7)
+    assert len(threads) == 500
+    assert sum(len(thread.frames) for thread in threads) <= MAX_FRAMES_IN_ALL
+    sized = [pb.Frame(function=each.function, file=each.file) for thread in threads for each in thread.frames]
+    assert sum(each.ByteSize() for each in sized) < 4 << 20
 
 
 def test_frames_that_form_a_ring_are_no_stack(monkeypatch: pytest.MonkeyPatch) -> None:
