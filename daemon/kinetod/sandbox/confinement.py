@@ -32,8 +32,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-from kineto_trace.model.target_info import raw_bytes
-
 from kinetod.base.libc import LIBC, drop_capabilities, prctl
 from kinetod.sandbox import landlock, seccomp_filter
 from kinetod.sandbox import seccomp_filter as seccomp
@@ -128,6 +126,8 @@ def _die_first_for_memory() -> None:
 
 def most_output_bytes(target_dir: Path) -> int:
     """More than any trace of this target's records needs. Raises OSError."""
+    from kineto_trace.model.target_info import raw_bytes  # 40 ms that only a decoder needs, which has loaded it
+
     return _CHEAP_BYTES + _OUTPUT_FACTOR * raw_bytes(target_dir)
 
 
