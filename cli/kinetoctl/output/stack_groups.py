@@ -17,6 +17,7 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from kinetoctl.output.units import source_file
 
 MOST_GROUPS = 5
+TOGETHER = {pb.WAIT_COLLECTIVE, pb.WAIT_GPU}  # in which a rank waits for what others have to do as well
 _IDLE = {pb.WAIT_EVENTS, pb.WAIT_QUEUE, pb.WAIT_LOCK, pb.WAIT_UNSPECIFIED}  # what pools of threads do without work
 _IDLE_NATIVE = {*_IDLE, pb.WAIT_FILE, pb.WAIT_NETWORK, pb.WAIT_SLEEP}  # the same, of threads without Python
 _BY_STATE = {
@@ -116,15 +117,23 @@ class StackGroup:
         """The main thread of the first member."""
         return self.members[0].main
 
+    @property
+    def wait(self) -> "pb.Wait":
+        """What that waits for; WAIT_UNSPECIFIED if it could not be read."""
+        return pb.WAIT_UNSPECIFIED if self.main is None else self.main.wait
+
 
 def grouped(processes: Iterable[ReadProcess]) -> list[StackGroup]:
-    """All processes in groups, the smallest group first and those that could not be read last."""
+    """All processes in groups, the smallest first and those that could not be read last.
+
+    Of groups of one size, those come last that wait for the others or for the GPU.
+    """
     ordered = sorted(processes, key=lambda each: each.order)
     read = [each for each in ordered if each.main is not None]
     found = _by(stack_key, read)
     if len(found) > MOST_GROUPS:
         found = _by(_place_key, read)
-    found.sort(key=lambda group: (len(group.members), group.members[0].order))
+    found.sort(key=lambda group: (len(group.members), group.wait in TOGETHER, group.members[0].order))
     unread = tuple(each for each in ordered if each.main is None)
     return [*found, *([StackGroup(members=unread)] if unread else ())]
 

@@ -15,10 +15,9 @@ from collections.abc import Collection, Mapping, Sequence
 
 from kineto_protos.v1 import profiler_pb2 as pb
 
-from kinetoctl.output.stack_groups import ReadProcess, collective, line_of, place, stands
+from kinetoctl.output.stack_groups import TOGETHER, ReadProcess, collective, line_of, place, stands
 
 MOST_NAMED = 3  # of ranks, places or collectives in a sentence
-_TOGETHER = {pb.WAIT_COLLECTIVE, pb.WAIT_GPU}
 _PLURALS = {"is": "are", "has": "have", "does": "do"}
 
 
@@ -170,10 +169,10 @@ def _they(crowd: _Crowd, some: Sequence[int]) -> str:
 
 def _waiting(crowd: _Crowd) -> str:
     """The sentence if some wait in a collective or for the GPU; else empty."""
-    waiting = [each for each, main in crowd.main.items() if main.wait in _TOGETHER]
+    waiting = [each for each, main in crowd.main.items() if main.wait in TOGETHER]
     if not waiting:
         return ""
-    late = [each for each, main in crowd.main.items() if main.wait not in _TOGETHER]
+    late = [each for each, main in crowd.main.items() if main.wait not in TOGETHER]
     names: dict[str, list[int]] = {}
     for each in waiting:
         if crowd.main[each].wait == pb.WAIT_COLLECTIVE:

@@ -38,6 +38,14 @@ def test_the_smallest_group_comes_first_and_then_the_lowest_rank() -> None:
     assert [group.main is None for group in found] == [False, False, False, True]
 
 
+def test_of_two_ranks_the_one_that_the_other_waits_for_comes_first() -> None:
+    assert ranks(groups(read(in_collective(), 0), read(at_lock(), 1))) == [[1], [0]]
+    assert ranks(groups(read(thread("waits for the GPU", pb.WAIT_GPU, frame("step", 3)), 0), read(running(), 1))) == [
+        [1],
+        [0],
+    ]
+
+
 def test_a_group_has_the_same_frames_and_the_same_wait() -> None:
     waits_otherwise = at_lock()
     waits_otherwise.wait, waits_otherwise.waits = pb.WAIT_SLEEP, "sleeps"
