@@ -1,4 +1,4 @@
-"""Stacks from outside, beside py-spy and pystack by turns, and what looks do to a busy program, beside its twin.
+"""Stacks from outside, beside py-spy by turns, and what looks do to a busy program, beside its twin.
 
 usage: looks.py [--turns 20] [--looks 300]          (needs py-spy on PATH, and torch)
 
@@ -78,7 +78,6 @@ def ways(pid: int) -> dict[str, tuple[Sequence[str], bytes]]:
         "py-spy dump --nonblocking": ([spy, "dump", "--nonblocking", "-p", str(pid)], b""),
         "py-spy dump": ([spy, "dump", "-p", str(pid)], b""),
         "py-spy dump --native": ([spy, "dump", "--native", "-p", str(pid)], b""),
-        "pystack remote --no-block": ([sys.executable, "-m", "pystack", "remote", "--no-block", str(pid)], b""),
     }
 
 

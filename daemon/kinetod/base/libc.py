@@ -14,7 +14,8 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 
 NOBODYS_GROUP = 65534  # for a user without an entry in the host's database
 PTRACE_CAPABILITY = 19  # CAP_SYS_PTRACE
-_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, _PR_SET_KEEPCAPS = 47, 4, 8
+_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 2, 4
+_PR_SET_SECUREBITS, _SECBIT_NOROOT = 28, 1
 _VERSION_3 = 0x20080522
 _CAPABILITIES = struct.Struct("=6I")  # effective, permitted and inheritable: of the first 32, then of the others
 _NONE = bytes(_CAPABILITIES.size)
@@ -23,6 +24,15 @@ _NONE = bytes(_CAPABILITIES.size)
 def drop_capabilities() -> None:
     """Gives up all capabilities, also under root's uid and after a change of user that keeps them. Raises OSError."""
     keep_capabilities(0)
+
+
+def keep_only(capability: int) -> None:
+    """Gives up all capabilities but this one, which its programs have as well, as far as it has it. Raises OSError."""
+    with contextlib.suppress(OSError):  # root's programs would have all others again
+        prctl(_PR_SET_SECUREBITS, _SECBIT_NOROOT)
+    keep_capabilities(1 << capability)
+    with contextlib.suppress(OSError):  # it does not have it
+        prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, capability)
 
 
 def keep_capabilities(kept: int) -> None:
@@ -35,27 +45,35 @@ def keep_capabilities(kept: int) -> None:
         if found.raw == _NONE:
             return  # a unit's filter blocks capset, and makes it unnecessary
         kept &= _CAPABILITIES.unpack(found.raw)[1]
-    if LIBC.capset(ctypes.c_char_p(header), ctypes.c_char_p(_CAPABILITIES.pack(kept, kept, 0, 0, 0, 0))):
+    if LIBC.capset(ctypes.c_char_p(header), ctypes.c_char_p(_CAPABILITIES.pack(kept, kept, kept, 0, 0, 0))):
         raise OSError(ctypes.get_errno(), f"capset: {os.strerror(ctypes.get_errno())}")
 
 
-def change_user(uid: int, *, keep: bool = False) -> None:
-    """Permanently changes groups, group and user. keep: the permitted capabilities stay so. Raises OSError."""
-    if keep:
-        prctl(_PR_SET_KEEPCAPS, 1)
-    try:
-        entry = pwd.getpwuid(uid)
-    except KeyError:
-        os.setgroups([])
-        gid = NOBODYS_GROUP
-    else:
-        gid = entry.pw_gid
-        os.initgroups(entry.pw_name, gid)
+def change_user(uid: int) -> None:
+    """Permanently changes groups, group and user. Raises OSError."""
+    gid = _change_groups(uid)
     os.setresgid(gid, gid, gid)
     os.setresuid(uid, uid, uid)
 
 
-def prctl(option: int, value: int) -> None:
-    """prctl(2) with one value. Raises OSError."""
-    if LIBC.prctl(option, value, 0, 0, 0):
+def act_as(uid: int) -> None:
+    """Opens files as another user from now on. That user can neither stop nor end this process. Raises OSError."""
+    os.setresgid(-1, _change_groups(uid), -1)
+    os.setresuid(-1, uid, -1)
+
+
+def _change_groups(uid: int) -> int:
+    """Returns the user's own group."""
+    try:
+        entry = pwd.getpwuid(uid)
+    except KeyError:
+        os.setgroups([])
+        return NOBODYS_GROUP
+    os.initgroups(entry.pw_name, entry.pw_gid)
+    return entry.pw_gid
+
+
+def prctl(option: int, value: int, more: int = 0) -> None:
+    """prctl(2) with one value, or two. Raises OSError."""
+    if LIBC.prctl(option, value, more, 0, 0):
         raise OSError(ctypes.get_errno(), f"prctl: {os.strerror(ctypes.get_errno())}")

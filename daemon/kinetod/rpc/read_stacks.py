@@ -7,12 +7,13 @@ from typing import Protocol
 from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetod.base.errors import NotFound, Reason, invalid
+from kinetod.base.fair_slots import FairSlots
 from kinetod.captures.request.target_resolution import forbidden, no_such_process
 from kinetod.permissions.role_policy import Action, Caller
 from kinetod.processes.identity import ProcessKey
 from kinetod.selection.candidate import Candidate
 from kinetod.selection.process_registry import Match, Registry, checked_selector
-from kinetod.stacks.stack_reader import StackReader
+from kinetod.stacks.stack_reader import AT_ONCE, StackReader
 from kinetod.stacks.thread_stacks import StackReading, ThreadStack
 
 MAX_PROCESSES = 512
@@ -31,6 +32,7 @@ class StackLook:
     def __init__(self, registry: Registry, reader: StackSource | None = None) -> None:
         self._registry = registry
         self._reader: StackSource = reader or StackReader()
+        self._slots = FairSlots(AT_ONCE, spare=1)  # before the helper, whose connections are everybody's
 
     async def read(self, request: pb.ReadStacksRequest, caller: Caller) -> AsyncIterator[pb.ProcessStacks]:
         """Yields each process once it has been read. Raises KinetodError."""
@@ -74,7 +76,8 @@ class StackLook:
     async def _of(self, candidate: Candidate) -> pb.ProcessStacks:
         key, before = candidate.key, candidate.facts.credentials
         try:
-            stacks = await self._reader.read(key, candidate.facts.uid)
+            async with self._slots.turn():
+                stacks = await self._reader.read(key, candidate.facts.uid)
         except ProcessLookupError:
             return pb.ProcessStacks(process=candidate.process, reason="it has ended")
         now = await self._registry.whose(key)

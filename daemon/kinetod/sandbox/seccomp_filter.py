@@ -173,6 +173,19 @@ OTHERS: dict[str, Numbers] = {
     "add_key": (248, 217),
     "request_key": (249, 218),
 }
+# Denied where a process acts as another user: ways back.
+IDENTITY: dict[str, Numbers] = {
+    "setuid": (105, 146),
+    "setgid": (106, 144),
+    "setreuid": (113, 145),
+    "setregid": (114, 143),
+    "setgroups": (116, 159),
+    "setresuid": (117, 147),
+    "setresgid": (119, 149),
+    "setfsuid": (122, 151),
+    "setfsgid": (123, 152),
+    "capset": (126, 91),
+}
 # Allowed depending on arguments; `seccomp_filter` has the rules.
 CLONE: Numbers = (56, 220)
 CLONE3: Numbers = (435, 435)
@@ -184,17 +197,10 @@ KILL: Numbers = (62, 129)
 TGKILL: Numbers = (234, 131)
 
 
-def that_reads(target: int) -> Callable[[int, str], bytes]:
-    """Builds filters with which a process may read the memory of another one, too."""
-    return functools.partial(program, target=target)
-
-
-def program(pid: int, machine: str, target: int | None = None) -> bytes:
-    """Builds the filter for the process with this pid. machine: as in platform.machine(); target: as in that_reads."""
+def program(pid: int, machine: str) -> bytes:
+    """Builds the filter for the process with this pid. machine: as in platform.machine()."""
     column = _MACHINES[machine][1]
     code: list[_Instruction] = []
-    if target is not None:
-        code += _if(OTHERS["process_vm_readv"][column], _one_of(0, (target,)))
     code += _if(CLONE[column], [*_masked(0, _NAMESPACES, 0), *_masked(0, _THREAD, _THREAD, allow=True)])
     code += _if(CLONE3[column], [(_RETURN, 0, 0, _ERRNO | _ENOSYS)])
     code += _if(FCNTL[column], _one_of(1, _FCNTL_COMMANDS))
@@ -216,15 +222,24 @@ def _for_all(machine: str) -> bytes:
     return _packed(code)
 
 
-def without_others(pid: int, machine: str) -> bytes:
+def that_reads(target: int) -> Callable[[int, str], bytes]:
+    """Builds filters that let a process read the memory of one other process, open no socket and stay who it is."""
+    return functools.partial(without_others, target=target)
+
+
+def without_others(pid: int, machine: str, target: int | None = None) -> bytes:
     """Builds a filter that denies only access to other processes: Unix sockets, signals, ptrace and the like,
-    namespaces, io_uring.
+    namespaces, io_uring. target: as in that_reads.
     """
     code, column = _begin(machine)
     code += [(_AT_LEAST, 0, 1, _X32), (_RETURN, 0, 0, _ERRNO | _EPERM)]
-    code += _if(SOCKET[column], _one_of(0, _FAMILIES))
+    code += _if(SOCKET[column], _one_of(0, _FAMILIES if target is None else ()))
     for own in (KILL, TGKILL):
         code += _if(own[column], _one_of(0, (pid,)))
+    if target is not None:
+        code += _if(OTHERS["process_vm_readv"][column], _one_of(0, (target,)))
+        for numbers in IDENTITY.values():
+            code += _if(numbers[column], [])
     for numbers in OTHERS.values():
         code += _if(numbers[column], [])
     code.append((_RETURN, 0, 0, _ALLOW))

@@ -1,114 +1,183 @@
-"""The frames of Python of all threads of a process, by pystack, while the process goes on.
+"""The frames of Python of all threads of a process, by py-spy, while the process goes on.
 
 Theory of operation
-    pystack reads the interpreter's structures with process_vm_readv. No thread stops, so a stack that changes while it
-    is read can be torn: pystack then raises, or the outer frames are missing. Such a reading is repeated. A thread that
-    stands still, which is what people look for, is read whole at once.
+    `py-spy dump --nonblocking` reads the interpreter's structures with process_vm_readv. No thread stops, so a stack
+    that changes while it is read can be torn: py-spy then fails, or the outer frames are missing. Such a reading is
+    repeated. A thread that stands still, which is what people look for, is read whole at once.
 
-    What a frame is executing comes from its source file, if that is older than the process: since CPython 3.11 the
-    positions in the code object name the expression. The files are opened as the process's user.
+    Before CPython 3.11 a thread's state has the address of its pthread structure in place of its number, which is in
+    there: where the main thread's number is, are those of the others.
+
+    Source files are opened below the process's own root directory, whatever links there are, and are quoted only if
+    they are older than the process.
 """
 
 import contextlib
+import ctypes
+import importlib.metadata
 import os
 import re
 import stat
+import struct
+import subprocess
+import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import msgspec
+
+from kinetod.attach.inspect.target_memory import Iovec
+from kinetod.base.libc import LIBC
 from kinetod.base.safe_text import clean
 from kinetod.processes.identity import PROC, start_time_ns
-from kinetod.stacks.thread_stacks import MAX_FRAMES, MAX_FRAMES_IN_ALL, MAX_TEXT_CHARS, StackFrame
-
-if TYPE_CHECKING:
-    from pystack.types import PyThread
+from kinetod.stacks.thread_stacks import MAX_FRAMES, MAX_TEXT_CHARS, StackFrame
 
 TRIES = 3
 OUTERMOST = 6  # of a stack that is cut in its middle
-_MAX_DEPTH = 100_000
+MAX_OUTPUT_BYTES = 64 << 20
+_MAX_ERROR_BYTES = 64 << 10
 _MAX_SOURCE_BYTES = 4 << 20
 _MAX_FILES = 200
 _MAX_CODE_CHARS, _MAX_NAME_CHARS, _MAX_PATH_CHARS = 120, 100, 250
+_PTHREAD_BYTES = 1024
 _OUTERMOST = frozenset(("<module>", "_bootstrap", "_bootstrap_inner"))  # functions in which stacks begin
-_LIBRARY = re.compile(r"/python3(\.\d+t?)?/|/(site|dist)-packages/|^<frozen ")
+# Of the standard library, of packages, and made by libraries; not what users type, run and execute.
+_LIBRARY = re.compile(
+    r"/lib(64)?/python3(\.\d+t?)?/|/(site|dist)-packages/|/torchinductor_|^<(?!string>|stdin>|ipython)"
+)
+_NO_PYTHON = "Failed to find python version from target process"
+_OPENAT2 = 437  # on x86-64 and aarch64
+_RESOLVE_IN_ROOT, _RESOLVE_BENEATH, _RESOLVE_NO_MAGICLINKS = 0x10, 0x08, 0x02
+_OPEN_HOW = struct.Struct("=QQQ")
 
 
 class NoFrames(Exception):
     """The message says why there are none."""
 
 
+class _SpyFrame(msgspec.Struct):
+    name: str
+    filename: str
+    line: int
+
+
+class _SpyThread(msgspec.Struct):
+    thread_id: int
+    frames: list[_SpyFrame]
+    owns_gil: bool
+    os_thread_id: int | None = None
+    thread_name: str | None = None
+
+
+_threads = msgspec.json.Decoder(list[_SpyThread])
+
+
 class PythonThread:
-    """frames: innermost first, `left_out` of them missing between the inner ones and the outermost."""
+    """thread: its number as the process sees it; 0: unknown. frames: innermost first, `left_out` of them missing."""
 
-    __slots__ = ("frames", "holds_gil", "left_out", "thread")
+    __slots__ = ("frames", "holds_gil", "left_out", "name", "thread")
 
-    def __init__(self, found: "PyThread", most: int = MAX_FRAMES) -> None:
-        self.thread = found.tid
-        self.holds_gil = found.holds_the_gil > 0
-        frames = _frames(found)
-        self.left_out = max(0, len(frames) - most)
-        self.frames = frames[: most - OUTERMOST] + frames[-OUTERMOST:] if self.left_out else frames
+    def __init__(self, found: _SpyThread, thread: int = 0) -> None:
+        self.thread = found.os_thread_id or thread
+        self.holds_gil = found.owns_gil
+        self.name = clean(found.thread_name or "", _MAX_NAME_CHARS)
+        frames = found.frames
+        self.left_out = max(0, len(frames) - MAX_FRAMES)
+        kept = frames[: MAX_FRAMES - OUTERMOST] + frames[-OUTERMOST:] if self.left_out else frames
+        self.frames = [_frame(each) for each in kept]
 
     @property
     def is_whole(self) -> bool:
         """Whether its outermost frame is one in which stacks begin; programs may begin theirs elsewhere, too."""
-        return not self.frames or self.frames[-1].function in _OUTERMOST
+        return not self.frames or self.frames[-1].function.rpartition(".")[2] in _OUTERMOST
 
 
-def read_frames(pid: int) -> list[PythonThread]:
-    """The threads that run Python, as the process numbers them. Raises NoFrames."""
-    from pystack import engine, errors  # the daemon itself never loads it
+def _frame(found: _SpyFrame) -> StackFrame:
+    file = clean(found.filename, _MAX_PATH_CHARS)
+    function = clean(found.name.rpartition("<locals>.")[2], _MAX_NAME_CHARS)
+    return StackFrame(function=function, file=file, line=max(0, found.line), own=not _LIBRARY.search(file))
 
+
+def open_spy() -> int:
+    """A descriptor of py-spy's program, which a user may run who may not look into the folders where it lies.
+
+    Raises NoFrames.
+    """
+    beside = Path(sys.executable).with_name("py-spy")
+    with contextlib.suppress(OSError):
+        return os.open(beside, os.O_RDONLY | os.O_CLOEXEC)
+    with contextlib.suppress(OSError, importlib.metadata.PackageNotFoundError, StopIteration):
+        files = importlib.metadata.files("py-spy") or []
+        found = next(each for each in files if each.name == "py-spy")
+        return os.open(Path(str(found.locate())), os.O_RDONLY | os.O_CLOEXEC)
+    raise NoFrames("its Python frames need py-spy, which is not installed beside kinetod")
+
+
+def read_frames(pid: int, spy: int, inner_pid: int) -> list[PythonThread]:
+    """The threads that run Python. spy: of open_spy; inner_pid: as the process sees its own. Raises NoFrames."""
     why, found = "", list[PythonThread]()
     for _ in range(TRIES):
         try:
-            read = engine.get_process_threads(pid, stop_process=False)
-            most = max(2 * OUTERMOST, min(MAX_FRAMES, MAX_FRAMES_IN_ALL // max(1, len(read))))
-            found = [PythonThread(each, most) for each in read[: MAX_FRAMES_IN_ALL // most]]
-        except errors.InvalidPythonProcess:
-            raise NoFrames("it does not run Python") from None
-        except (errors.PystackError, OSError, ValueError) as exc:
-            if "Could not determine python version" in str(exc):
-                raise NoFrames("it does not run Python") from None
-            why = clean(f"{type(exc).__name__}: {exc}", MAX_TEXT_CHARS // 2)
-        else:
-            if all(thread.is_whole for thread in found):
-                break
+            threads = _threads.decode(_dump(pid, spy))
+        except (OSError, ValueError) as exc:
+            why = clean(str(exc), MAX_TEXT_CHARS // 2)
+            continue
+        numbers = _numbers(pid, threads, inner_pid)
+        found = [PythonThread(each, number) for each, number in zip(threads, numbers, strict=True)]
+        if all(thread.is_whole for thread in found):
+            break
     if not found and why:
-        raise NoFrames(f"its Python frames cannot be read ({why})")
+        raise NoFrames("it does not run Python" if _NO_PYTHON in why else f"py-spy cannot read it: {why}")
     return found
 
 
-def _frames(found: "PyThread") -> list[StackFrame]:
-    """Innermost first. Raises ValueError for a chain that never ends."""
-    outermost_first = []
-    for frame in found.frames:
-        code = frame.code
-        file, place = clean(code.filename, _MAX_PATH_CHARS), code.location
-        one_line = place.lineno == place.end_lineno
-        outermost_first.append(
-            StackFrame(
-                function=clean(code.scope, _MAX_NAME_CHARS),
-                file=file,
-                line=max(0, place.lineno),
-                own=not _LIBRARY.search(file),
-                start=max(0, place.column),
-                end=max(0, place.end_column) if one_line else 0,
-            )
-        )
-        if len(outermost_first) > _MAX_DEPTH:
-            raise ValueError("its frames form a ring")
-    return outermost_first[::-1]
+def _dump(pid: int, spy: int) -> bytes:
+    """Raises OSError, ValueError."""
+    command = ("py-spy", "dump", "--nonblocking", "--json", "--full-filenames", "--pid", str(pid))
+    with subprocess.Popen(
+        command,
+        executable=f"/proc/self/fd/{spy}",
+        pass_fds=(spy,),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={},
+    ) as process:
+        assert process.stdout is not None
+        said = process.stdout.read(MAX_OUTPUT_BYTES)
+    if process.returncode:
+        text = said[:_MAX_ERROR_BYTES].decode("utf-8", "replace")
+        raise ValueError(" ".join(text.partition("Stack backtrace")[0].split()) or f"status {process.returncode}")
+    return said
+
+
+def _numbers(pid: int, threads: list[_SpyThread], inner_pid: int) -> list[int]:
+    """Those that py-spy does not know; 0 where they cannot be found."""
+    if all(each.os_thread_id for each in threads):
+        return [0] * len(threads)
+    main = next((each for each in threads if each.thread_name == "MainThread"), None)
+    offset = _memory(pid, main.thread_id).find(struct.pack("=i", inner_pid)) if main is not None else -1
+    if offset < 0:
+        return [inner_pid if each is main else 0 for each in threads]
+    words = [_memory(pid, each.thread_id)[offset : offset + 4] for each in threads]
+    return [int.from_bytes(word, sys.byteorder) for word in words]
+
+
+def _memory(pid: int, address: int) -> bytes:
+    """As much as a pthread structure may have; empty: it cannot be read."""
+    buffer = ctypes.create_string_buffer(_PTHREAD_BYTES)
+    ours = Iovec(ctypes.addressof(buffer), _PTHREAD_BYTES)
+    theirs = Iovec(address, _PTHREAD_BYTES)
+    read = LIBC.process_vm_readv(pid, ctypes.byref(ours), 1, ctypes.byref(theirs), 1, 0)
+    return buffer.raw[: max(0, read)]
 
 
 class Sources:
     """The source files of one process."""
 
     def __init__(self, pid: int, proc: Path = PROC) -> None:
-        self._root = proc / str(pid) / "root"
-        self._folder = proc / str(pid) / "cwd"
+        self._folder = proc / str(pid)
         self._lines: dict[str, list[bytes]] = {}
         try:
             self._started_s = start_time_ns(pid, proc) / 1e9
@@ -128,16 +197,28 @@ class Sources:
         lines = self._lines.get(frame.file, [])
         if frame.line > len(lines):
             return ""
-        line = lines[frame.line - 1]
-        part = line[frame.start : frame.end or None] if frame.start or frame.end else line
-        return clean(part.decode("utf-8", "replace").strip(), _MAX_CODE_CHARS)
+        return clean(lines[frame.line - 1].decode("utf-8", "replace").strip(), _MAX_CODE_CHARS)
 
     def _read(self, name: str) -> list[bytes]:
-        with contextlib.suppress(OSError, ValueError):
-            path = self._root / name.lstrip("/") if name.startswith("/") else self._folder / name
-            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            with os.fdopen(descriptor, "rb") as file:
-                facts = os.fstat(file.fileno())
-                if stat.S_ISREG(facts.st_mode) and facts.st_mtime < self._started_s:
-                    return file.read(_MAX_SOURCE_BYTES).splitlines()
+        with contextlib.suppress(OSError, ValueError), contextlib.ExitStack() as opened:
+            path = _opened_below(self._folder, name)
+            opened.callback(os.close, path)
+            facts = os.fstat(path)
+            if stat.S_ISREG(facts.st_mode) and max(facts.st_mtime, facts.st_ctime) < self._started_s:
+                with Path(f"/proc/self/fd/{path}").open("rb") as file:
+                    return file.read(_MAX_SOURCE_BYTES).split(b"\n")
         return []
+
+
+def _opened_below(process: Path, name: str) -> int:
+    """A descriptor (O_PATH) of a file as the process would find it, and of none outside of its root. Raises OSError."""
+    where, how = ("root", _RESOLVE_IN_ROOT) if name.startswith("/") else ("cwd", _RESOLVE_BENEATH)
+    root = os.open(process / where, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        asked = _OPEN_HOW.pack(os.O_PATH | os.O_CLOEXEC, 0, how | _RESOLVE_NO_MAGICLINKS)
+        found = LIBC.syscall(_OPENAT2, root, os.fsencode(name), asked, ctypes.c_size_t(_OPEN_HOW.size))
+        if found < 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), name)
+        return int(found)
+    finally:
+        os.close(root)

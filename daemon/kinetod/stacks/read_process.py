@@ -6,11 +6,13 @@ Theory of operation
     then the code in those. So where a later step does not return, since the memory or a file of the process does not
     answer, what came before is still told.
 
-    pystack is C++ that reads structures and ELF files of a process that may be hostile. Before it does, this process
-    becomes the process's user, keeps CAP_SYS_PTRACE alone, and takes a system call filter that lets it read the memory
-    of that one process; it can open no connection, start no program and signal nobody. Where it may not become that
-    user, it keeps its own. It ends itself at its deadline: its parent may not be allowed to kill another user's
-    process.
+    What the kernel tells is read before and after the frames. A thread that has moved in between stands nowhere: it
+    runs, and its frames are those of some moment.
+
+    Before it reads anything of the process's own, this process opens files as the process's user, keeps CAP_SYS_PTRACE
+    alone, and takes a system call filter that lets it read the memory of that one process; it can open no socket and
+    signal nobody. Where it may not become that user, it keeps its own. It ends itself at its deadline, and py-spy ends
+    with it.
 """
 
 import contextlib
@@ -21,19 +23,30 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from kinetod.base.libc import PTRACE_CAPABILITY, change_user, keep_capabilities
+from kinetod.base.libc import PTRACE_CAPABILITY, act_as, keep_only
 from kinetod.sandbox import seccomp_filter
 from kinetod.sandbox.confinement import die_with_parent, no_new_rights
 from kinetod.stacks import waits
-from kinetod.stacks.python_frames import NoFrames, PythonThread, Sources, read_frames
-from kinetod.stacks.thread_facts import ThreadFacts, ThreadTable, read_process, wakes
-from kinetod.stacks.thread_stacks import MAX_THREADS, StackFrame, StackReading, ThreadStack, encode
+from kinetod.stacks.python_frames import NoFrames, PythonThread, Sources, open_spy, read_frames
+from kinetod.stacks.thread_facts import ThreadFacts, ThreadTable, read_process
+from kinetod.stacks.thread_stacks import (
+    MAX_ANSWER_BYTES,
+    MAX_FRAMES,
+    MAX_THREADS,
+    StackFrame,
+    StackReading,
+    ThreadStack,
+    encode,
+)
 
 NO_SUCH_PROCESS = 3
 _OOM_FIRST = b"1000"
 _MEMORY_BYTES = 1 << 30
+_CPU_S = 30
+GIL_LOOKS_PER_S = 100  # of a thread that waits for the GIL: it looks every 5 ms
 
 
 def main() -> int:
@@ -48,27 +61,34 @@ def main() -> int:
     except ProcessLookupError as exc:
         sys.stderr.write(str(exc))
         return NO_SUCH_PROCESS
-    _tell(joined(facts, (), {}, "its Python frames could not be read in time"))
+    _tell(joined(facts, (), "its Python frames could not be read in time"))
+    python, why = list[PythonThread](), ""
     try:
-        import pystack.engine  # before the filter
-        import pystack.errors  # noqa: F401
-
+        spy = open_spy()
         confine(pid, uid)
-        python, why = read_frames(pid), ""
-    except ImportError:
-        python, why = [], "its Python frames need pystack, which is not installed beside kinetod"
+        facts, began = read_process(pid, MAX_THREADS), time.monotonic()
+        python = read_frames(pid, spy, facts.inner_pid)
+        facts = settled(facts, read_process(pid, MAX_THREADS), time.monotonic() - began)
     except NoFrames as exc:
-        python, why = [], str(exc)
-    woken = wakes(facts)
-    _tell(joined(facts, python, woken, why))
+        why = str(exc)
+    except ProcessLookupError as exc:
+        sys.stderr.write(str(exc))
+        return NO_SUCH_PROCESS
+    _tell(joined(facts, python, why))
     if python:
         Sources(pid).add_code(thread.frames for thread in python)
-        _tell(joined(facts, python, woken, why))
+        _tell(joined(facts, python, why))
     return 0
 
 
 def _tell(stacks: StackReading) -> None:
-    sys.stdout.buffer.write(encode(stacks) + b"\n")
+    most = MAX_FRAMES
+    while len(line := encode(stacks)) > MAX_ANSWER_BYTES and most > 1:
+        most //= 2
+        for thread in stacks.threads:
+            thread.left_out += max(0, len(thread.frames) - most)
+            thread.frames = thread.frames[:most]
+    sys.stdout.buffer.write(line + b"\n")
     sys.stdout.buffer.flush()
 
 
@@ -76,27 +96,53 @@ def confine(pid: int, uid: int) -> None:
     """Permanently gives up everything but reading this process. Raises OSError."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_bytes(_OOM_FIRST)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY_BYTES, _MEMORY_BYTES))
+    for which, most in (
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_DATA, _MEMORY_BYTES),
+        (resource.RLIMIT_CPU, _CPU_S),
+        (resource.RLIMIT_FSIZE, 0),
+    ):
+        _, hard = resource.getrlimit(which)
+        least = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(which, (least, least))
     if uid != os.geteuid():
         with contextlib.suppress(PermissionError):
-            change_user(uid, keep=True)
-    keep_capabilities(1 << PTRACE_CAPABILITY)
+            act_as(uid)
+    keep_only(PTRACE_CAPABILITY)
     die_with_parent()  # the change of user has ended that
     no_new_rights()
     if seccomp_filter.available():
         seccomp_filter.install(seccomp_filter.that_reads(pid))
 
 
-def joined(
-    facts: ThreadTable, python: Sequence[PythonThread], woken: Mapping[int, int], reason: str = ""
-) -> StackReading:
-    """The kernel's facts and the interpreter's frames, with what each thread waits for. woken: of `wakes`."""
-    of = {thread.thread: thread for thread in python}  # numbered as the process itself sees them
+def settled(before: ThreadTable, after: ThreadTable, seconds: float) -> ThreadTable:
+    """The threads as both looks tell them: one that has moved in between runs.
+
+    A thread whose only movement is that it wakes every few milliseconds in the same call waits for the GIL, if another
+    one holds it: its `wakes_per_s` is kept.
+    """
+    now = {each.thread: each for each in after.threads}
+    return replace(before, threads=[_settled(each, now.get(each.thread), seconds) for each in before.threads])
+
+
+def _settled(before: ThreadFacts, after: ThreadFacts | None, seconds: float) -> ThreadFacts:
+    if after is None:
+        return replace(before, state="ENDED", call=None)
+    woken = after.switches - before.switches
+    if (before.state, before.call) == (after.state, after.call) and not woken:
+        return before
+    if before.call == after.call and before.call is not None and woken / max(seconds, 1e-3) > GIL_LOOKS_PER_S:
+        return replace(before, wakes_per_s=woken / max(seconds, 1e-3))
+    return replace(before, state="RUNNING", call=None)
+
+
+def joined(facts: ThreadTable, python: Sequence[PythonThread], reason: str = "") -> StackReading:
+    """The kernel's facts and the interpreter's frames, with what each thread waits for."""
+    of = {thread.thread: thread for thread in reversed(python)}  # numbered as the process itself sees them
     holder = next((each for each in facts.threads if each.inner in of and of[each.inner].holds_gil), None)
     return StackReading(
         time_ns=time.time_ns(),
-        threads=[_stack(thread, of, facts, holder, woken.get(thread.thread, 0)) for thread in facts.threads],
+        threads=[_stack(thread, of, facts, holder) for thread in facts.threads],
         left_out=facts.left_out,
         reason=reason,
     )
@@ -109,23 +155,23 @@ def _place(frames: Sequence[StackFrame]) -> str:
 
 
 def _stack(
-    thread: ThreadFacts, of: Mapping[int, PythonThread], facts: ThreadTable, holder: ThreadFacts | None, woken: int
+    thread: ThreadFacts, of: Mapping[int, PythonThread], facts: ThreadTable, holder: ThreadFacts | None
 ) -> ThreadStack:
     python, gil = of.get(thread.inner), ""
     frames = [] if python is None else python.frames
     if holder is not None and holder is not thread:
         gil = f"thread {holder.thread} ({holder.name}) holds{_place(of[holder.inner].frames)}"
-    wait, words = waits.explain(thread, frames, facts, gil, woken)
+    wait, words = waits.explain(thread, frames, facts, gil)
     return ThreadStack(
         thread=thread.thread,
-        name=thread.name,
+        name=thread.name if python is None or not python.name else python.name,
         state=thread.state,
         cpu_ns=thread.cpu_ns,
         system_call=thread.call.name if thread.call is not None else "",
         holds_gil=thread is holder,
         wait=wait,
         waits=words[:300],
-        frames=frames,
+        frames=list(frames),
         left_out=0 if python is None else python.left_out,
     )
 

@@ -2,12 +2,13 @@
 
 import json
 import logging
+import signal
 from collections.abc import Sequence
 
 from kinetod.base.fair_slots import FairSlots
 from kinetod.processes.identity import ProcessKey
 from kinetod.stacks.read_process import NO_SUCH_PROCESS
-from kinetod.stacks.thread_stacks import MAX_ANSWER_BYTES, StackReading, decode, only_reason
+from kinetod.stacks.thread_stacks import StackReading, decode, only_reason
 from kinetod.supervise import child
 
 log = logging.getLogger(__name__)
@@ -33,19 +34,23 @@ class StackReader:
         answers = list[bytes]()
 
         def keep(line: bytes) -> None:
-            answers[:] = [line] if len(line) <= MAX_ANSWER_BYTES else answers
+            if line.endswith(b"\n"):  # else it was ended while it wrote
+                answers[:] = [line]
 
         async with self._slots.turn():
             try:
                 ended = await child.ask_once(self._command, question, keep, deadline_s=self._deadline_s + _GRACE_S)
-            except ValueError:
-                ended = child.ProcessEnd(status=0, errors="a line of its answer is too long")
+            except (OSError, ValueError) as exc:
+                ended = child.ProcessEnd(status=1, errors=str(exc))
         if ended.status == NO_SUCH_PROCESS:
             raise ProcessLookupError(ended.errors)
-        if ended.status not in (0, None):
-            log.warning("reading the stacks of process %d ended with status %s: %s", pid, ended.status, ended.errors)
+        failed = ended.status not in (0, None, -signal.SIGALRM)
+        if failed:
+            log.error("reading the stacks of process %d ended with status %s: %s", pid, ended.status, ended.errors)
         try:
-            return decode(answers[0])
+            read = decode(answers[0])
         except (IndexError, ValueError):
-            log.error("reading the stacks of process %d gave nothing: %s %s", pid, ended.status, ended.errors)
             return only_reason("reading its stacks failed; the daemon's log has the details")
+        if failed:
+            read.reason = "reading its Python frames failed; the daemon's log has the details"
+        return read

@@ -22,6 +22,8 @@ _STATES = {
     "t": "TRACED",
     **dict.fromkeys("ZXx", "ENDED"),
 }
+_MAX_TABLE_BYTES = 8 << 20
+_LISTENS = "0A"  # TCP_LISTEN
 _SWITCHES = "voluntary_ctxt_switches"
 _TICK_NS = 10**9 // os.sysconf("SC_CLK_TCK")
 _USER_TICKS, _SYSTEM_TICKS = 11, 12  # indexes in /proc/PID/task/TID/stat after the name
@@ -89,7 +91,7 @@ class BlockingCall:
 class ThreadFacts:
     """One thread. inner: its number as the process sees it. switches: how often it has waited, in all.
 
-    kernel_function: where state D waits; empty: unknown.
+    wakes_per_s: where it wakes all the time in one call. kernel_function: where state D waits; empty: unknown.
     """
 
     thread: int
@@ -98,6 +100,7 @@ class ThreadFacts:
     state: str
     cpu_ns: int = 0
     switches: int = 0
+    wakes_per_s: float = 0.0
     call: BlockingCall | None = None
     kernel_function: str = ""
 
@@ -112,6 +115,11 @@ class ThreadTable:
     frozen: bool = False
     tracer: int = 0
     uses_gpu: bool = False
+
+    @property
+    def inner_pid(self) -> int:
+        """Its pid as it sees it."""
+        return next((each.inner for each in self.threads if each.thread == self.pid), self.pid)
 
 
 def read_process(pid: int, most: int, proc: Path = PROC) -> ThreadTable:
@@ -134,15 +142,6 @@ def read_process(pid: int, most: int, proc: Path = PROC) -> ThreadTable:
         tracer=int(_status(folder).get("TracerPid", "0")),
         uses_gpu=targets.any_gpu(),
     )
-
-
-def wakes(found: ThreadTable, proc: Path = PROC) -> dict[int, int]:
-    """How often each thread has woken and waited again since it was read."""
-    tasks = proc / str(found.pid) / "task"
-    return {
-        each.thread: int(_status(tasks / str(each.thread)).get(_SWITCHES, "0")) - each.switches
-        for each in found.threads
-    }
 
 
 def _thread(task: Path, tid: int, targets: "_Targets") -> ThreadFacts:
@@ -220,26 +219,30 @@ class _Targets:
 
     def _peer(self, inode: str) -> str:
         if self._peers is None:
-            self._peers = {**self._tcp("tcp"), **self._tcp("tcp6"), **self._unix()}
+            self._peers = {**self._unix(), **self._tcp("tcp6"), **self._tcp("tcp")}
         return self._peers.get(inode, "a socket")
 
     def _lines(self, table: str) -> list[list[str]]:
-        with contextlib.suppress(OSError):
-            return [line.split() for line in (self._folder / "net" / table).read_text().splitlines()[1:]]
+        with contextlib.suppress(OSError), (self._folder / "net" / table).open("rb") as file:
+            text = file.read(_MAX_TABLE_BYTES).decode("utf-8", "replace")
+            return [line.split() for line in text.split("\n")[1:]]
         return []
 
     def _tcp(self, table: str) -> dict[str, str]:
         found = {}
-        for _, local, remote, state, *rest in self._lines(table):
-            listens = state == "0A"
-            found[rest[5]] = f"{'port ' + _port(local) if listens else _address(remote)}"
+        for line in self._lines(table):
+            if len(line) > 9:
+                _, local, remote, state, *_ = line
+                found[line[9]] = f"port {_port(local)}" if state == _LISTENS else _address(remote)
         return found
 
     def _unix(self) -> dict[str, str]:
-        return {
-            each[6]: f"the Unix socket {clean(each[7], MAX_PATH_CHARS)}" if len(each) > 7 else "a Unix socket"
-            for each in self._lines("unix")
-        }
+        found: dict[str, str] = {}
+        for line in self._lines("unix"):  # names are their owners' choice, line breaks included
+            if len(line) > 6 and line[6].isdigit() and line[0].endswith(":"):
+                name = f"the Unix socket {clean(line[7], MAX_PATH_CHARS)}" if len(line) == 8 else "a Unix socket"
+                found.setdefault(line[6], name)
+        return found
 
 
 def is_gpu(path: str) -> bool:

@@ -6,23 +6,20 @@ import msgspec
 
 MAX_THREADS = 512
 MAX_FRAMES = 100  # of one thread: the inner ones, without which nothing can be told, and the outermost
-MAX_FRAMES_IN_ALL = 6000  # of a process: a gRPC client takes 4 MiB
 MAX_TEXT_CHARS = 300
-MAX_ANSWER_BYTES = 8 << 20
+MAX_ANSWER_BYTES = 3 << 20  # a gRPC client takes 4 MiB
 Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT_CHARS)]
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
 
 class StackFrame(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """profiler.proto's Frame. start, end: where the expression begins and ends, in UTF-8 bytes; 0, 0: unknown."""
+    """profiler.proto's Frame."""
 
     function: Text
     file: Text
     line: Count
     code: Text = ""
     own: bool = False
-    start: Count = 0
-    end: Count = 0
 
 
 class ThreadStack(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):

@@ -1,8 +1,8 @@
 """What a thread waits for, in words, from its Python frames and its system call. Pure.
 
 The rules, first match first: the thread is stopped; another thread holds the GIL, and this one looks for it every 5 ms;
-a function of a known library, in the frames inside the innermost one of the program's own, is known to wait; the
-expression is known to wait for the GPU, and the process uses one; the system call; the kernel's state.
+a function of a known library, in the frames inside the innermost one of the program's own, is known to wait; the line
+ends in a call that waits for the GPU, and the process uses one; the system call; the kernel's state.
 
 A thread that runs can only wait by spinning, as those do that wait for a GPU or for a collective.
 """
@@ -15,7 +15,6 @@ from kinetod.stacks.thread_facts import BlockingCall, ThreadFacts, ThreadTable, 
 from kinetod.stacks.thread_stacks import StackFrame
 
 COLLECTIVE, GPU, GIL, NONE, UNSPECIFIED = "COLLECTIVE", "GPU", "GIL", "NONE", "UNSPECIFIED"
-_SPINS = frozenset((COLLECTIVE, GPU))
 _COLLECTIVES = (
     r"(all_reduce|all_gather|reduce_scatter|all_to_all|broadcast|reduce|gather|scatter|barrier|monitored_barrier"
     r"|send|recv)\w*"
@@ -54,12 +53,12 @@ _FUNCTIONS = _known(
     ("WORKER", "torch/utils/data/dataloader.py", r"\w*_?(try_)?get_data", "waits for a DataLoader worker"),
     ("PROCESS", "subprocess.py", r"wait|_wait|_try_wait|communicate|_communicate", "waits for a child process"),
     ("PROCESS", "multiprocessing/popen_fork.py", r"poll|wait", "waits for a child process to end"),
-    ("PROCESS", "multiprocessing/pool.py", r"get|wait", "waits for a process of a pool"),
+    ("PROCESS", "multiprocessing/pool.py", r"get|wait", "waits for the result of a pool"),
     ("QUEUE", "multiprocessing/queues.py", r"get", "waits for an item of a queue between processes"),
     ("QUEUE", "queue.py", r"get", "waits for an item of a queue"),
     ("QUEUE", "queue.py", r"put", "waits for room in a queue"),
     ("QUEUE", "queue.py", r"join", "waits until a queue is worked off"),
-    ("THREAD", "concurrent/futures/_base.py", r"result|exception|wait", "waits for the result of another thread"),
+    ("THREAD", "concurrent/futures/_base.py", r"result|exception|wait", "waits for the result of a future"),
     ("THREAD", "concurrent/futures/thread.py", r"shutdown", "waits for the threads of a pool to end"),
     ("THREAD", "threading.py", r"join|_wait_for_tstate_lock|_shutdown", "waits for another thread to end"),
     ("IMPORT", "<frozen importlib._bootstrap>", r"acquire|__enter__", "waits for another thread's import"),
@@ -72,13 +71,16 @@ _FUNCTIONS = _known(
     ("NETWORK", "ssl.py", r"read|recv\w*|do_handshake", "waits for data from the network"),
     ("NETWORK", "socket.py", r"readinto|accept|create_connection", "waits for the network ({function})"),
 )  # fmt: skip
-# Methods that wait for the device's results.
-_GPU_EXPRESSIONS = re.compile(
-    r"\.(item|cpu|tolist|numpy|nonzero|synchronize|block_until_ready)\s*\(|\.to\(\s*['\"]cpu['\"]|\bsynchronize\(\)"
-)
-_LOCK_EXPRESSIONS = re.compile(r"\.acquire\(|\bwith\b")
+# Calls at the end of a line that wait for the device's results. Of those in which a thread may as well compute, only a
+# thread that waits is told to wait.
+_SPINS_FOR_GPU = re.compile(r"(\.(item|cpu|block_until_ready)|\bsynchronize)\([^()]*\)$")
+_WAITS_FOR_GPU = re.compile(r"(\.(item|cpu|block_until_ready|tolist|numpy|nonzero|to)|\bsynchronize)\([^()]*\)$")
+_CALLS_FOR_GPU = frozenset(("futex", "poll", "ppoll", "ioctl"))
+_OF_PACKAGES = re.compile(r"/(torch|jax)/")
+_LOCKS = re.compile(r"\.acquire\([^()]*\)$|^(async )?with\b")
+_P_PID = 1  # of waitid
 _FILE_LOCKS = {7, 38}  # F_SETLKW, F_OFD_SETLKW
-_NO_DEADLINE, _LEAST_WAKES = 0, 2  # of CPython's wait for the GIL, which looks again every 5 ms
+_NO_DEADLINE = 0
 _SLEEPS = frozenset(("nanosleep", "clock_nanosleep"))
 _POLLS = frozenset(
     ("poll", "ppoll", "select", "pselect6", "epoll_wait", "epoll_pwait", "epoll_pwait2", "io_uring_enter")
@@ -86,22 +88,18 @@ _POLLS = frozenset(
 _OPENS = frozenset(("open", "openat", "stat", "newfstatat", "statx", "getdents64"))
 
 
-def explain(
-    thread: ThreadFacts, frames: Sequence[StackFrame], process: ThreadTable, gil: str = "", wakes: int = 0
-) -> tuple[str, str]:
-    """The wait and its words, which follow "it ".
-
-    gil: which other thread holds the GIL and where; empty: none is seen to. wakes: how often this one has woken in the
-    tens of milliseconds that the reading took.
-    """
+def explain(thread: ThreadFacts, frames: Sequence[StackFrame], process: ThreadTable, gil: str = "") -> tuple[str, str]:
+    """The wait and its words, which follow "it ". gil: which other thread holds the GIL and where; empty: none does."""
     if (stopped := _stopped(thread, process)) is not None:
         return stopped
-    if gil and frames and wakes >= _LEAST_WAKES and _waits_with_deadline(thread.call):
+    if gil and frames and thread.wakes_per_s and _waits_with_deadline(thread.call):
         return GIL, f"waits for the GIL, which {gil}"
     runs = thread.state == "RUNNING"
-    found = _by_function(frames) or _by_expression(frames, process)
-    if found is not None and (not runs or found[0] in _SPINS):
+    found = _by_function(frames)
+    if found is not None and (not runs or found[0] == GPU or _in_collective(frames[0])):
         return found
+    if process.uses_gpu and frames and (code := _for_gpu(thread, frames[0])):
+        return GPU, f"waits for the GPU ({code})"
     if runs:
         return NONE, "runs"
     if thread.call is not None and (called := _by_call(thread.call, frames)) is not None:
@@ -109,7 +107,7 @@ def explain(
     if thread.state == "UNINTERRUPTIBLE":
         where = f" ({thread.kernel_function})" if thread.kernel_function else ""
         return "KERNEL", f"waits in the kernel, uninterruptibly, for a disk, a driver or swapped memory{where}"
-    return UNSPECIFIED, "waits, for what cannot be seen from outside"
+    return UNSPECIFIED, "waits for something that cannot be seen from outside"
 
 
 def _stopped(thread: ThreadFacts, process: ThreadTable) -> tuple[str, str] | None:
@@ -120,17 +118,26 @@ def _stopped(thread: ThreadFacts, process: ThreadTable) -> tuple[str, str] | Non
         return "STOPPED", f"is stopped by a debugger{who}"
     if thread.state == "STOPPED":
         return "STOPPED", "is stopped (SIGSTOP or Ctrl-Z)"
-    return ("STOPPED", "is frozen by its control group") if process.frozen else None
+    return ("STOPPED", "is frozen by a control group") if process.frozen else None
 
 
 def _library_frames(frames: Iterable[StackFrame]) -> list[StackFrame]:
     """Those inside the innermost frame of the program's own."""
     inside = []
     for frame in frames:
-        if frame.own:
+        if (frame.own and not _OF_PACKAGES.search(frame.file)) or _is_callback(frame):
             break
         inside.append(frame)
     return inside
+
+
+def _is_callback(frame: StackFrame) -> bool:
+    """Whether an event loop runs code of somebody else from here on."""
+    return frame.function.rpartition(".")[2] == "_run" and _ends(frame.file, "asyncio/events.py")
+
+
+def _in_collective(frame: StackFrame) -> bool:
+    return _ends(frame.file, "torch/distributed/distributed_c10d.py")
 
 
 def _by_function(frames: Sequence[StackFrame]) -> tuple[str, str] | None:
@@ -143,14 +150,17 @@ def _by_function(frames: Sequence[StackFrame]) -> tuple[str, str] | None:
 
 
 def _ends(file: str, end: str) -> bool:
-    return file == end or file.endswith(f"/{end}")
+    """Whether it is that file of the standard library, or of the package that it begins with."""
+    ends = file == end or file.endswith(f"/{end}")
+    return ends and ("-packages/" not in file or _OF_PACKAGES.search(f"/{end}") is not None)
 
 
-def _by_expression(frames: Sequence[StackFrame], process: ThreadTable) -> tuple[str, str] | None:
-    if not process.uses_gpu or not frames:
-        return None
-    code = frames[0].code
-    return (GPU, f"waits for the GPU ({code})") if _GPU_EXPRESSIONS.search(code) else None
+def _for_gpu(thread: ThreadFacts, frame: StackFrame) -> str:
+    """The line, if it ends in a call that waits for the GPU and the thread may be in there."""
+    if thread.state == "RUNNING":
+        return frame.code if _SPINS_FOR_GPU.search(frame.code) else ""
+    may_be = thread.call is None or thread.call.name in _CALLS_FOR_GPU
+    return frame.code if may_be and _WAITS_FOR_GPU.search(frame.code) else ""
 
 
 def _waits_with_deadline(call: BlockingCall | None) -> bool:
@@ -163,20 +173,18 @@ def _by_call(call: BlockingCall, frames: Sequence[StackFrame]) -> tuple[str, str
     if is_gpu(target):
         return GPU, f"waits in the GPU's driver ({name} of {target})"
     if name == "futex":
-        lock = frames and _LOCK_EXPRESSIONS.search(frames[0].code)
+        lock = frames and _LOCKS.search(frames[0].code)
         return "LOCK", "waits for a lock" if lock else "waits for a lock or for another thread"
-    if name in _SLEEPS:
+    if name in _SLEEPS or (name in ("select", "pselect6") and not call.arguments[0]):
         return "SLEEP", "sleeps"
     if name in ("wait4", "waitid"):
-        child = call.arguments[0 if name == "wait4" else 1]
-        return (
-            "PROCESS",
-            f"waits for process {child} to end" if 0 < child < 1 << 31 else "waits for a child process to end",
-        )
+        child = call.arguments[0] if name == "wait4" else call.arguments[1] if call.arguments[0] == _P_PID else 0
+        which = f"process {child}" if 0 < child < 1 << 31 else "a child process"
+        return "PROCESS", f"waits for {which} to end"
     if name in _POLLS:
-        return "EVENTS", "waits for events"
+        return "EVENTS", "waits for events" if "epoll" in name else "waits until a file or a socket is ready"
     if name in _OPENS:
-        return "FILE", "opens or looks up a file, and the file system does not answer"
+        return "FILE", "opens or looks up a file"
     if name == "flock" or (name == "fcntl" and call.arguments[1] in _FILE_LOCKS):
         return "FILE", f"waits for the lock of {target or 'a file'}"
     if name in ("accept", "accept4"):

@@ -16,7 +16,7 @@ MAX_LINE_BYTES = 8 << 20
 _PATIENCE_S = 2.0  # for one that may end by itself
 _EXIT_S = 1.0
 _MAX_LINE_CHARS = 1000
-_MAX_ERROR_CHARS = 4000
+_MAX_ERROR_CHARS, _MAX_ERROR_BYTES = 4000, 64 << 10
 T = TypeVar("T")
 
 
@@ -88,7 +88,7 @@ async def ask_once(
         *command, stdin=PIPE, stdout=PIPE, stderr=PIPE, limit=MAX_LINE_BYTES, pass_fds=pass_fds
     )
     assert process.stdin is not None and process.stdout is not None and process.stderr is not None
-    errors = asyncio.create_task(process.stderr.read())
+    errors = asyncio.create_task(_beginning(process.stderr))
     try:
         async with asyncio.timeout(deadline_s):
             with contextlib.suppress(ConnectionError):
@@ -105,6 +105,15 @@ async def ask_once(
         errors.cancel()
         await end(process)
     return ProcessEnd(status=process.returncode, errors=clean(text, _MAX_ERROR_CHARS))
+
+
+async def _beginning(pipe: asyncio.StreamReader) -> bytes:
+    """Reads to the end, and returns as much of it as is told."""
+    text = await pipe.read(_MAX_ERROR_BYTES)
+    while len(text) < _MAX_ERROR_BYTES and (more := await pipe.read(_MAX_ERROR_BYTES)):
+        text += more
+    await _drain(pipe)
+    return text
 
 
 class Crashed(Exception):

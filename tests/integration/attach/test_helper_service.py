@@ -356,8 +356,8 @@ def raw(service: Service, *packets: bytes) -> messages.Answer | None:
     [
         (b"hello", "REQUEST"),
         (b"KATT\x09\x00{}", "VERSION"),
-        (b"KATT\x06\x00" + b'{"type":"attach","target":[1,2],"boot_time_ns":1,"deadline_ms":0}', "REQUEST"),
-        (b"KATT\x06\x00" + b" " * messages.MAX_REQUEST_BYTES, "REQUEST"),
+        (b"KATT\x07\x00" + b'{"type":"attach","target":[1,2],"boot_time_ns":1,"deadline_ms":0}', "REQUEST"),
+        (b"KATT\x07\x00" + b" " * messages.MAX_REQUEST_BYTES, "REQUEST"),
     ],
 )
 def test_what_is_no_request_is_refused_and_the_service_goes_on(service: Service, packet: bytes, code: str) -> None:

@@ -6,50 +6,50 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from kinetod.stacks.read_process import NO_SUCH_PROCESS, joined
+from kinetod.stacks import read_process
+from kinetod.stacks.read_process import NO_SUCH_PROCESS, joined, settled
 from kinetod.stacks.thread_facts import BlockingCall, ThreadFacts, ThreadTable
-from kinetod.stacks.thread_stacks import StackFrame, decode
+from kinetod.stacks.thread_stacks import StackFrame, StackReading, ThreadStack, decode
 from support.service.calls_as import plain_python
 from support.service.daemon import IMPORT_PATH
 from support.waiting import scaled
 
-ADA = 61001
+ADA, BOB = 61001, 61002
 COMMAND = (sys.executable, "-P", "-m", "kinetod.stacks.read_process")
 WAITS = "import sys; print('up', flush=True); sys.stdin.read()"
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-# Reads like the real one, and then tries what it must not be able to do.
+# Becomes what the real one is while it reads, and then tries what it must not be able to do.
 TRIES = """
-import ctypes, json, os, socket, subprocess, sys
-import pystack.engine, pystack.errors
+import ctypes, json, os, socket, sys
+from kinetod.stacks.python_frames import NoFrames, open_spy, read_frames
 from kinetod.stacks.read_process import confine
 pid, uid, other = map(int, sys.argv[1:])
+spy = open_spy()
 confine(pid, uid)
 libc = ctypes.CDLL(None, use_errno=True)
-def reads(pid):
-    try:
-        return bool(pystack.engine.get_process_threads(pid, stop_process=False))
-    except Exception:
-        return False
 def may(call):
     try:
-        call()
-    except OSError:
+        return bool(call())
+    except (OSError, NoFrames):
         return False
-    return True
 print(json.dumps({
     "user": os.geteuid(),
-    "target": reads(pid),
-    "other": reads(other),
+    "target": may(lambda: read_frames(pid, spy, pid)),
+    "other": may(lambda: read_frames(other, spy, other)),
+    "memory": may(lambda: open(f"/proc/{other}/mem", "rb")),
     "trace": libc.ptrace(16, pid, 0, 0) == 0,
-    "connect": may(lambda: socket.socket(socket.AF_UNIX)),
-    "start": may(lambda: subprocess.run(["true"])),
-    "signal": may(lambda: os.kill(other, 0)),
+    "connect": may(lambda: socket.socket(socket.AF_UNIX)) or may(lambda: socket.socket(socket.AF_INET)),
+    "signal": may(lambda: os.kill(other, 0) is None),
+    "root": may(lambda: os.setresuid(0, 0, 0) is None and open("/etc/shadow")),
     "shadow": may(lambda: open("/etc/shadow")),
-}))
+    "write": may(lambda: open("/etc/kineto-written", "wb")),
+}), flush=True)
+sys.stdin.read()
 """
 
 
@@ -99,44 +99,94 @@ def test_it_ends_itself_at_its_deadline() -> None:
     assert asked(os.getpid(), 0.001).returncode < 0
 
 
+@contextmanager
+def confined(target: int, other: int) -> Iterator["subprocess.Popen[str]"]:
+    """A process that has tried it."""
+    with subprocess.Popen(
+        [sys.executable, "-c", TRIES, *map(str, (target, ADA, other))],
+        env={**os.environ, "PYTHONPATH": IMPORT_PATH},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        yield process
+        process.kill()
+
+
 @root_only
 def test_while_it_reads_it_may_read_that_process_and_do_nothing_else() -> None:
-    with waiting(*plain_python(ADA)) as target, waiting(*plain_python(ADA)) as other:
-        command = [sys.executable, "-c", TRIES, *map(str, (target, ADA, other))]
-        environ = {**os.environ, "PYTHONPATH": IMPORT_PATH}
-        done = subprocess.run(command, capture_output=True, env=environ, text=True, check=True, timeout=scaled(60))
-    assert json.loads(done.stdout) == {
-        "user": ADA,
-        "target": True,
-        **dict.fromkeys(("other", "trace", "connect", "start", "signal", "shadow"), False),
-    }
+    with (
+        waiting(*plain_python(ADA)) as target,
+        waiting(*plain_python(BOB)) as other,
+        confined(target, other) as process,
+    ):
+        assert process.stdout is not None
+        tried = json.loads(process.stdout.readline())
+    denied = ("other", "memory", "trace", "connect", "signal", "root", "shadow", "write")
+    assert tried == {"user": ADA, "target": True, **dict.fromkeys(denied, False)}
+
+
+@root_only
+def test_whom_it_reads_for_can_neither_stop_nor_end_it() -> None:
+    with waiting(*plain_python(ADA)) as target, confined(target, target) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        kill = [*plain_python(ADA), "-c", f"import os; os.kill({process.pid}, 19)"]
+        done = subprocess.run(kill, capture_output=True, text=True, check=False)
+        assert "PermissionError" in done.stderr
 
 
 def test_threads_of_the_interpreter_are_found_by_the_numbers_that_the_process_sees() -> None:
     threads = [ThreadFacts(thread=4242, inner=1, name="python", state="RUNNING")]
-    threads.append(
-        ThreadFacts(thread=4243, inner=2, name="w", state="SLEEPING", call=BlockingCall("futex", (0, 0, 0, 9)))
-    )
+    call = BlockingCall("futex", (0, 0, 0, 9))
+    threads.append(ThreadFacts(thread=4243, inner=2, name="w", state="SLEEPING", call=call, wakes_per_s=200.0))
     frame = StackFrame(function="spin", file="/app/a.py", line=3, own=True)
     python = [
-        SimpleNamespace(thread=1, holds_gil=True, frames=[frame], left_out=0),
-        SimpleNamespace(thread=2, holds_gil=False, frames=[frame], left_out=5),
+        SimpleNamespace(thread=1, name="MainThread", holds_gil=True, frames=[frame], left_out=0),
+        SimpleNamespace(thread=2, name="", holds_gil=False, frames=[frame], left_out=5),
     ]
-    found = joined(ThreadTable(pid=4242, threads=threads), python, {4243: 5})  # type: ignore[arg-type]
+    found = joined(ThreadTable(pid=4242, threads=threads), python)  # type: ignore[arg-type]
     assert [each.holds_gil for each in found.threads] == [True, False]
     assert found.threads[1].waits == "waits for the GIL, which thread 4242 (python) holds at a.py:3"
     assert found.threads[1].left_out == 5
 
 
-def test_the_code_of_a_program_in_a_file_is_the_last_line_of_the_answer(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text("import sys\nprint('up', flush=True)\nsys.stdin.read()\n")
-    os.utime(program, (0, 0))
-    with subprocess.Popen(
-        [sys.executable, program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "up\n"
-        found = decode(asked(process.pid).stdout.splitlines()[-1])
-        process.kill()
-    assert [frame.code for frame in found.threads[0].frames] == ["sys.stdin.read()"]
+BEFORE = ThreadFacts(thread=7, inner=7, name="python", state="SLEEPING", call=BlockingCall("futex", (1, 2, 3, 4)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "state", "wakes_per_s"),
+    [
+        ({}, "SLEEPING", 0.0),
+        ({"switches": 1}, "RUNNING", 0.0),  # it has woken and waits again
+        ({"state": "RUNNING"}, "RUNNING", 0.0),
+        ({"call": BlockingCall("futex", (1, 2, 3, 5))}, "RUNNING", 0.0),
+        ({"call": None}, "RUNNING", 0.0),
+        ({"switches": 10}, "SLEEPING", 200.0),  # every 5 ms: the GIL's waiters do
+    ],
+)
+def test_a_thread_that_has_moved_between_two_looks_runs(
+    changes: dict[str, Any], state: str, wakes_per_s: float
+) -> None:
+    table = ThreadTable(pid=7, threads=[BEFORE])
+    (found,) = settled(table, ThreadTable(pid=7, threads=[replace(BEFORE, **changes)]), 0.05).threads
+    assert (found.state, found.wakes_per_s) == (state, wakes_per_s)
+    assert (found.call is None) == (state == "RUNNING")
+
+
+def test_a_thread_that_is_gone_by_the_second_look_has_ended() -> None:
+    (found,) = settled(ThreadTable(pid=7, threads=[BEFORE]), ThreadTable(pid=7), 0.05).threads
+    assert found.state == "ENDED"
+
+
+def test_an_answer_that_is_too_long_leaves_frames_out(monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+    monkeypatch.setattr(read_process, "MAX_ANSWER_BYTES", 4000)
+    frames = [StackFrame(function=f"f{number}", file="é" * 50, line=1) for number in range(100)]
+    threads = [ThreadStack(thread=n, name="w", state="SLEEPING", cpu_ns=0, frames=list(frames)) for n in range(4)]
+    read_process._tell(StackReading(threads=threads))
+    line = capfd.readouterr().out
+    assert len(line.encode()) <= 4001
+    for thread in decode(line.encode()).threads:
+        assert 0 < len(thread.frames) < 100
+        assert len(thread.frames) + thread.left_out == 100
+        assert thread.frames[0].function == "f0"

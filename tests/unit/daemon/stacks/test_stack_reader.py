@@ -26,8 +26,18 @@ def test_what_was_told_before_it_blocked_stays() -> None:
     assert read(FIRST + "import time; time.sleep(1000)", scaled(1.0)).time_ns == 1
 
 
-def test_what_was_told_before_it_crashed_stays() -> None:
-    assert read(FIRST + "import os; os.abort()").time_ns == 1
+def test_what_was_told_before_it_crashed_stays_and_the_crash_is_told() -> None:
+    found = read(FIRST + "import os; os.abort()")
+    assert (found.time_ns, found.reason) == (1, "reading its Python frames failed; the daemon's log has the details")
+
+
+def test_a_line_that_was_cut_short_does_not_replace_a_whole_one() -> None:
+    assert read(FIRST + "sys.stdout.write('{\"time_ns\": ')").time_ns == 1
+
+
+def test_a_program_that_cannot_be_started_is_a_reason() -> None:
+    reader = StackReader(command=("/nonexistent",), deadline_s=30.0)
+    assert asyncio.run(reader.read(KEY, 1000)).reason == "reading its stacks failed; the daemon's log has the details"
 
 
 @pytest.mark.parametrize("program", ["print('junk')", "import os; os.abort()", "print('{\"time_ns\": -1}')"])

@@ -59,6 +59,18 @@ def test_the_descriptor_of_a_call_is_named(tmp_path: Path) -> None:
     assert found.uses_gpu
 
 
+def test_names_of_unix_sockets_that_others_chose_spoil_nothing(tmp_path: Path) -> None:
+    task(tmp_path, 7, call=f"{READ} 0x3 0x0 0x0 0x0 0x0 0x0 0x7f 0x7f")
+    descriptor(tmp_path, 3, "socket:[5]")
+    (tmp_path / "7/net").mkdir()
+    head = b"Num RefCount Protocol Flags Type St Inode Path\n"
+    forged = b"0: 2 0 0 1 1 6 @x\n0: 2 0 0 1 1 5\xff @y\nz\n"
+    (tmp_path / "7/net/unix").write_bytes(head + forged + b"0: 00000002 0 0 0001 03 5 /run/real.sock\n")
+    found = read_process(7, 9, tmp_path).threads[0].call
+    assert found is not None
+    assert found.target == "the Unix socket /run/real.sock"
+
+
 def test_a_call_without_a_descriptor_has_no_target(tmp_path: Path) -> None:
     task(tmp_path, 7, call=f"{FUTEX} 0x1 0x80 0x0 0x0 0x0 0x0 0x7f 0x7f")
     descriptor(tmp_path, 1, "/data/x.bin")

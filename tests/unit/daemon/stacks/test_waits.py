@@ -7,6 +7,7 @@ from kinetod.stacks.waits import explain
 
 PYTHON = "/usr/lib/python3.12"
 PACKAGES = f"{PYTHON}/site-packages"
+UNSEEN = "waits for something that cannot be seen from outside"
 DEADLINE = 0x7F0000000000
 
 
@@ -21,18 +22,26 @@ def told(
     call: BlockingCall | None = None,
     code: str = "",
     gil: str = "",
-    wakes: int = 5,
+    wakes_per_s: float = 200.0,
     gpu: bool = False,
     kernel_function: str = "",
     frozen: bool = False,
     tracer: int = 0,
 ) -> tuple[str, str]:
-    thread = ThreadFacts(thread=7, inner=7, name="python", state=state, call=call, kernel_function=kernel_function)
+    thread = ThreadFacts(
+        thread=7,
+        inner=7,
+        name="python",
+        state=state,
+        call=call,
+        kernel_function=kernel_function,
+        wakes_per_s=wakes_per_s,
+    )
     process = ThreadTable(pid=7, threads=[thread], uses_gpu=gpu, frozen=frozen, tracer=tracer)
     found = frames(*calls)
     if code:
         found[0].code = code
-    return explain(thread, found, process, gil, wakes)
+    return explain(thread, found, process, gil)
 
 
 def test_the_function_that_says_most_names_the_wait() -> None:
@@ -59,14 +68,46 @@ def test_a_collective_is_named_whether_it_sleeps_or_spins(state: str) -> None:
 
 
 def test_a_file_of_the_programs_own_is_no_library() -> None:
-    assert told(("wait", "threading.py"), call=BlockingCall("futex", (0,) * 6))[0] == "LOCK"
-    assert told(("all_reduce", "my/torch/distributed/distributed_c10d.py"), state="RUNNING") == ("NONE", "runs")
+    assert told(("get", "queue.py"), call=BlockingCall("futex", (0,) * 6))[0] == "LOCK"
+    assert told(("get", f"{PACKAGES}/persistent/queue.py"), call=BlockingCall("futex", (0,) * 6))[0] == "LOCK"
 
 
-@pytest.mark.parametrize("code", ["loss.item()", "loss.cpu()", "x.to('cpu')", "torch.cuda.synchronize()"])
-def test_an_expression_that_needs_the_gpus_result_waits_for_the_gpu_where_the_process_uses_one(code: str) -> None:
+def test_packages_are_known_wherever_they_lie() -> None:
+    built = ("all_reduce", "/home/ada/pytorch/torch/distributed/distributed_c10d.py")
+    assert told(built, ("step", "train.py")) == ("COLLECTIVE", "waits in all_reduce")
+    assert told(("dumps", f"{PYTHON}/pickle.py"), built, state="RUNNING") == ("NONE", "runs")
+
+
+def test_what_an_event_loop_calls_is_not_the_event_loop() -> None:
+    call = BlockingCall("recvfrom", (3, 0), "a socket")
+    loop = (("_run", f"{PYTHON}/asyncio/events.py"), ("BaseEventLoop._run_once", f"{PYTHON}/asyncio/base_events.py"))
+    assert told(("select", f"{PYTHON}/selectors.py"), loop[1]) == ("EVENTS", "waits in its event loop")
+    assert told(("fetch", f"{PACKAGES}/x.py"), *loop, call=call)[0] == "NETWORK"
+
+
+@pytest.mark.parametrize("code", ["n = loss.item()", "x = loss.cpu()", "torch.cuda.synchronize()"])
+def test_a_line_that_ends_in_a_call_for_the_gpus_result_waits_for_the_gpu_where_the_process_uses_one(code: str) -> None:
     assert told(("step", "train.py"), state="RUNNING", code=code, gpu=True) == ("GPU", f"waits for the GPU ({code})")
     assert told(("step", "train.py"), state="RUNNING", code=code) == ("NONE", "runs")
+
+
+@pytest.mark.parametrize("code", ["rows.tolist()", "heavy(x.item())", "x.cpu().numpy().tobytes()", "x.to('cpu')"])
+def test_a_thread_that_runs_may_compute_in_other_calls(code: str) -> None:
+    assert told(("step", "train.py"), state="RUNNING", code=code, gpu=True) == ("NONE", "runs")
+
+
+@pytest.mark.parametrize(
+    ("call", "code", "wait"),
+    [
+        (BlockingCall("clock_nanosleep", (0, 0)), "time.sleep(loss.item())", "SLEEP"),
+        (BlockingCall("sendto", (3, 0), "a socket"), "sock.sendall(x.cpu())", "NETWORK"),
+        (BlockingCall("write", (3, 0), "/data/x"), "n = file.write(x); y.cpu()", "FILE"),
+        (BlockingCall("futex", (0,) * 6), "y = x.tolist()", "GPU"),
+        (BlockingCall("ioctl", (3, 0), "/dev/nvidiactl"), "f(x)", "GPU"),
+    ],
+)
+def test_a_call_of_something_else_is_not_the_gpus(call: BlockingCall, code: str, wait: str) -> None:
+    assert told(("step", "train.py"), call=call, code=code, gpu=True)[0] == wait
 
 
 def test_a_thread_that_runs_waits_for_no_lock() -> None:
@@ -78,7 +119,9 @@ def test_the_gil_is_waited_for_with_a_deadline_while_another_thread_holds_it() -
     holder = "thread 8 (python) holds at a.py:3"
     assert told(("f", "a.py"), call=waits, gil=holder) == ("GIL", f"waits for the GIL, which {holder}")
     assert told(("wait", f"{PYTHON}/threading.py"), call=waits, gil=holder)[0] == "GIL"
-    assert told(("f", "a.py"), call=waits, gil=holder, wakes=1)[0] == "LOCK"  # a wait with a deadline of its own
+    assert (
+        told(("f", "a.py"), call=waits, gil=holder, wakes_per_s=0.0)[0] == "LOCK"
+    )  # a wait with a deadline of its own
     assert told(("f", "a.py"), call=waits)[0] == "LOCK"
     assert told(("f", "a.py"), call=BlockingCall("futex", (1, 2, 3, 0, 5, 6)), gil=holder)[0] == "LOCK"
     assert told(call=waits, gil=holder)[0] == "LOCK"  # not a thread of Python
@@ -99,9 +142,15 @@ def test_the_gil_is_waited_for_with_a_deadline_while_another_thread_holds_it() -
         (BlockingCall("fcntl", (3, 7, 0), "/tmp/lock"), ("FILE", "waits for the lock of /tmp/lock")),
         (BlockingCall("ioctl", (3, 0), "/dev/nvidia0"), ("GPU", "waits in the GPU's driver (ioctl of /dev/nvidia0)")),
         (BlockingCall("epoll_wait", (3, 0)), ("EVENTS", "waits for events")),
-        (BlockingCall("openat", (3, 0)), ("FILE", "opens or looks up a file, and the file system does not answer")),
-        (BlockingCall("ioctl", (3, 0), "/dev/tty"), ("UNSPECIFIED", "waits, for what cannot be seen from outside")),
-        (None, ("UNSPECIFIED", "waits, for what cannot be seen from outside")),
+        (BlockingCall("poll", (3, 0)), ("EVENTS", "waits until a file or a socket is ready")),
+        (BlockingCall("select", (0, 0)), ("SLEEP", "sleeps")),
+        (BlockingCall("waitid", (3, 9)), ("PROCESS", "waits for a child process to end")),
+        (BlockingCall("openat", (3, 0)), ("FILE", "opens or looks up a file")),
+        (
+            BlockingCall("ioctl", (3, 0), "/dev/tty"),
+            ("UNSPECIFIED", "waits for something that cannot be seen from outside"),
+        ),
+        (None, ("UNSPECIFIED", "waits for something that cannot be seen from outside")),
     ],
 )
 def test_a_system_call_tells_what_frames_do_not(call: BlockingCall | None, expected: tuple[str, str]) -> None:
@@ -111,14 +160,17 @@ def test_a_system_call_tells_what_frames_do_not(call: BlockingCall | None, expec
 def test_a_lock_is_told_from_another_threads_signal_by_the_expression_only() -> None:
     waits = BlockingCall("futex", (0,) * 6)
     assert told(("f", "a.py"), call=waits, code="lock.acquire()") == ("LOCK", "waits for a lock")
-    assert told(("f", "a.py"), call=waits, code="native()") == ("LOCK", "waits for a lock or for another thread")
+    assert told(("f", "a.py"), call=waits, code="run('train with dropout')") == (
+        "LOCK",
+        "waits for a lock or for another thread",
+    )
 
 
 def test_what_stops_a_process_comes_before_all_else() -> None:
     inside = ("all_reduce", f"{PACKAGES}/torch/distributed/distributed_c10d.py")
     assert told(inside, state="STOPPED") == ("STOPPED", "is stopped (SIGSTOP or Ctrl-Z)")
     assert told(inside, state="TRACED", tracer=9) == ("STOPPED", "is stopped by a debugger (process 9)")
-    assert told(inside, frozen=True) == ("STOPPED", "is frozen by its control group")
+    assert told(inside, frozen=True) == ("STOPPED", "is frozen by a control group")
     assert told(state="ENDED") == ("NONE", "has ended")
 
 
