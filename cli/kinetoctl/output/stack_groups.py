@@ -3,8 +3,8 @@
 Theory of operation
     The place of a stack is its innermost frame in code of the program, or its innermost frame if there is none.
     Processes are one group if their main threads wait for the same and have the same frames. If that gives more than
-    MOST_GROUPS groups, it is enough that they wait for the same at the same place. A process whose threads could not be
-    read stands nowhere; such processes are the last group.
+    MOST_GROUPS groups, it is enough that they wait for the same at the same place. A process whose threads or frames
+    could not be read stands nowhere, unless the kernel says that it does not run; such processes are the last group.
 """
 
 import re
@@ -31,6 +31,7 @@ _BY_STATE = {
 _BY_WAIT = {pb.WAIT_NONE: "runs", pb.WAIT_STOPPED: "is stopped"}
 _IN_COLLECTIVE = re.compile(r"waits in (\w+)")
 _COLLECTIVES = "torch/distributed/distributed_c10d.py"
+_KERNEL_TELLS = {pb.THREAD_STATE_STOPPED, pb.THREAD_STATE_TRACED, pb.THREAD_STATE_ENDED}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +53,18 @@ class ReadProcess:
 
     @property
     def main(self) -> pb.ThreadStack | None:
-        """Its main thread; None if that could not be read."""
+        """Its main thread; None if that could not be read.
+
+        Without its frames, what it waits for is a guess, unless the kernel says that it is stopped or has ended.
+        """
+        main = self.main_without_frames
+        if main is None or not self.stacks.reason or main.frames:
+            return main
+        return main if main.state in _KERNEL_TELLS or main.wait == pb.WAIT_STOPPED else None
+
+    @property
+    def main_without_frames(self) -> pb.ThreadStack | None:
+        """Its main thread, even if its frames could not be read; None if nothing of it is known."""
         return next((thread for thread in self.stacks.threads if thread.main), None)
 
     @property

@@ -149,6 +149,10 @@ def _group(group: StackGroup, stood_ns: int, *, wide: bool, all_threads: bool) -
     main = group.main
     if main is None:
         yield f"{_titles(group, wide=wide)}{GAP}not read"
+        for each in group.members:
+            if (thread := each.main_without_frames) is not None:
+                title = f"{_title(each)}{GAP}" if len(group.members) > 1 else ""
+                yield f"{INDENT}{title}main thread, without its frames{GAP}{_doing([thread], wide=wide)}"
         return
     parts = [_titles(group, wide=wide), "main thread", _doing([main], wide=wide)]
     if stood_ns:

@@ -98,12 +98,13 @@ class _Crowd:
         return f"{process.pid} on {process.host}" if self._several_hosts else str(process.pid)
 
     def missing(self) -> str:
-        """`rank 3 of 8 was not read`; empty if no rank is known to be missing."""
+        """`rank 3 of 8 was not read`, `rank 3 could not be read`; empty if none is known to be missing."""
         sizes = {each.stacks.process.world_size for each in self._all}
         size = sizes.pop()
         ranks = [self._all[each].rank or 0 for each in self.main]
         if sizes or not self._ranked or ranks[0] < 0 or ranks[-1] >= size:
-            return ""
+            unread = [place for place in range(len(self._all)) if place not in self.main]
+            return f"{self.named(unread)} could not be read" if unread else ""
         read = [-1, *ranks, size]
         gaps = [(before + 1, after - 1) for before, after in zip(read, read[1:], strict=False) if after - before > 1]
         count = sum(last - first + 1 for first, last in gaps)

@@ -111,6 +111,21 @@ def test_a_process_that_could_not_be_read_is_told_below_the_verdict_with_code_4(
     assert (group["wait"], group["waits"], group["place"]) == (None, None, None)
 
 
+def test_of_a_process_without_frames_what_the_kernel_says_stands_in_its_group(server: FakeServer, run: Run) -> None:
+    guess = stacks.thread("waits for data from a socket", pb.WAIT_NETWORK)
+    reason = "its Python frames could not be read in time"
+    server.profiler.stacks = [[read(in_collective(), 0), read(guess, 1, reason=reason)]]
+    result = run("stacks", "--rank", "all")
+    assert result.code == 4
+    assert result.stdout.splitlines()[:2] == [
+        "Rank 1 could not be read; rank 0 waits in all_reduce (train.py:12).",
+        f"rank 1  pid 4243: {reason}",
+    ]
+    assert (
+        "rank 1  pid 4243  not read\n    main thread, without its frames  waits for data from a socket\n"
+    ) in result.stdout
+
+
 def test_without_a_condition_nothing_is_asked(server: FakeServer, run: Run) -> None:
     result = run("stacks")
     assert result.code == 2

@@ -179,6 +179,37 @@ def test_nothing_is_said_of_processes_that_could_not_be_read() -> None:
     assert said(*ranks(None, running())) == "Rank 1 runs in train_step (train.py:20)."
 
 
+UNREAD = "its Python frames could not be read in time"
+
+
+def test_a_rank_whose_frames_were_not_read_is_not_accused() -> None:
+    waiting = [read(in_collective(), rank) for rank in range(3)]
+    for guess in (stacks.thread(), stacks.thread("waits for a lock", pb.WAIT_LOCK)):
+        assert said(*waiting, read(guess, 3, reason=UNREAD)) == (
+            "Rank 3 could not be read; the other 3 wait in all_reduce (train.py:12)."
+        )
+        of_four = [read(in_collective(), rank, world=4) for rank in range(3)]
+        assert said(*of_four, read(guess, 3, world=4, reason=UNREAD)) == (
+            "Rank 3 of 4 was not read; the other 3 wait in all_reduce (train.py:12)."
+        )
+        assert said(read(guess, pid=7, reason=UNREAD)) == "Process 7 could not be read."
+
+
+@pytest.mark.parametrize(
+    ("words", "wait", "state"),
+    [
+        ("is stopped (SIGSTOP or Ctrl-Z)", pb.WAIT_STOPPED, pb.THREAD_STATE_STOPPED),
+        ("is stopped by a debugger", pb.WAIT_STOPPED, pb.THREAD_STATE_TRACED),
+        ("is frozen by a control group", pb.WAIT_STOPPED, pb.THREAD_STATE_SLEEPING),
+        ("has ended", pb.WAIT_NONE, pb.THREAD_STATE_ENDED),
+    ],
+)
+def test_what_the_kernel_tells_is_said_without_frames_too(words: str, wait: pb.Wait, state: pb.ThreadState) -> None:
+    waiting = [read(in_collective(), rank) for rank in range(3)]
+    odd = read(stacks.thread(words, wait, state=state), 3, reason=UNREAD)
+    assert said(*waiting, odd) == f"Rank 3 is not in the all_reduce in which 3 ranks wait: it {words}."
+
+
 def test_lists_and_verbs() -> None:
     assert [listed([(text, 1) for text in "abcde"[:count]]) for count in (1, 2, 3, 5)] == [
         *("a", "a and b", "a, b and c", "a, b, c and 2 more"),
