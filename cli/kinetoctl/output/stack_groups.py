@@ -10,6 +10,7 @@ Theory of operation
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from kineto_protos.v1 import profiler_pb2 as pb
@@ -30,7 +31,14 @@ _BY_STATE = {
 }
 _BY_WAIT = {pb.WAIT_NONE: "runs", pb.WAIT_STOPPED: "is stopped"}
 _IN_COLLECTIVE = re.compile(r"waits in (\w+)")
+_WAITS_TO_JOIN = "waits for the other ranks to join"
 _COLLECTIVES = "torch/distributed/distributed_c10d.py"
+_DECORATOR = "wrapper"  # of the functions there, in PyTorch 2.0
+_JOINS = re.compile(
+    r"init_process_group|_new_process_group_helper|_store_based_barrier|rendezvous|_?(new|split)_\w*group\w*"
+)
+_POINT_TO_POINT = re.compile(r"i?(send|recv)(_\w+)?|batch_isend_irecv")
+JOIN = "join"  # all by which process groups come into being, as one collective
 _KERNEL_TELLS = {pb.THREAD_STATE_STOPPED, pb.THREAD_STATE_TRACED, pb.THREAD_STATE_ENDED}
 
 
@@ -99,12 +107,24 @@ def stands(thread: pb.ThreadStack) -> str:
 
 
 def collective(thread: pb.ThreadStack) -> str:
-    """The name of the collective in which it waits; empty if it is unknown or it waits in none."""
+    """The name of the collective in which it waits; empty if it is unknown or it waits in none.
+
+    The program calls the outermost function of torch.distributed; how deep that calls others is a matter of the moment.
+    """
     if thread.wait != pb.WAIT_COLLECTIVE:
         return ""
-    if said := _IN_COLLECTIVE.fullmatch(thread.waits):
-        return said[1]
-    return next((frame.function for frame in thread.frames if frame.file.endswith(_COLLECTIVES)), "")
+    inside = takewhile(lambda frame: not frame.own, thread.frames)
+    functions = [frame.function.rpartition(".")[2] for frame in inside if frame.file.endswith(_COLLECTIVES)]
+    names = [name for name in functions if name != _DECORATOR]
+    said = _IN_COLLECTIVE.fullmatch(thread.waits)
+    name = names[-1] if names else said[1] if said else ""
+    joins = _JOINS.fullmatch(name) or (not name and thread.waits.startswith(_WAITS_TO_JOIN))
+    return JOIN if joins else name
+
+
+def is_point_to_point(name: str) -> bool:
+    """Whether the function of this name sends or receives: the ranks of a pair call different ones."""
+    return _POINT_TO_POINT.fullmatch(name) is not None
 
 
 def stack_key(thread: pb.ThreadStack) -> tuple[Any, ...]:

@@ -7,7 +7,8 @@ Theory of operation
     come first that do not do what most do. A rank is called missing if the job is larger than what was read.
 
     One look does not show who has been in a collective before, so a rank "is not in" the one in which others wait. Nor
-    does it show the process group: different collectives are reported, not called a mistake.
+    does it show the process group: different collectives are reported, not called a mistake. Sends and receives are not
+    even reported as different: they come in pairs, which need not include the other ranks.
 """
 
 from collections import Counter
@@ -15,7 +16,15 @@ from collections.abc import Collection, Mapping, Sequence
 
 from kineto_protos.v1 import profiler_pb2 as pb
 
-from kinetoctl.output.stack_groups import TOGETHER, ReadProcess, collective, line_of, place, stands
+from kinetoctl.output.stack_groups import (
+    TOGETHER,
+    ReadProcess,
+    collective,
+    is_point_to_point,
+    line_of,
+    place,
+    stands,
+)
 
 MOST_NAMED = 3  # of ranks, places or collectives in a sentence
 _PLURALS = {"is": "are", "has": "have", "does": "do"}
@@ -178,8 +187,10 @@ def _waiting(crowd: _Crowd) -> str:
     for each in waiting:
         if crowd.main[each].wait == pb.WAIT_COLLECTIVE:
             names.setdefault(collective(crowd.main[each]), []).append(each)
-    if len(names) > 1 and "" not in names:
-        sentence = _different_collectives(crowd, names, late)
+    of_all = {name: there for name, there in names.items() if not is_point_to_point(name)}
+    if len(of_all) > 1 and "" not in names:
+        in_pairs = [each for name, there in names.items() if name not in of_all for each in there]
+        sentence = _different_collectives(crowd, of_all, sorted([*late, *in_pairs]))
     elif late:
         sentence = _lateness(crowd, waiting, late, names)
     else:
@@ -196,8 +207,7 @@ def _different_collectives(crowd: _Crowd, names: Mapping[str, Sequence[int]], la
 
 def _where(crowd: _Crowd, waiting: Sequence[int], names: Collection[str]) -> str:
     """In what these wait. names: of their collectives, of which one may be unknown."""
-    (name,) = names if len(names) == 1 else ("",)
-    places = [f"in {name or 'a collective'}"] if names else []
+    places = [f"in {' or '.join(sorted(names)) if '' not in names else 'a collective'}"] if names else []
     if any(crowd.main[each].wait == pb.WAIT_GPU for each in waiting):
         places.append("for the GPU")
     return " or ".join(places)
@@ -206,8 +216,9 @@ def _where(crowd: _Crowd, waiting: Sequence[int], names: Collection[str]) -> str
 def _lateness(crowd: _Crowd, waiting: Sequence[int], late: Sequence[int], names: Collection[str]) -> str:
     where, wait = _where(crowd, waiting, names), "waits" if len(waiting) == 1 else "wait"
     one = len(late) == 1
-    if len(names) == 1 and "" not in names and where == f"in {next(iter(names))}":
-        both = f"in the {next(iter(names))} in which {crowd.count(waiting)} {wait}"
+    (name, *more) = names or ("",)
+    if name and not more and where == f"in {name}" and not is_point_to_point(name):
+        both = f"in the {name} in which {crowd.count(waiting)} {wait}"
         return f"{crowd.named(late)} {'is' if one else 'are'} not {both}: {_they(crowd, late)}"
     do = f"{'does' if one else 'do'} not"
     return f"{crowd.count(waiting)} {wait} {where}, {crowd.named(late)} {do}: {_they(crowd, late)}"

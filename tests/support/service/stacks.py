@@ -42,6 +42,12 @@ def in_collective(name: str = "all_reduce", line: int = 12) -> pb.ThreadStack:
     )
 
 
+def in_c10d(waits: str, *functions: str, line: int = 12) -> pb.ThreadStack:
+    """A main thread in functions of torch.distributed, the innermost first, called by a line of the program."""
+    inside = [library(function, 100 + at, "distributed/distributed_c10d.py") for at, function in enumerate(functions)]
+    return thread(waits, pb.WAIT_COLLECTIVE, *inside, frame("main", line))
+
+
 def at_lock(function: str = "load_next_batch", line: int = 6) -> pb.ThreadStack:
     """A main thread that waits for a lock in a function of the program."""
     return thread(

@@ -135,6 +135,51 @@ def test_ranks_in_different_collectives_are_told_apart() -> None:
     )
 
 
+def test_what_makes_process_groups_is_one_collective_however_deep_the_stack_was_read() -> None:
+    joins = [
+        stacks.in_c10d("waits for the other ranks to join (init_process_group)", "init_process_group"),
+        stacks.in_c10d("waits for the other ranks to join (rendezvous)"),
+        stacks.in_c10d("waits in barrier", "barrier", "new_group"),
+        stacks.in_c10d("waits for the other ranks to join (new_group)", "_store_based_barrier", "new_group"),
+    ]
+    assert said(*ranks(*joins)) == "All 4 ranks wait in join, at train.py:12; no rank that was read is elsewhere."
+    assert said(*ranks(*joins, at_lock())).startswith("Rank 4 is not in the join in which 4 ranks wait: it waits for a")
+    assert said(*ranks(joins[0], in_collective())) == (
+        "Ranks wait in different collectives: 0 in join and 1 in all_reduce."
+    )
+
+
+def test_a_collective_has_the_name_by_which_the_program_called_it() -> None:
+    deep = stacks.in_c10d("waits in all_gather", "all_gather", "wrapper", "all_gather_object", "wrapper")
+    shallow = stacks.in_c10d("waits in all_gather_object", "all_gather_object")
+    assert said(*ranks(deep, shallow, running())).startswith("Rank 2 is not in the all_gather_object in which 2 ranks ")
+    own = stacks.in_c10d("waits in all_gather", "all_gather")
+    own.frames.append(stacks.library("barrier", 3, "distributed/distributed_c10d.py"))  # outside of the program's code
+    assert said(*ranks(own, in_collective("all_gather"), running())).startswith("Rank 2 is not in the all_gather in ")
+    unseen = stacks.in_c10d("waits in all_gather")
+    assert said(*ranks(unseen, in_collective("all_gather"), running())).startswith("Rank 2 is not in the all_gather in")
+
+
+@pytest.mark.parametrize("pair", [("send", "recv"), ("isend", "irecv"), ("batch_isend_irecv", "recv_object_list")])
+def test_ranks_that_send_and_receive_do_not_disagree(pair: tuple[str, str]) -> None:
+    sends, receives = (in_collective(name) for name in pair)
+    where = " or ".join(sorted(pair))
+    assert said(*ranks(sends, receives)) == (
+        f"Both ranks wait in {where}, at train.py:12; no rank that was read is elsewhere."
+    )
+    assert said(*ranks(sends, receives, running())) == (
+        f"2 ranks wait in {where}, rank 2 does not: it runs in train_step (train.py:20)."
+    )
+    assert said(*ranks(receives, receives, running())) == (
+        f"2 ranks wait in {pair[1]}, rank 2 does not: it runs in train_step (train.py:20)."
+    )
+    assert "different" not in said(*ranks(sends, in_collective()))
+    assert said(*ranks(in_collective(), sends, in_collective("barrier"))) == (
+        "Ranks wait in different collectives: 0 in all_reduce and 2 in barrier; "
+        f"rank 1 waits in {pair[0]} (train.py:12)."
+    )
+
+
 def test_where_none_waits_for_others_the_few_come_before_the_many() -> None:
     assert said(*ranks(*[running()] * 3)) == "All 3 ranks run in train_step (train.py:20)."
     assert said(*ranks(running(), running(31))) == "Both ranks run; the first, rank 0, in train_step (train.py:20)."
