@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its C core logs to our stderr otherwise
 
@@ -32,6 +32,7 @@ CHANNEL_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 5000),  # how long one attempt to connect may take: the host may be busy
     ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.max_receive_message_length", 16 << 20),  # gRPC's own limit is 4 MiB
 )
 
 # Status code -> our class. OK never arrives as an error.
@@ -87,6 +88,13 @@ def translate(error: grpc.RpcError, *, address: str, timeout_s: float) -> errors
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return errors.Unsupported(f"the daemon at {address} does not know this call ({details})")
     return ERRORS[code](f"the daemon at {address} answered {code.name}: {details}")
+
+
+class StackAnswer(NamedTuple):
+    """The processes whose stacks came, in the order in which they were read. error: why others did not come."""
+
+    stacks: list[pb.ProcessStacks]
+    error: errors.CliError | None = None
 
 
 class Client:
@@ -235,9 +243,20 @@ class Client:
         diagnosis: pb.Diagnosis = self._call(self._stub.DiagnoseProcess, pb.DiagnoseProcessRequest(pid=pid))
         return diagnosis
 
-    def stacks(self, selector: pb.Selector) -> list[pb.ProcessStacks]:
-        """Where the threads of the processes that match stand. Raises NotFound if none matches."""
-        return list(self._stream(self._stub.ReadStacks, pb.ReadStacksRequest(selector=selector), self.timeout_s))
+    def stacks(self, selector: pb.Selector) -> StackAnswer:
+        """Where the threads of the processes that match stand. Raises NotFound if none matches.
+
+        An error that comes after the first process is part of the answer.
+        """
+        found: list[pb.ProcessStacks] = []
+        try:
+            for each in self._stream(self._stub.ReadStacks, pb.ReadStacksRequest(selector=selector), self.timeout_s):
+                found.append(each)
+        except errors.CliError as exc:
+            if not found:
+                raise
+            return StackAnswer(found, exc)
+        return StackAnswer(found)
 
     def counters(self, *, base_metrics: bool = False) -> pb.ListCountersResponse:
         """The GPUs whose hardware counters can be sampled, and what of them."""

@@ -31,10 +31,11 @@ def _of_hosts(places: "Sequence[Place]", selector: pb.Selector, timeout_s: float
 
     answers = ask(places, lambda client, place: client.stacks(place.selected(selector)), timeout_s=timeout_s)
     found = values(answers)
-    matching = {place.host for place, stacks in found if stacks}
+    matching = {place.host for place, answer in found if answer.stacks}
+    failed = [(place, error or (answer and answer.error)) for place, answer, error in answers]
     look = StackLook(
-        processes=[ReadProcess(stacks=each, host=place.host) for place, stacks in found for each in stacks],
-        failures=[(place.host, str(error)) for place, _, error in answers if error is not None],
+        processes=[ReadProcess(stacks=each, host=place.host) for place, answer in found for each in answer.stacks],
+        failures=[(place.host, str(error)) for place, error in failed if error is not None],
         empty=list(dict.fromkeys(place.host for place, _ in found if place.host not in matching)),
     )
     if not look.processes:
@@ -103,7 +104,11 @@ def command(all_threads: bool, watches: bool, interval: int, selection: Selectio
         def load() -> StackLook:
             if client is None:
                 return _of_hosts(places, selector, settings.timeout_s)
-            return StackLook(processes=[ReadProcess(stacks=each) for each in client.stacks(selector)])
+            stacks, error = client.stacks(selector)
+            return StackLook(
+                processes=[ReadProcess(stacks=each) for each in stacks],
+                failures=[] if error is None else [("", str(error))],
+            )
 
         if watches:
             _watch(load, settings, interval / 1e9, all_threads=all_threads)

@@ -31,7 +31,8 @@ ONE_LOOK = "One look cannot tell a hang from a moment: look again, or use --watc
 class StackLook:
     """What the daemons said at one moment.
 
-    failures: hosts that gave no answer, each with its error; empty: hosts where no process matches.
+    failures: hosts that gave no answer or only a part, each with its error; the only host has no name.
+    empty: hosts where no process matches.
     """
 
     processes: Sequence[ReadProcess]
@@ -40,7 +41,7 @@ class StackLook:
 
     @property
     def complete(self) -> bool:
-        """Whether every host answered and every process could be read."""
+        """Whether every host answered in full and every process could be read."""
         return not self.failures and not any(each.stacks.reason for each in self.processes)
 
 
@@ -80,7 +81,7 @@ def document(look: StackLook, stood: Stood) -> dict[str, Any]:
         "verdict": "\n".join(verdicts(look.processes)),
         "groups": [_group_document(group, stood(group)) for group in grouped(look.processes)],
         "processes": [{**_host(each), **plain(each.stacks)} for each in look.processes],
-        "errors": [{"host": host, "error": error} for host, error in look.failures],
+        "errors": [{**({"host": host} if host else {}), "error": error} for host, error in look.failures],
     }
 
 
@@ -119,8 +120,10 @@ def page(look: StackLook, stood: Stood, *, wide: bool, all_threads: bool) -> Ite
 
 
 def _troubles(look: StackLook) -> Iterator[str]:
+    hosts = {each.host for each in look.processes}
     for host, error in look.failures:
-        yield f"{host} was not read: {error}"
+        what = host if host not in hosts else f"the rest of {host}" if host else "the rest"
+        yield f"{what} was not read: {error}"
     if look.empty:
         yield f"no process matches on {listed([(host, 1) for host in look.empty])}"
     for each in sorted(look.processes, key=lambda each: each.order):

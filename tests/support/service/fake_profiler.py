@@ -69,7 +69,7 @@ class FakeProfiler:
     host_samples: list[pb.HostSample | Abort | WaitForCancel] = field(default_factory=list)
     counters: pb.ListCountersResponse | Abort = field(default_factory=pb.ListCountersResponse)
     counter_means: list[pb.CounterMeans | Abort] = field(default_factory=list)
-    stacks: list[Sequence[pb.ProcessStacks | Abort]] = field(
+    stacks: list[Sequence[pb.ProcessStacks | Abort | WaitForCancel]] = field(
         default_factory=list
     )  # one script per call, the last repeats
     checks: list[pb.FileCheck] = field(default_factory=list)
@@ -142,6 +142,8 @@ class FakeProfiler:
         for item in self.stacks.pop(0) if len(self.stacks) > 1 else self.stacks[0]:
             if isinstance(item, Abort):
                 await _abort(context, item)
+            elif isinstance(item, WaitForCancel):
+                await self.cancel_seen.wait()
             else:
                 yield item
 

@@ -18,7 +18,7 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.store.upload_manifest import FLEET_LABEL
 
 from kinetoctl.client.channel import DaemonConnection, StubCalls, open_async_connection
-from kinetoctl.client.daemon_client import CHANNEL_OPTIONS, Patience, translate
+from kinetoctl.client.daemon_client import CHANNEL_OPTIONS, Patience, StackAnswer, translate
 from kinetoctl.client.fleet.host_run import Fleet, HostRun, RoundTrip, stored_clock
 from kinetoctl.client.host_targets import Place
 from kinetoctl.errors import CliError, NotFound, TimedOut, Unreachable
@@ -125,17 +125,28 @@ class HostClient:
         )
         return list((await self._call(self._stub.ListProcesses, request)).processes)
 
-    async def stacks(self, selector: pb.Selector) -> list[pb.ProcessStacks]:
-        """Where the threads of the processes that match stand; empty if none matches."""
+    async def stacks(self, selector: pb.Selector) -> StackAnswer:
+        """Where the threads of the processes that match stand; empty if none matches.
 
-        async def read(request: pb.ReadStacksRequest, timeout: float) -> list[pb.ProcessStacks]:
-            return [each async for each in self._stub.ReadStacks(request, timeout=timeout)]
+        An error that comes after the first process is part of the answer.
+        """
+
+        async def read(request: pb.ReadStacksRequest, timeout: float) -> StackAnswer:
+            found: list[pb.ProcessStacks] = []
+            try:
+                async for each in self._stub.ReadStacks(request, timeout=timeout):
+                    found.append(each)
+            except grpc.RpcError as exc:
+                if not found:
+                    raise
+                return StackAnswer(found, translate(exc, address=self.address, timeout_s=timeout))
+            return StackAnswer(found)
 
         try:
-            found: list[pb.ProcessStacks] = await self._call(read, pb.ReadStacksRequest(selector=selector))
+            answer: StackAnswer = await self._call(read, pb.ReadStacksRequest(selector=selector))
         except NotFound:
-            return []
-        return found
+            return StackAnswer([])
+        return answer
 
     async def watch(self, capture_id: str, *, limit_s: float) -> AsyncIterator[pb.CaptureEvent]:
         """The current capture, then each change. Ends with the capture, or with an error after limit_s seconds."""

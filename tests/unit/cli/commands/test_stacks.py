@@ -9,7 +9,7 @@ import yaml
 from kineto_protos.v1 import profiler_pb2 as pb
 from support.service import stacks
 from support.service.cli import Run
-from support.service.fake_profiler import Abort, FakeProfiler, FakeServer, serve
+from support.service.fake_profiler import WAIT_FOR_CANCEL, Abort, FakeProfiler, FakeServer, WaitForCancel, serve
 from support.service.stacks import at_lock, in_collective, read, running
 
 VERDICT = "Rank 1 is not in the all_reduce in which 7 ranks wait: it waits for a lock in load_next_batch (train.py:6)."
@@ -182,6 +182,50 @@ def test_a_host_that_does_not_answer_is_told_below_the_verdict_with_code_4(
     ]
     errors = run("stacks", "7", *hosts, "-o", "json").json()["errors"]
     assert errors == [{"host": other.address, "error": "too many calls"}]
+
+
+@pytest.mark.parametrize(
+    ("end", "error"),
+    [
+        (WAIT_FOR_CANCEL, "the daemon at {address} did not answer within 1 s"),
+        (Abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls", "TOO_MANY_CALLS"), "too many calls"),
+        (Abort(grpc.StatusCode.UNAVAILABLE, "it stops", "SHUTTING_DOWN"), "it stops"),
+    ],
+)
+def test_what_came_before_the_stream_failed_is_shown_with_code_4(
+    server: FakeServer, other: FakeServer, run: Run, end: Abort | WaitForCancel, error: str
+) -> None:
+    server.profiler.stacks = [[read(at_lock(), pid=7), end]]
+    other.profiler.stacks = [[read(at_lock(), pid=8)]]
+    error = error.format(address=server.address)
+    result = run("stacks", "--command", "train", "--timeout", "1s")
+    assert (result.code, result.stderr) == (4, "")
+    assert result.stdout.splitlines()[:2] == [
+        "Process 7 waits for a lock in load_next_batch (train.py:6).",
+        f"the rest was not read: {error}",
+    ]
+    hosts = ["--host", server.address, "--host", other.address]
+    result = run("stacks", "--command", "train", "--timeout", "1s", *hosts)
+    assert (result.code, result.stderr) == (4, "")
+    assert result.stdout.splitlines()[:2] == [
+        "Both processes wait for a lock in load_next_batch (train.py:6).",
+        f"the rest of {server.address} was not read: {error}",
+    ]
+    documents = [run("stacks", "7", "--timeout", "1s", "-o", "json", *more).json() for more in ([], hosts)]
+    assert [each["errors"] for each in documents] == [[{"error": error}], [{"host": server.address, "error": error}]]
+    assert [len(each["processes"]) for each in documents] == [1, 2]
+
+
+def test_a_stream_that_fails_before_the_first_process_has_its_own_code(server: FakeServer, run: Run) -> None:
+    server.profiler.stacks = [[WAIT_FOR_CANCEL]]
+    assert run("stacks", "7", "--timeout", "500ms").code == 7
+
+
+def test_a_process_with_very_many_frames_is_read(server: FakeServer, other: FakeServer, run: Run) -> None:
+    large = stacks.thread("runs", pb.WAIT_NONE, *[stacks.frame("f" * 1000, 1)] * 5000, number=7)
+    server.profiler.stacks = other.profiler.stacks = [[read(at_lock(), None, large, pid=7)]]
+    for hosts in ([], ["--host", server.address, "--host", other.address]):
+        assert run("stacks", "7", *hosts).code == 0
 
 
 def test_hosts_without_any_match_are_code_3_and_name_those_that_failed(
