@@ -21,15 +21,16 @@ MOST_GROUPS = 5
 TOGETHER = {pb.WAIT_COLLECTIVE, pb.WAIT_GPU}  # in which a rank waits for what others have to do as well
 _IDLE = {pb.WAIT_EVENTS, pb.WAIT_QUEUE, pb.WAIT_LOCK, pb.WAIT_UNSPECIFIED}  # what pools of threads do without work
 _IDLE_NATIVE = {*_IDLE, pb.WAIT_FILE, pb.WAIT_NETWORK, pb.WAIT_SLEEP}  # the same, of threads without Python
+RUNS = "runs"
 _BY_STATE = {
-    pb.THREAD_STATE_RUNNING: "runs",
+    pb.THREAD_STATE_RUNNING: RUNS,
     pb.THREAD_STATE_SLEEPING: "waits",
     pb.THREAD_STATE_UNINTERRUPTIBLE: "waits in the kernel",
     pb.THREAD_STATE_STOPPED: "is stopped",
     pb.THREAD_STATE_TRACED: "is stopped by a debugger",
     pb.THREAD_STATE_ENDED: "has ended",
 }
-_BY_WAIT = {pb.WAIT_NONE: "runs", pb.WAIT_STOPPED: "is stopped"}
+_BY_WAIT = {pb.WAIT_NONE: RUNS, pb.WAIT_STOPPED: "is stopped"}
 _IN_COLLECTIVE = re.compile(r"waits in (\w+)")
 _WAITS_TO_JOIN = "waits for the other ranks to join"
 _COLLECTIVES = "torch/distributed/distributed_c10d.py"
@@ -83,7 +84,10 @@ class ReadProcess:
 
 def does(thread: pb.ThreadStack) -> str:
     """What it does, in words that follow "it "."""
-    return thread.waits or _BY_WAIT.get(thread.wait) or _BY_STATE.get(thread.state, "is in an unknown state")
+    by_state = _BY_STATE.get(thread.state, "is in an unknown state")
+    if thread.state == pb.THREAD_STATE_ENDED:
+        return by_state
+    return thread.waits or _BY_WAIT.get(thread.wait) or by_state
 
 
 def place(thread: pb.ThreadStack) -> pb.Frame | None:
@@ -98,12 +102,16 @@ def line_of(frame: pb.Frame, *, complete: bool = False) -> str:
 
 
 def stands(thread: pb.ThreadStack) -> str:
-    """What it does and where: `waits for a lock in load (train.py:6)`, `waits in all_reduce (train.py:12)`."""
+    """What it does and where: `waits for a lock in load (train.py:6)`, `waits in all_reduce (train.py:12)`.
+
+    A comma ends words that have one themselves: `opens a file, which does not answer, in load (train.py:6)`.
+    """
     frame = place(thread)
     if frame is None:
         return does(thread)
-    function = "" if thread.wait == pb.WAIT_COLLECTIVE else f" in {frame.function}"
-    return f"{does(thread)}{function} ({line_of(frame)})"
+    what = does(thread)
+    function = "" if thread.wait == pb.WAIT_COLLECTIVE else f"{',' if ', ' in what else ''} in {frame.function}"
+    return f"{what}{function} ({line_of(frame)})"
 
 
 def collective(thread: pb.ThreadStack) -> str:

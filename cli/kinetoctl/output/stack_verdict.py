@@ -17,9 +17,11 @@ from collections.abc import Collection, Mapping, Sequence
 from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetoctl.output.stack_groups import (
+    RUNS,
     TOGETHER,
     ReadProcess,
     collective,
+    does,
     is_point_to_point,
     line_of,
     place,
@@ -149,8 +151,11 @@ def _range(first: int, last: int) -> list[tuple[str, int]]:
 
 
 def plural(text: str) -> str:
-    """`wait for a lock`, for what several do that one "waits for"."""
+    """`wait for a lock`, for what several do that one "waits for"; `open or look up`, of two verbs."""
     verb, space, rest = text.partition(" ")
+    conjunction, second, more = rest.partition(" ")
+    if second and conjunction in ("or", "and"):
+        rest = f"{conjunction} {plural(more)}"
     if verb in _PLURALS:
         return f"{_PLURALS[verb]}{space}{rest}"
     return f"{verb.removesuffix('es' if verb.endswith(('ches', 'shes', 'sses')) else 's')}{space}{rest}"
@@ -248,7 +253,7 @@ def _few_and_many(crowd: _Crowd) -> str:
     everyone = list(crowd.main)
     if len(everyone) == 1:
         return f"{crowd.count(everyone)} {stands(crowd.main[everyone[0]])}"
-    kinds = {each: "run" if main.wait == pb.WAIT_NONE else plural(stands(main)) for each, main in crowd.main.items()}
+    kinds = {each: plural(RUNS if does(main) == RUNS else stands(main)) for each, main in crowd.main.items()}
     if len({stands(main) for main in crowd.main.values()}) == 1:
         return f"{crowd.every(everyone)} {plural(stands(crowd.main[everyone[0]]))}"
     (most, number), *_ = Counter(kinds.values()).most_common()

@@ -193,6 +193,33 @@ def test_where_none_waits_for_others_the_few_come_before_the_many() -> None:
     )
 
 
+ENDED = stacks.thread("has ended", pb.WAIT_NONE, state=pb.THREAD_STATE_ENDED)
+
+
+def test_a_process_that_has_ended_is_not_one_that_runs() -> None:
+    assert said(*ranks(running(), ENDED, running(31))) == "Rank 1 has ended, and 2 ranks run."
+    assert said(*ranks(ENDED, running())) == (
+        "2 ranks stand in different places: rank 0 has ended and rank 1 runs in train_step (train.py:20)."
+    )
+    assert said(*ranks(ENDED, ENDED)) == "Both ranks have ended."
+    wordless = stacks.thread("", pb.WAIT_NONE, state=pb.THREAD_STATE_ENDED)
+    assert said(*ranks(wordless, running(), running(31))) == "Rank 0 has ended, and 2 ranks run."
+
+
+def test_the_words_of_what_a_thread_does_form_a_sentence_with_its_place() -> None:
+    f = stacks.frame("f", 2, "/x/b.py")
+    opens = stacks.thread("opens or looks up a file, and the file system does not answer", pb.WAIT_FILE, f)
+    assert said(*ranks(opens, opens)) == (
+        "Both ranks open or look up a file, and the file system does not answer, in f (b.py:2)."
+    )
+    frozen = stacks.thread("is frozen by a control group", pb.WAIT_STOPPED)
+    assert said(*ranks(*[frozen] * 4)) == "All 4 ranks are frozen by a control group."
+    unseen = stacks.thread("waits for something that cannot be seen from outside", pb.WAIT_UNSPECIFIED, f)
+    assert said(*ranks(in_collective(), unseen)).endswith(
+        ": it waits for something that cannot be seen from outside in f (b.py:2)."
+    )
+
+
 def test_processes_without_ranks_or_with_the_same_one_are_named_by_pids() -> None:
     assert said(read(running(), pid=7), read(at_lock(), pid=5), read(running(), pid=8)) == (
         f"Process 5 waits for {LOCK}, and 2 processes run."
@@ -261,6 +288,11 @@ def test_lists_and_verbs() -> None:
     ]
     assert [plural(text) for text in ("is stopped", "has ended", "reads x", "watches it", "runs")] == [
         *("are stopped", "have ended", "read x", "watch it", "run"),
+    ]
+    assert [
+        plural(text) for text in ("opens or looks up a file", "is frozen by a control group", "waits for a or b")
+    ] == [
+        *("open or look up a file", "are frozen by a control group", "wait for a or b"),
     ]
 
 
