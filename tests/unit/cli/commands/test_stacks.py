@@ -63,6 +63,21 @@ def test_threads_with_code_of_the_program_stand_below_the_main_one(server: FakeS
     assert lines[place + 2] == "    and 5 outer frames"
 
 
+def test_functions_lines_and_names_of_threads_are_shown_as_they_come(server: FakeServer, run: Run) -> None:
+    wait = stacks.frame("Condition.wait", 355, "/usr/lib/python3.12/threading.py", code="waiter.acquire()", own=False)
+    step = stacks.frame("Trainer.fit.<locals>.step", 9, code="with self.lock, timed('step'):")
+    main = stacks.thread("waits for a condition or an event", pb.WAIT_LOCK, wait, step)
+    other = stacks.thread("runs", pb.WAIT_NONE, stacks.frame("Loader.run", 3), number=77, name="Thread-1 (worker)")
+    server.profiler.stacks = [[read(main, None, other, pid=7)]]
+    lines = run("stacks", "7").stdout.splitlines()
+    assert lines[0] == "Process 7 waits for a condition or an event in Trainer.fit.<locals>.step (train.py:9)."
+    assert lines[3:5] == [
+        "    Condition.wait             threading.py:355  waiter.acquire()",
+        "    Trainer.fit.<locals>.step  train.py:9        with self.lock, timed('step'):",
+    ]
+    assert lines[5:7] == ["  thread 77 Thread-1 (worker)  runs", "    Loader.run  train.py:3"]
+
+
 def test_wide_shows_whole_paths_commands_and_what_the_kernel_says(server: FakeServer, run: Run) -> None:
     found = stacks.hanging()
     found[1].threads[0].system_call = "futex"

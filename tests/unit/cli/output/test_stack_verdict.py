@@ -156,6 +156,10 @@ def test_a_collective_has_the_name_by_which_the_program_called_it() -> None:
     own = stacks.in_c10d("waits in all_gather", "all_gather")
     own.frames.append(stacks.library("barrier", 3, "distributed/distributed_c10d.py"))  # outside of the program's code
     assert said(*ranks(own, in_collective("all_gather"), running())).startswith("Rank 2 is not in the all_gather in ")
+    qualified = stacks.in_c10d("waits in all_gather", "all_gather", "_logged.<locals>.wrapper")
+    assert said(*ranks(qualified, in_collective("all_gather"), running())).startswith(
+        "Rank 2 is not in the all_gather "
+    )
     unseen = stacks.in_c10d("waits in all_gather")
     assert said(*ranks(unseen, in_collective("all_gather"), running())).startswith("Rank 2 is not in the all_gather in")
 
