@@ -53,7 +53,7 @@ from kinetod.plugins.plugin_loader import load as load_plugins
 from kinetod.rpc.diagnose_host import Diagnoser, HostDiagnoser
 from kinetod.rpc.grpc_server import RpcServer
 from kinetod.rpc.profiler_service import HostInfo, HostWatcher, ProfilerService, read_gpus
-from kinetod.rpc.read_stacks import StackLook
+from kinetod.rpc.read_stacks import StackLooker
 from kinetod.rpc.watch_counters import CounterWatcher
 from kinetod.sandbox.confinement import support
 from kinetod.selection.process_registry import Registry
@@ -357,7 +357,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
             metrics=lambda: json_log_findings(json_log),
             standing=hub.standing,
         ),
-        stacks=StackLook(registry, helper),
+        stacks=StackLooker(registry, helper),
         counters=CounterWatcher(counters, settings),
         gate=gate,
         settings=settings,

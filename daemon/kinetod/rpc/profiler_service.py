@@ -36,7 +36,7 @@ from kinetod.processes.identity import ProcessKey
 from kinetod.processes.process_info import checked_trace_parent
 from kinetod.rpc.diagnose_host import Diagnoser, HostDiagnoser
 from kinetod.rpc.error_status import Context, streaming, unary
-from kinetod.rpc.read_stacks import StackLook
+from kinetod.rpc.read_stacks import StackLooker
 from kinetod.rpc.watch_counters import CounterWatcher
 from kinetod.selection.process_registry import Match, Registry, checked_selector
 from kinetod.store.capture_store import Store, key_of
@@ -371,7 +371,7 @@ class ProfilerService:
         watcher: HostWatcher,
         diagnoser: Diagnoser,
         host_diagnoser: HostDiagnoser,
-        stacks: StackLook,
+        stacks: StackLooker,
         counters: CounterWatcher,
         gate: Authorizer,
         settings: Settings,

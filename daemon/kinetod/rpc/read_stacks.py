@@ -26,7 +26,7 @@ class StackSource(Protocol):
         """The stacks of a process of this user. Raises ProcessLookupError if it does not exist."""
 
 
-class StackLook:
+class StackLooker:
     """Answers ReadStacks. reader: None: this daemon reads by itself."""
 
     def __init__(self, registry: Registry, reader: StackSource | None = None) -> None:

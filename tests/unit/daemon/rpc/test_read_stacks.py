@@ -12,7 +12,7 @@ from kinetod.permissions.role_policy import Resource
 from kinetod.processes.credentials import Credentials
 from kinetod.processes.identity import ProcessKey
 from kinetod.rpc import read_stacks
-from kinetod.rpc.read_stacks import StackLook
+from kinetod.rpc.read_stacks import StackLooker
 from kinetod.stacks.thread_stacks import StackFrame, StackReading, ThreadStack
 from support.service.callers import caller
 
@@ -89,7 +89,7 @@ class Host:
 
 def read(host: Host, **selector: Any) -> list[pb.ProcessStacks]:
     async def run() -> list[pb.ProcessStacks]:
-        look = StackLook(host, host)  # type: ignore[arg-type]
+        look = StackLooker(host, host)  # type: ignore[arg-type]
         request = pb.ReadStacksRequest(selector=pb.Selector(**selector))
         return [each async for each in look.read(request, caller(1000))]
 
