@@ -49,7 +49,7 @@ def answer(question: LoadQuestion) -> LoadAnswer:
             package=clean(found.package, 80),
             version=clean(found.version, 40),
             declaration=to_plain(accelerator),
-            python={name: _python(files[name].decode()) for name in files if name.endswith(".py")},
+            python={name: _python(name, files[name].decode()) for name in files if name.endswith(".py")},
             libraries={name: files[name] for name in files if not name.endswith(".py")},
         )
     except PluginNotUsed as exc:
@@ -103,8 +103,9 @@ def _loaded(found: _Found) -> Accelerator:
     return accelerator
 
 
-def _python(text: str) -> PythonFile:
-    return PythonFile(pieces=tuple(pieces(text)), annotations=bool(_ANNOTATIONS.search(text)))
+def _python(name: str, text: str) -> PythonFile:
+    split = tuple(piece[:2] for piece in pieces(text, name))
+    return PythonFile(pieces=split, annotations=bool(_ANNOTATIONS.search(text)))
 
 
 def main() -> NoReturn:

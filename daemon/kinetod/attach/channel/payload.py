@@ -13,7 +13,7 @@ Theory of operation
     failure has a reason. Everything after it belongs to the link.
 """
 
-import ast
+import contextlib
 import functools
 import hashlib
 import importlib.util
@@ -26,10 +26,12 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fcntl import F_ADD_SEALS, F_SEAL_GROW, F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_WRITE, fcntl
+from itertools import pairwise
 from pathlib import Path
+from types import CodeType
 
 import kineto_agent
 
@@ -51,6 +53,9 @@ _PACKET = ("system/gil_rests", "bootstrap/standard_library", "bootstrap/loader")
 # The interpreter treats it as an ordinary import; the bootstrap compiles the packet with its effect.
 _FUTURE = re.compile(r"^from __future__ import annotations\b.*\n", re.MULTILINE)
 _PIECE_LINES = 40  # take about half a millisecond to compile
+# Where a statement may begin. Other lines that look so, in a long text or in brackets, cannot be compiled alone.
+_BEGIN = re.compile(r"(?!(?:elif|else|except|finally)\b)[^\s#)\]}]")
+_NO_CODE = re.compile(r"\s*(?:#|$)")
 _MARSHAL_VERSION = 2  # readable by every Python
 _MAX_PACKET_BYTES = 64 * 1024  # the bootstrap's buffer size
 _MAX_ANSWER_BYTES = 1024
@@ -153,11 +158,12 @@ def check_machine(pid: int, proc: Path = Path("/proc")) -> None:
 @functools.cache
 def agent() -> Payload:
     """Returns the installed agent, packed once. Raises AttachError if it cannot be read."""
-    sources = _sources()
-    files = {
-        "sources": marshal.dumps({name: _in_pieces(*entry) for name, entry in sources.items()}, _MARSHAL_VERSION),
-        "code": marshal.dumps({name: _compiled(name, *entry) for name, entry in sources.items()}, _MARSHAL_VERSION),
-    }
+    sources, code = {}, {}
+    for name, is_package, text in _sources():
+        split = list(pieces(text, f"<{name}>"))
+        sources[name] = is_package, [piece[:2] for piece in split]
+        code[name] = is_package, [marshal.dumps(compiled) for _line, _text, compiled in split]
+    files = {"sources": marshal.dumps(sources, _MARSHAL_VERSION), "code": marshal.dumps(code, _MARSHAL_VERSION)}
     library = _folder() / "_native" / "libkineto_collector.so"
     if library.exists():
         files["library"] = library.read_bytes()
@@ -179,40 +185,38 @@ def _folder() -> Path:
     return Path(kineto_agent.__file__).parent
 
 
-def _sources() -> dict[str, tuple[bool, str]]:
-    """Maps module names to (is a package, source text)."""
-    found = {}
+def _sources() -> Iterator[tuple[str, bool, str]]:
+    """Yields each module's name, whether it is a package, and its text."""
     for path in sorted(_folder().rglob("*.py")):
         parts = ("kineto_agent", *path.relative_to(_folder()).with_suffix("").parts)
         is_package = parts[-1] == "__init__"
         name = ".".join(parts[:-1] if is_package else parts)
         if not name.startswith(_LEFT_OUT):
-            found[name] = (is_package, path.read_text("utf-8"))
-    return found
+            yield name, is_package, path.read_text("utf-8")
 
 
-def _in_pieces(is_package: bool, text: str) -> tuple[bool, list[tuple[int, str]]]:
-    return is_package, list(pieces(text))
+def pieces(text: str, name: str) -> Iterator[tuple[int, str, CodeType]]:
+    """Splits a module into (first line, text, code) pieces of whole statements, a long one by itself.
 
-
-def pieces(text: str) -> Iterator[tuple[int, str]]:
-    """Splits a module into (first line, text) pieces of whole statements. A longer statement is a piece by itself."""
-    lines = text.splitlines(keepends=True)
+    Raises SyntaxError, ValueError.
+    """
+    lines = text.split("\n")
+    begins = [number for number, line in enumerate(lines) if _BEGIN.match(line)]
+    begins = [each for before, each in pairwise([0, *begins]) if each == before or not lines[before].startswith("@")]
     begin = end = 0
-    for statement in ast.parse(text).body:
-        decorators = getattr(statement, "decorator_list", [])
-        first = min([statement.lineno, *(decorator.lineno for decorator in decorators)]) - 1
-        assert statement.end_lineno is not None
-        if end > begin and statement.end_lineno - begin > _PIECE_LINES:
-            yield begin + 1, "".join(lines[begin:end])
-            begin = first
-        end = statement.end_lineno
-    yield begin + 1, "".join(lines[begin:end])
+    for first, after in pairwise([*begins, len(lines)]):
+        stop = next(line for line in range(after, first, -1) if not _NO_CODE.match(lines[line - 1]))
+        if end > begin and stop - begin > _PIECE_LINES:
+            with contextlib.suppress(SyntaxError):
+                yield _piece(lines, begin, end, name)
+                begin = first
+        end = stop
+    yield _piece(lines, begin, end, name)
 
 
-def _compiled(name: str, is_package: bool, text: str) -> tuple[bool, list[bytes]]:
-    code = [compile("\n" * (line - 1) + piece, f"<{name}>", "exec", dont_inherit=True) for line, piece in pieces(text)]
-    return is_package, [marshal.dumps(each) for each in code]
+def _piece(lines: Sequence[str], begin: int, end: int, name: str) -> tuple[int, str, CodeType]:
+    text = "".join(f"{line}\n" for line in lines[begin:end])
+    return begin + 1, text, compile("\n" * begin + text, name, "exec", dont_inherit=True)
 
 
 def sealed_memfd(name: str, data: bytes) -> int:

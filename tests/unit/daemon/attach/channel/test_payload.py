@@ -58,11 +58,19 @@ def test_no_target_can_change_what_others_get() -> None:
             os.pwrite(descriptor, b"x", 0)
 
 
+def pieces(text: str) -> list[tuple[int, str]]:
+    """Of a module; each is compiled as if it were in its place."""
+    split = list(payload.pieces(text, "<name>"))
+    for line, piece, code in split:
+        assert code == compile("\n" * (line - 1) + piece, "<name>", "exec", dont_inherit=True)
+    return [(line, piece) for line, piece, _code in split]
+
+
 @pytest.mark.parametrize("path", sorted(FOLDER.rglob("*.py")), ids=lambda path: str(path.relative_to(FOLDER)))
 def test_the_pieces_of_a_module_are_the_module(path: Path) -> None:
     text = path.read_text()
     statements = []
-    for line, piece in payload.pieces(text):
+    for line, piece in pieces(text):
         statements += ast.parse("\n" * (line - 1) + piece).body
     whole = ast.parse(text)
     pieced = ast.Module(statements, [])
@@ -70,12 +78,38 @@ def test_the_pieces_of_a_module_are_the_module(path: Path) -> None:
 
 
 def test_an_empty_module_is_one_piece() -> None:
-    assert list(payload.pieces("")) == [(1, "")]
+    assert pieces("") == [(1, "")]
 
 
 def test_decorators_and_comments_stay_with_their_statement() -> None:
     text = "x = 1\n" * 39 + "\n# about f\n@first\n@second\ndef f():\n    pass\n"
-    assert list(payload.pieces(text)) == [(1, "x = 1\n" * 39), (42, "@first\n@second\ndef f():\n    pass\n")]
+    assert pieces(text) == [(1, "x = 1\n" * 39), (42, "@first\n@second\ndef f():\n    pass\n")]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        'text = """\nlong = 1\n\n# too\n"""\n',
+        "listed = [\n*range(3),\n]\n",
+        "total = 1 + \\\n2\n",
+        "if x:\n    pass\nelif y:\n    pass\nelse:\n    pass\n",
+        "try:\n    pass\nexcept ValueError:\n    pass\nfinally:\n    pass\n",
+        "def f():\n    pass\n# in f\n    pass\n",
+    ],
+)
+@pytest.mark.parametrize("before", range(30, 42))
+def test_a_statement_stays_whole_whatever_its_lines_begin_with(statement: str, before: int) -> None:
+    """Wherever in it the first piece has its 40 lines."""
+    text = "x = 1\n" * before + statement + "x = 2\n" * 40
+    split = pieces(text)
+    assert "".join(piece for _line, piece in split) == text
+    assert len(split) > 1
+    assert sum(statement in piece for _line, piece in split) == 1
+
+
+def test_what_is_no_python_has_no_pieces() -> None:
+    with pytest.raises(SyntaxError, match="line 42"):
+        pieces("x = 1\n" * 41 + "x = )\n")
 
 
 def fake_process(proc: Path, executable: bytes) -> None:
