@@ -35,9 +35,10 @@ from kineto_protos import unix_peer
 
 from kinetod.base.safe_text import clean
 from kinetod.base.unix_sockets import remove_stale_socket
-from kinetod.kineto_ipc.poller_registry import MAX_DATAGRAM_BYTES, Sender
 from kinetod.processes.identity import PROC, lines
 
+Address = bytes | str  # as returned by recvmsg: bytes of an abstract name, text of a path
+MAX_DATAGRAM_BYTES = 4096
 NAME = b"\0dynolog\0"
 ABSTRACT_IN_PROC = "@dynolog@"  # NAME as /proc/net/unix writes it
 FILE_NAME = "dynolog"
@@ -114,6 +115,16 @@ class NameTaken(OSError):
 
 class FolderRefused(OSError):
     """The folder is unsafe or missing. The message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """The sender of a datagram: the kernel's credentials (real ids), and its address."""
+
+    pid: int
+    uid: int
+    gid: int
+    address: Address
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ from typing import Protocol
 
 from kinetod.base import metrics
 from kinetod.base.errors import Precondition, Reason
+from kinetod.kineto_ipc.poll_sockets import MAX_DATAGRAM_BYTES, Address, Sender
 from kinetod.processes import credentials
 from kinetod.processes.credentials import Credentials
 from kinetod.processes.identity import PROC, ProcessKey, start_time_ns
@@ -46,8 +47,6 @@ MAX_PROCESSES = 8192
 MAX_PROCESSES_PER_USER = 2048
 MAX_ADDRESSES = 8  # per process; there is one for each copy of libkineto
 MAX_ROOT_PROCESSES = MAX_PROCESSES // 2  # for all containers that run as root
-Address = bytes | str  # as returned by recvmsg: bytes of an abstract name, text of a path
-MAX_DATAGRAM_BYTES = 4096
 MAX_PIDS = 64  # libkineto sends at most 11: itself and 10 ancestors
 EVENTS, ACTIVITIES = 1, 2  # bits of Poll.wants
 _HEADER = struct.Struct("<Q32s")
@@ -205,16 +204,6 @@ class Dropped(Exception):
     def __init__(self, why: Drop) -> None:
         super().__init__(why)
         self.why = why
-
-
-@dataclass(frozen=True, slots=True)
-class Sender:
-    """The sender of a datagram: the kernel's credentials (real ids), and its address."""
-
-    pid: int
-    uid: int
-    gid: int
-    address: Address
 
 
 class Offer:

@@ -9,7 +9,8 @@ import struct
 from collections.abc import Iterator
 
 from kinetod.kineto_ipc import poller_registry
-from kinetod.kineto_ipc.poller_registry import BadDatagram, OfferEvent, Poll, PollerRegistry, Registration, Sender
+from kinetod.kineto_ipc.poll_sockets import Sender
+from kinetod.kineto_ipc.poller_registry import BadDatagram, OfferEvent, Poll, PollerRegistry, Registration
 from support.peers import libkineto
 
 CONFIGURATION = b"ACTIVITIES_DURATION_MSECS=500\n"

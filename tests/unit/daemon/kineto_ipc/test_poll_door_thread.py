@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 from kinetod.kineto_ipc import poll_door
 from kinetod.kineto_ipc.poll_door import ANSWERS, PROCESS_BURST, USER_BURST, Newcomers, PollLimits, PollThread
-from kinetod.kineto_ipc.poll_sockets import Datagram
-from kinetod.kineto_ipc.poller_registry import Poll, PollAnswer, PollerRegistry, Sender
+from kinetod.kineto_ipc.poll_sockets import Datagram, Sender
+from kinetod.kineto_ipc.poller_registry import Poll, PollAnswer, PollerRegistry
 from support.peers import libkineto
 from support.waiting import scaled
 

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kinetod.base.errors import Precondition, Reason
 from kinetod.kineto_ipc import poller_registry
+from kinetod.kineto_ipc.poll_sockets import MAX_DATAGRAM_BYTES, Sender
 from kinetod.kineto_ipc.poller_registry import (
     FORGET_S,
-    MAX_DATAGRAM_BYTES,
     MAX_PIDS,
     BadDatagram,
     Drop,
@@ -26,7 +26,6 @@ from kinetod.kineto_ipc.poller_registry import (
     PollAnswer,
     PollerRegistry,
     Registration,
-    Sender,
     decode,
     poll_answer,
     registration_answer,

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kinetod.agents.agent_hub import AgentHub
-from kinetod.kineto_ipc.poller_registry import Poll, PollerRegistry, Sender
+from kinetod.kineto_ipc.poll_sockets import Sender
+from kinetod.kineto_ipc.poller_registry import Poll, PollerRegistry
 from kinetod.permissions.role_policy import Caller, Role, Via
 from kinetod.selection.process_registry import Registry, checked_selector, is_targeted
 
