@@ -15,6 +15,10 @@ def main(argv: list[str] | None = None, *, group: "click.Group | None" = None, p
     group, program: the commands and the name, which differ for `kubectl kineto`.
     """
     try:
+        if argv is None:  # the process is ours
+            from kineto_trace.base.without_pandas import go_without_pandas
+
+            go_without_pandas()
         from kinetoctl import command_line
     except KeyboardInterrupt:
         from kinetoctl.exit_codes import ExitCode

@@ -19,10 +19,10 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
 
 from kineto_trace.base.quantities import held_to_free_memory
+from kineto_trace.base.without_pandas import go_without_pandas
 
 T = TypeVar("T")
 _ORDINARY = frozenset({"PATH", "HOME", "LANG", "TZ", "TMPDIR", "VIRTUAL_ENV"})
@@ -72,6 +72,8 @@ class ProcessPool(Executor):
             process.stdin.flush()
             value, error = pickle.load(process.stdout)  # noqa: S301  # of our own process
         except (OSError, EOFError, pickle.UnpicklingError) as exc:
+            from concurrent.futures.process import BrokenProcessPool  # brings multiprocessing
+
             process.kill()
             process.wait()
             raise BrokenProcessPool(f"the process ended with status {process.returncode}") from exc
@@ -86,6 +88,7 @@ def main(count: int) -> None:
     calls, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
+    go_without_pandas()
     with held_to_free_memory(1 / count):
         while True:
             try:

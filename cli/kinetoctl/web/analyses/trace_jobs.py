@@ -256,7 +256,7 @@ class TraceJobs:
         return [_document(self._queried(sql, paths), "", limit)]
 
     def _queried(self, sql: str, paths: Sequence[str]) -> Result:
-        from kineto_trace.sql import Database  # brings DuckDB and pandas, half of what a worker would import
+        from kineto_trace.sql import Database  # brings DuckDB
         from kineto_trace.sql.arrow_tables import SqlSource
 
         opened = [SqlSource(source.path.name, self._context(source)) for source in self._sources(paths, None)]

@@ -79,6 +79,9 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's, which then closes the socket
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
+    from kineto_trace.base.without_pandas import go_without_pandas
+
+    go_without_pandas()
     from kinetoctl.web.analyses.trace_jobs import TraceJobs
 
     with socket.socket(fileno=descriptor) as sock:

@@ -5,6 +5,8 @@ import os
 import signal
 import sys
 
+from kineto_trace.base.without_pandas import go_without_pandas
+
 from kinetod.sandbox.confinement import ENVIRONMENT, die_with_parent, serve
 
 _NICE = 5  # a third of others' share of the CPU: the traced programs and the daemon's answers have priority
@@ -19,6 +21,7 @@ def main() -> int:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     sys.stdout = sys.stderr
+    go_without_pandas()
     from kineto_trace.conversion.worker_job import answer, warm_up
 
     warm_up()

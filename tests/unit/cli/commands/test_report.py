@@ -284,10 +284,14 @@ def test_a_trace_that_cannot_be_read_is_missing_and_the_exit_code_says_so(
 
 
 @pytest.mark.slow
-def test_several_processes_give_what_one_gives(run: Run, traces: Path) -> None:
+def test_several_processes_give_what_one_gives_and_none_imports_pandas(run: Run, traces: Path) -> None:
     alone = run("report", str(traces), "--view", "kernels", "-o", "json").json()
-    done = run_process(["report", str(traces), "--view", "kernels", "--workers", "2", "-o", "json"], environment())
+    arguments = ["report", str(traces), "--view", "kernels", "--workers", "2", "-o", "json"]
+    done = run_process(arguments, environment(PYTHONPROFILEIMPORTTIME="1"))
     assert done.json() == alone
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "pyarrow.lib" in imported
+    assert "pandas.core.api" not in imported
 
 
 def test_help_of_all_commands_imports_nothing_big() -> None:

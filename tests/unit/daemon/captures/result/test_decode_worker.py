@@ -38,7 +38,7 @@ def test_real_records_are_decoded_in_the_sandbox(tmp_path: Path) -> None:
         assert {file[1] for file in answer["conversion"]["files"]} < made
 
 
-def test_a_worker_has_one_thread_when_it_forks(tmp_path: Path) -> None:
+def test_a_worker_has_one_thread_and_no_pandas_when_it_forks(tmp_path: Path) -> None:
     with subprocess.Popen(
         child.python("kinetod.captures.result.decode_worker"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as worker:
@@ -48,6 +48,8 @@ def test_a_worker_has_one_thread_when_it_forks(tmp_path: Path) -> None:
         worker.stdin.flush()
         worker.stdout.readline()  # it is warm
         assert len(list(Path(f"/proc/{worker.pid}/task").iterdir())) == 1
+        assert "/pyarrow/" in (mapped := Path(f"/proc/{worker.pid}/maps").read_text())
+        assert "/pandas/" not in mapped
 
 
 def test_a_worker_answers_job_after_job_and_ends_with_its_input(tmp_path: Path) -> None:
