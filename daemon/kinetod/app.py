@@ -69,7 +69,6 @@ from kinetod.wiring.metrics_wiring import json_log_findings, make_counters, open
 log = logging.getLogger(__name__)
 
 HOUSEKEEPING_PERIOD_S = 2.0
-WARM_HELPERS = 2
 VENDOR_LIBRARIES_S = 10.0  # without the persistence daemon, the driver takes seconds to come up
 STOP_CAPTURES_S = 8.0
 STOP_CALLS_S = 1.0
@@ -262,7 +261,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
     stack.callback(file_threads.shutdown)
     hostname = socket.gethostname()
     helper = HelperService(config.helper_socket) if config.helper_socket is not None else None
-    helpers = helper or AttachHelpers(WARM_HELPERS)
+    helpers = helper or AttachHelpers()
     stack.push_async_callback(helpers.stop)
     kubernetes = make_kubernetes(settings, helper, lambda user: store.run(store.number_of, user), stack)
     access = await make_access(settings, stack, kubernetes.users)

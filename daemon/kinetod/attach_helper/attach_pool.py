@@ -39,6 +39,7 @@ from kinetod.supervise.child import Crashed, TooLate, WarmChild
 log = logging.getLogger(__name__)
 
 COMMAND = child.python("kinetod.attach_helper.attach_worker")
+WARM_HELPERS = min(max(1, (os.cpu_count() or 1) // 2), 2)  # the process that one attaches to needs a processor, too
 MAX_HELPERS, SPARE_HELPERS = 8, 2  # the spare ones for users who have no request running
 MAX_ANSWER_BYTES = 64 << 10
 WAIT_FOR_WARM_S = 0.1  # an attach takes some 10 ms
@@ -118,7 +119,7 @@ class _Helper(WarmChild):
 class AttachHelpers:
     """The helpers; attaches beyond MAX_HELPERS wait for a free one."""
 
-    def __init__(self, count: int = 2, *, command: Sequence[str] = COMMAND) -> None:
+    def __init__(self, count: int = WARM_HELPERS, *, command: Sequence[str] = COMMAND) -> None:
         self._count = count
         self._command = command
         self._idle: list[_Helper] = []

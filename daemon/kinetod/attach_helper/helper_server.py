@@ -59,7 +59,6 @@ SEND_S = 5.0
 WARM_UP_S = 30.0
 KUBELET_S = 2.0  # it listens, or it does not
 LOOK_S = 3.0  # for at most messages.MAX_PROCESSES processes; usually a few ms
-WARM_HELPERS = 2
 _PROC = Path("/proc")
 
 Brought = socket.socket | io.FileIO | None  # sent along with an answer
@@ -157,7 +156,7 @@ class AttachService:
         proc: Path = _PROC,
     ) -> None:
         self._load_policy = load_policy
-        self._helpers = helpers or AttachHelpers(WARM_HELPERS)
+        self._helpers = helpers or AttachHelpers()
         self._lookers = lookers or AttachHelpers(1)
         self._keepers = AttachHelpers(1)  # for folders; the first query starts it
         self._folders = KeptFolders(self._keepers, self._is_alive)
