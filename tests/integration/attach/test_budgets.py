@@ -13,7 +13,7 @@ from support.agent.python_child import environment
 from support.machine.cgroups import MIB, real_group
 from support.machine.kernel import allowed_to_trace
 from support.service.cli import Result, run_process
-from support.service.daemon import Daemon, running_daemon
+from support.service.daemon import Daemon
 
 pytestmark = [
     pytest.mark.slow,
@@ -137,10 +137,10 @@ def needed(pid: int, *, locked: bool) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("before", [(), (LOCK,), (TORCH,), (TORCH, LOCK)], ids=["plain", "locked", "torch", "both"])
-def test_the_table_asks_for_what_an_attach_takes(tmp_path: Path, before: tuple[str, ...]) -> None:
+def test_the_table_asks_for_what_an_attach_takes(daemon: Daemon, tmp_path: Path, before: tuple[str, ...]) -> None:
     if TORCH in before:
         pytest.importorskip("torch")
-    with running_daemon() as daemon, program(*before) as process, Used(process.pid) as used:
+    with program(*before) as process, Used(process.pid) as used:
         for options in ((), ("--with-stack=trace",)):
             result = trace(daemon, process.pid, tmp_path, *options)
             assert result.code == 0, result.stderr
@@ -155,8 +155,8 @@ def test_the_table_asks_for_what_an_attach_takes(tmp_path: Path, before: tuple[s
 
 
 @pytest.mark.parametrize("left", [40, 160])
-def test_a_program_near_its_limit_of_mappings_lives(tmp_path: Path, left: int) -> None:
-    with running_daemon() as daemon, program(FULL % left) as process:
+def test_a_program_near_its_limit_of_mappings_lives(daemon: Daemon, tmp_path: Path, left: int) -> None:
+    with program(FULL % left) as process:
         for _ in range(TRACES):
             result = trace(daemon, process.pid, tmp_path)
             assert (result.code == 0) == (left > 150), result.stderr
@@ -166,12 +166,8 @@ def test_a_program_near_its_limit_of_mappings_lives(tmp_path: Path, left: int) -
 
 
 @pytest.mark.parametrize("left", [48, 160])
-def test_a_program_that_locks_its_memory_is_not_killed(tmp_path: Path, left: int) -> None:
-    with (
-        running_daemon() as daemon,
-        program(LOCK) as process,
-        real_group("memory", f"kineto-locked-{process.pid}") as group,
-    ):
+def test_a_program_that_locks_its_memory_is_not_killed(daemon: Daemon, tmp_path: Path, left: int) -> None:
+    with program(LOCK) as process, real_group("memory", f"kineto-locked-{process.pid}") as group:
         group.add(process.pid)
         group.write("memory.limit_in_bytes", group.number("memory.usage_in_bytes") + left * MIB)
         results = [trace(daemon, process.pid, tmp_path) for _ in range(TRACES)]
