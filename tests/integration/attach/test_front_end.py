@@ -16,10 +16,10 @@ from support.waiting import scaled
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 LOOP = """
-import threading
+import threading, time
 def train_step():
     return sum(range(2000))
-threading.Thread(target=lambda: [train_step() for _ in iter(int, 1)], daemon=True).start()
+threading.Thread(target=lambda: [(train_step(), time.sleep(0.0001)) for _ in iter(int, 1)], daemon=True).start()
 """
 
 MAPS = """

@@ -21,17 +21,19 @@ SECOND_NS = 10**9
 SPAN = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 CALLER = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 TARGET = """
-import sys, threading, kineto_agent
+import itertools, sys, threading, time, kineto_agent
 threading.Thread(target=lambda: (sys.stdin.read(), __import__("os")._exit(0)), daemon=True).start()
 kineto_agent.start()
 def train_step():
     return sum(range(2000))
 print("ready", flush=True)
-while True:
+for step in itertools.count():
     train_step()
+    if step % 500 == 0:
+        time.sleep(0.01)
 """
 SERVICE = f"""
-import sys, threading, kineto_agent, torch
+import sys, threading, time, kineto_agent, torch
 threading.Thread(target=lambda: (sys.stdin.read(), __import__("os")._exit(0)), daemon=True).start()
 kineto_agent.start()
 tensor = torch.randn(64, 64)
@@ -39,6 +41,7 @@ print("ready", flush=True)
 while True:
     with torch.profiler.record_function("request traceparent={CALLER}"):
         tensor @ tensor
+    time.sleep(0.001)
 """
 VARIABLES = (
     f"TRACEPARENT={SPAN}",

@@ -3,6 +3,7 @@
 import os
 import sys
 import threading
+import time
 
 import torch
 
@@ -16,3 +17,4 @@ while True:
     optimizer.zero_grad()
     model(batch).square().mean().backward()
     optimizer.step()
+    time.sleep(0.001)

@@ -24,16 +24,19 @@ def listen():
     commands.append("end")
 threading.Thread(target=listen, daemon=True).start()
 """
-# Works until its stdin ends, so that no test leaves it behind.
+# Works until its stdin ends, so that no test leaves it behind. It rests half of the time, since tests need a processor,
+# too; not between all iterations, since whoever looks at it with the GIL would see it at rest only.
 NUMBERS = """
-import sys, threading, kineto_agent
+import itertools, sys, threading, time, kineto_agent
 threading.Thread(target=lambda: (sys.stdin.read(), __import__("os")._exit(0)), daemon=True).start()
 def crunch_numbers():
     return sum(i * i for i in range(20_000))
 print("ready", flush=True)
-while True:
+for step in itertools.count():
     crunch_numbers()
     kineto_agent.step()
+    if step % 8 == 0:
+        time.sleep(0.01)
 """
 
 

@@ -128,6 +128,7 @@ def main() -> None:
     next_trace = time.monotonic()
     while "end" not in commands:
         training.step()
+        time.sleep(0.001)
         while commands and commands[0] != "end":
             print(json.dumps(do(commands.pop(0), training)), flush=True)
         if always and time.monotonic() >= next_trace:
