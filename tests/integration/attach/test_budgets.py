@@ -136,10 +136,16 @@ def needed(pid: int, *, locked: bool) -> dict[str, int]:
     return found
 
 
-@pytest.mark.parametrize("before", [(), (LOCK,), (TORCH,), (TORCH, LOCK)], ids=["plain", "locked", "torch", "both"])
+@pytest.mark.parametrize(
+    "before",
+    [
+        pytest.param((), id="plain"),
+        pytest.param((LOCK,), id="locked"),
+        pytest.param((TORCH,), id="torch", marks=pytest.mark.torch),
+        pytest.param((TORCH, LOCK), id="both", marks=pytest.mark.torch),
+    ],
+)
 def test_the_table_asks_for_what_an_attach_takes(daemon: Daemon, tmp_path: Path, before: tuple[str, ...]) -> None:
-    if TORCH in before:
-        pytest.importorskip("torch")
     with program(*before) as process, Used(process.pid) as used:
         for options in ((), ("--with-stack=trace",)):
             result = trace(daemon, process.pid, tmp_path, *options)

@@ -18,8 +18,7 @@ from support.service.attach_service import CALLER_UID, OWNER_UID, POLICY, Servic
 from support.service.daemon import Daemon, error_of, running_daemon, watch_to_end
 from support.waiting import scaled, until
 
-pytest.importorskip("torch")
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
+pytestmark = [pytest.mark.slow, pytest.mark.torch, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 SECOND_NS = 10**9
 SCRIPT = Path(__file__).parents[2] / "support/targets/polling_training.py"
 

@@ -20,7 +20,7 @@ from support.peers.on_demand_kineto import polls_in
 from support.service.daemon import Daemon, error_of, running_daemon, watch_to_end
 from support.waiting import scaled, until
 
-pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
 SECOND_NS = 10**9
 SCRIPT = Path(__file__).parents[2] / "support/targets/polling_training.py"
 LATE_RECORDING = Path(__file__).parents[2] / "fakes/late_recording.c"

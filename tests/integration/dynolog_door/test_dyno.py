@@ -76,7 +76,6 @@ def _run(command: list[str], timeout_s: int, cwd: Path | None = None, environ: d
     return done.stdout
 
 
-pytest.importorskip("torch")
 pytestmark = [pytest.mark.slow, pytest.mark.torch]
 Done = subprocess.CompletedProcess[str]
 PANIC = 101

@@ -9,7 +9,6 @@ from support.dynolog import client
 from support.dynolog.door import noted_file, trace_request
 from support.service.daemon import Daemon
 
-pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 
