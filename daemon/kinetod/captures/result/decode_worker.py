@@ -22,11 +22,13 @@ def main() -> int:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     sys.stdout = sys.stderr
     go_without_pandas()
+    gc.disable()
     from kineto_trace.conversion.worker_job import answer, warm_up
 
     warm_up()
     gc.collect()
     gc.freeze()  # permanent objects are not traversed again in each child, nor copied for that
+    gc.enable()
     return serve(sys.stdin.buffer, answers, answer)
 
 
