@@ -5,15 +5,14 @@ import re
 import shutil
 import stat
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from kinetoctl import installation
+from kinetoctl.__main__ import main
 from kinetoctl.errors import NotInstalled
 from kinetoctl.installation import Host, Owned
-from support.service.daemon import IMPORT_PATH
 
 pytestmark = [
     pytest.mark.slow,
@@ -36,15 +35,11 @@ def image(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def host(image: Path) -> Run:
+def host(image: Path, capfd: pytest.CaptureFixture[str]) -> Run:
     def run(command: str, *options: str, programs: str = "/opt/kinetod/bin") -> subprocess.CompletedProcess[str]:
         given = ["--programs", programs] if command == "install" else []
-        return subprocess.run(
-            [sys.executable, "-m", "kinetoctl", "host", command, "--root", str(image), *given, *options],
-            env={**os.environ, "PYTHONPATH": IMPORT_PATH},
-            capture_output=True,
-            text=True,
-        )
+        arguments = ["host", command, "--root", str(image), *given, *options]
+        return subprocess.CompletedProcess(arguments, main(arguments), *capfd.readouterr())
 
     return run
 
