@@ -37,6 +37,7 @@ from kinetod.gpus.gpu_reader import GpuReader
 from kinetod.rpc.diagnose_host import Diagnoser, HostDiagnoser
 from kinetod.rpc.grpc_server import RpcServer
 from kinetod.rpc.profiler_service import HostInfo, HostWatcher, ProfilerService
+from kinetod.rpc.read_stacks import StackLooker
 from kinetod.rpc.watch_counters import CounterWatcher
 from kinetod.selection.process_registry import Registry
 from kinetod.store.capture_store import Store
@@ -181,6 +182,7 @@ async def start_host(
         ),
         diagnoser=Diagnoser(registry, attaching=False),
         host_diagnoser=HostDiagnoser(settings, registry, shared.gpus, folder.name),
+        stacks=StackLooker(registry),
         counters=CounterWatcher(
             CounterSource(make_counters(config, stack), GpuAccess(registry, shared.gpus)), settings
         ),

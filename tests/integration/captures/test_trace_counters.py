@@ -209,7 +209,8 @@ def test_a_target_that_dies_has_the_counters_until_then(sampling: SampledHost) -
     dies.wait()
     ended = sampling.cancel(capture, keep=True)
     reasons = {target.pid: target.reason_code for target in ended.targets}
-    assert reasons == {dies.pid: "TARGET_EXITED", lives.pid: "CANCELLED"}
+    told = [target.reason for target in ended.targets]
+    assert reasons == {dies.pid: "TARGET_EXITED", lives.pid: "CANCELLED"}, told
     for pid in reasons:
         assert len(values(open_trace(sampling.folder(capture.id, pid)), "DRAM", 0)) > 50
 
