@@ -21,6 +21,7 @@ import stat
 import struct
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -104,9 +105,8 @@ def open_spy() -> int:
 
     Raises NoFrames.
     """
-    beside = Path(sys.executable).with_name("py-spy")
     with contextlib.suppress(OSError):
-        return os.open(beside, os.O_RDONLY | os.O_CLOEXEC)
+        return os.open(Path(sysconfig.get_path("scripts"), "py-spy"), os.O_RDONLY | os.O_CLOEXEC)
     with contextlib.suppress(OSError, importlib.metadata.PackageNotFoundError, StopIteration):
         files = importlib.metadata.files("py-spy") or []
         found = next(each for each in files if each.name == "py-spy")

@@ -50,7 +50,7 @@ MESSAGES = [
     ),
     messages.OpenPollSocket(served=(2**32 - 1,) * messages.MAX_SERVED),
 ]
-HEAD = b"KATT\x06\x00"
+HEAD = b"KATT\x07\x00"
 
 
 @pytest.mark.parametrize("asked", MESSAGES, ids=lambda asked: type(asked).__name__)
@@ -132,9 +132,9 @@ def test_a_packet_that_is_too_long_is_not_even_read() -> None:
 
 
 def test_another_version_is_told_apart_from_nonsense() -> None:
-    with pytest.raises(messages.WrongVersion, match="this side version 6") as caught:
-        messages.request(struct.pack("<4sH", b"KATT", 7) + b"whatever comes then")
-    assert caught.value.theirs == 7
+    with pytest.raises(messages.WrongVersion, match="this side version 7") as caught:
+        messages.request(struct.pack("<4sH", b"KATT", 8) + b"whatever comes then")
+    assert caught.value.theirs == 8
 
 
 @given(st.binary(max_size=200))
