@@ -36,7 +36,6 @@ from kinetod.stacks.thread_stacks import MAX_FRAMES, MAX_TEXT_CHARS, StackFrame
 
 TRIES = 3
 OUTERMOST = 6  # of a stack that is cut in its middle
-MAX_OUTPUT_BYTES = 64 << 20
 _MAX_ERROR_BYTES = 64 << 10
 _MAX_SOURCE_BYTES = 4 << 20
 _MAX_FILES = 200
@@ -141,14 +140,13 @@ def _dump(pid: int, spy: int) -> bytes:
         pass_fds=(spy,),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        stderr=subprocess.PIPE,
         env={},
     ) as process:
-        assert process.stdout is not None
-        said = process.stdout.read(MAX_OUTPUT_BYTES)
+        said, complaint = process.communicate()
     if process.returncode:
-        text = said[:_MAX_ERROR_BYTES].decode("utf-8", "replace")
-        raise ValueError(" ".join(text.partition("Stack backtrace")[0].split()) or f"status {process.returncode}")
+        text = complaint[:_MAX_ERROR_BYTES].decode("utf-8", "replace").partition("Stack backtrace")[0]
+        raise ValueError(" ".join(text.split()) or f"status {process.returncode}")
     return said
 
 

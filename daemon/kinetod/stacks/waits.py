@@ -194,9 +194,9 @@ def _by_call(call: BlockingCall, frames: Sequence[StackFrame]) -> tuple[str, str
     if name.startswith(("recv", "send")) or _is_peer(target):
         does = "to send data to" if "send" in name or "write" in name else "for data from"
         return "NETWORK", f"waits {does} {target or 'a socket'}"
-    if "read" in name:
+    if "read" in name and (target or frames):  # a kernel thread seems to read, too
         return "FILE", f"reads {target or 'a file'}"
-    if "write" in name or name.endswith("sync"):
+    if ("write" in name or name.endswith("sync")) and (target or frames):
         return "FILE", f"writes {target or 'a file'}"
     return None
 
