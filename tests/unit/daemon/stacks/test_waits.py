@@ -150,6 +150,7 @@ def test_the_gil_is_waited_for_with_a_deadline_while_another_thread_holds_it() -
             BlockingCall("ioctl", (3, 0), "/dev/tty"),
             ("UNSPECIFIED", "waits for something that cannot be seen from outside"),
         ),
+        (BlockingCall("read", (0, 0)), ("UNSPECIFIED", "waits for something that cannot be seen from outside")),
         (None, ("UNSPECIFIED", "waits for something that cannot be seen from outside")),
     ],
 )
