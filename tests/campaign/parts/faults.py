@@ -25,6 +25,7 @@ from grpc_status import rpc_status
 from kineto_protos.services import ProfilerStub
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.store.output_formats import STORED_NAMES
+from kinetod.attach_helper.attach_pool import WARM_HELPERS
 from support.machine.descriptors import open_files
 from support.service.daemon import Daemon, running_daemon, watch_to_end
 from support.targets.programs import Program, ready_pids
@@ -184,7 +185,7 @@ AGENTS_BACK_S = 60.0  # their pauses double while the daemon is away
 CALL_S = 10.0
 KEPT = {
     "kinetod.captures.result.decode_worker": 2,
-    "kinetod.attach_helper.attach_worker": 2,
+    "kinetod.attach_helper.attach_worker": WARM_HELPERS,
 }  # processes that the daemon keeps while nobody asks
 MILLISECOND_NS = 1_000_000
 # Half of a core's work in iterations, until its standard input ends.

@@ -38,7 +38,7 @@ TARGET = "import sys, time\nprint(flush=True)\nwhile True: time.sleep(0.01)\n"
 COMMANDS = (
     "version", "explain", "completion bash", "plugin list", "plugin new hostile1 --output-dir {out}",
     "plugin check {out}", "migrate dynolog --flags {flags}", "query --schema", "ps --all", "top --once", "host",
-    "counters list", "captures list", "doctor {pid}", "trace {pid} --duration 200ms --output-dir {out}",
+    "counters list", "captures list", "doctor {pid}", "stacks {pid}", "trace {pid} --duration 200ms --output-dir {out}",
     "memory {pid} --duration 100ms", "run -- {python} -c pass", "demo --duration 200ms --output-dir {out}",
     "report {ranks}", "report --workers 2 {ranks}", "report --html {out}/report.html {ranks}",
     "query --output json SELECT(1) {ranks}", "diff {ranks}", "export --merge -o {out}/both.json.gz {ranks}",
