@@ -13,6 +13,7 @@ from kinetod.processes.credentials import Credentials
 from kinetod.processes.identity import ProcessKey
 from kinetod.rpc import read_stacks
 from kinetod.rpc.read_stacks import StackLooker
+from kinetod.stacks.stack_reader import AT_ONCE
 from kinetod.stacks.thread_stacks import StackFrame, StackReading, ThreadStack
 from support.service.callers import caller
 
@@ -129,6 +130,24 @@ def test_one_that_ends_costs_its_own_stacks_alone() -> None:
     found = {each.process.pid: each for each in read(host, pids=[7, 8])}
     assert found[8].reason == "it has ended"
     assert found[7].threads
+
+
+def test_so_many_are_read_at_once_and_no_more() -> None:
+    host = Host(*map(Process, range(1, 40)))
+    now, most = 0, 0
+
+    async def read_slowly(_key: ProcessKey, _uid: int) -> StackReading:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        for _ in range(3):
+            await asyncio.sleep(0)  # others have their turns
+        now -= 1
+        return READING
+
+    host.read = read_slowly  # type: ignore[method-assign]
+    assert len(read(host, command_regex="train")) == 39
+    assert most == AT_ONCE
 
 
 def test_no_condition_no_match_and_too_many_matches_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,3 +113,24 @@ def test_a_process_whose_output_nobody_reads_is_not_waited_for_for_ever() -> Non
         return await child.end(process, patience_s=0.01)
 
     assert asyncio.run(asyncio.wait_for(scenario(), 60)) in ("exit status -9", "it does not end")
+
+
+def test_of_a_process_that_complains_without_end_the_beginning_is_told() -> None:
+    read: list[int] = []
+
+    class Pipe(asyncio.StreamReader):
+        async def read(self, n: int = -1) -> bytes:
+            data = await super().read(n)
+            read.append(len(data))
+            return data
+
+    async def beginning() -> bytes:
+        pipe = Pipe()
+        pipe.feed_data(b"first " + bytes(1 << 20))
+        pipe.feed_eof()
+        return await child._beginning(pipe)
+
+    text = asyncio.run(beginning())
+    assert text.startswith(b"first ")
+    assert len(text) < 1 << 18
+    assert sum(read) == len(b"first ") + (1 << 20)  # nobody writes in vain
