@@ -136,7 +136,8 @@ def test_so_many_are_read_at_once_and_no_more() -> None:
     host = Host(*map(Process, range(1, 40)))
     now, most = 0, 0
 
-    async def read_slowly(_key: ProcessKey, _uid: int) -> StackReading:
+    async def read_slowly(key: ProcessKey, uid: int) -> StackReading:
+        assert (key.start_time_ns, uid) == (1, 1000)
         nonlocal now, most
         now += 1
         most = max(most, now)
