@@ -8,8 +8,8 @@ from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetod.base.errors import NotFound, Reason, invalid
 from kinetod.base.fair_slots import FairSlots
-from kinetod.captures.request.target_resolution import forbidden, no_such_process
-from kinetod.permissions.role_policy import Action, Caller
+from kinetod.captures.request.target_resolution import each_named, forbidden
+from kinetod.permissions.role_policy import Caller
 from kinetod.processes.identity import ProcessKey
 from kinetod.selection.candidate import Candidate
 from kinetod.selection.process_registry import Match, Registry, checked_selector
@@ -63,11 +63,7 @@ class StackLooker:
 
         if not match.names_pids:
             return await self._registry.selected(match, usable, attachable=True)
-        named = await self._registry.candidates(match.pids)
-        if missing := match.pids - {each.key.pid for each in named if each.visible_to(caller)}:
-            pid = min(missing)
-            hidden = next((each.facts.uid for each in named if each.key.pid == pid), None)
-            raise no_such_process(caller, pid, Action.TRACE, hidden)
+        named = await each_named(self._registry, match.pids, caller)
         for candidate in named:
             if (problem := forbidden(caller, candidate, own_uid)) is not None:
                 raise problem

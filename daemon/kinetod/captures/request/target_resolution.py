@@ -18,7 +18,7 @@ Theory of operation
 import asyncio
 import contextlib
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -242,7 +242,7 @@ def _raise_first(wanted: TargetRequest, found: Sequence[Resolved]) -> None:
 
 
 async def _named(registry: Registry, wanted: TargetRequest, own_uid: int) -> list[Resolved]:
-    candidates = await _each(registry, wanted)
+    candidates = await each_named(registry, wanted.match.pids, wanted.caller)
     for candidate in candidates:
         if (problem := _checked(registry, wanted, candidate, own_uid).problem) is not None:
             raise problem
@@ -256,14 +256,14 @@ async def _visible(registry: Registry, wanted: TargetRequest, own_uid: int) -> l
     return [_checked(registry, wanted, each, own_uid) for each in found if each.visible_to(wanted.caller)]
 
 
-async def _each(registry: Registry, wanted: TargetRequest) -> list[Candidate]:
+async def each_named(registry: Registry, pids: Collection[int], caller: Caller) -> list[Candidate]:
     """The processes with these pids. Raises KinetodError if one does not exist or is hidden from the caller."""
     found = []
-    for pid in sorted(wanted.match.pids):
+    for pid in sorted(pids):
         candidate = await registry.candidate(pid)
-        if candidate is None or not candidate.visible_to(wanted.caller):
+        if candidate is None or not candidate.visible_to(caller):
             uid = None if candidate is None else candidate.facts.uid
-            raise no_such_process(wanted.caller, pid, Action.TRACE, uid)
+            raise no_such_process(caller, pid, Action.TRACE, uid)
         found.append(candidate)
     return found
 
@@ -277,7 +277,7 @@ async def _selected(registry: Registry, wanted: TargetRequest, own_uid: int) -> 
         polls = polled.process(candidate.key) is not None
         return polls if polled.only_kineto else attaches or candidate.has_agent() or polls
 
-    await _each(registry, wanted)  # their children are selected
+    await each_named(registry, wanted.match.pids, wanted.caller)  # their children are selected
     candidates = await registry.selected(wanted.match, usable, attachable=attaches or polled.any_polls())
     return [_checked(registry, wanted, candidate, own_uid) for candidate in candidates]
 

@@ -1,7 +1,6 @@
-"""Whose stacks are read, and what is told of a process that changes meanwhile."""
+"""Whose stacks are read, and what is reported of a process that changes during the reading."""
 
 import asyncio
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -68,8 +67,8 @@ class Host:
         self.now = now
         self.gone: set[int] = set()
 
-    async def candidates(self, pids: Collection[int]) -> list[Any]:
-        return [each for each in self.processes if each.pid in pids]
+    async def candidate(self, pid: int) -> Any:
+        return next((each for each in self.processes if each.pid == pid), None)
 
     async def narrowed(self, _match: Any, found: list[Any]) -> list[Any]:
         return found
