@@ -27,7 +27,7 @@ import resource
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
@@ -81,7 +81,7 @@ def prepare() -> None:
 def confine(folder: Path, limits: Limits, readable: Iterable[Path] = ()) -> None:
     """Permanently confines this process to this folder, and to reading these files. Raises CannotConfine, OSError."""
     own = folder.resolve()
-    _die_first_for_memory()
+    die_first_for_memory()
     _set_limits(own, limits)
     drop_capabilities()
     no_new_rights()
@@ -119,7 +119,8 @@ def _code_folders() -> tuple[Path, ...]:
     return tuple(sorted(folders | {Path(sys.base_prefix, "lib").resolve()}))
 
 
-def _die_first_for_memory() -> None:
+def die_first_for_memory() -> None:
+    """Lets the kernel kill this process and no other where memory is short."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_bytes(_OOM_FIRST)
 
@@ -141,6 +142,11 @@ def _set_limits(own: Path, limits: Limits) -> None:
         resource.RLIMIT_MEMLOCK: 0,
         resource.RLIMIT_MSGQUEUE: 0,
     }
+    set_limits(wanted)
+
+
+def set_limits(wanted: Mapping[int, int]) -> None:
+    """Sets limits for good, or lower ones that hold already. wanted: by RLIMIT_*."""
     for which, value in wanted.items():
         _, hard = resource.getrlimit(which)
         least = value if hard == resource.RLIM_INFINITY else min(value, hard)

@@ -24,26 +24,26 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 from kinetod.base.libc import PTRACE_CAPABILITY, act_as, keep_only
 from kinetod.sandbox import seccomp_filter
-from kinetod.sandbox.confinement import die_with_parent, no_new_rights
+from kinetod.sandbox.confinement import die_first_for_memory, die_with_parent, no_new_rights, set_limits
 from kinetod.stacks import waits
 from kinetod.stacks.python_frames import NoFrames, PythonThread, Sources, open_spy, read_frames
 from kinetod.stacks.thread_facts import ThreadFacts, ThreadTable, read_process
 from kinetod.stacks.thread_stacks import (
     MAX_ANSWER_BYTES,
     MAX_FRAMES,
+    MAX_TEXT_CHARS,
     MAX_THREADS,
+    NO_SUCH_PROCESS,
     StackFrame,
     StackReading,
     ThreadStack,
     encode,
 )
 
-NO_SUCH_PROCESS = 3
-_OOM_FIRST = b"1000"
 _MEMORY_BYTES = 1 << 30
 _CPU_S = 30
 GIL_LOOKS_PER_S = 100  # of a thread that waits for the GIL: it looks every 5 ms
@@ -94,17 +94,15 @@ def _tell(stacks: StackReading) -> None:
 
 def confine(pid: int, uid: int) -> None:
     """Permanently gives up everything but reading this process. Raises OSError."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_bytes(_OOM_FIRST)
-    for which, most in (
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_DATA, _MEMORY_BYTES),
-        (resource.RLIMIT_CPU, _CPU_S),
-        (resource.RLIMIT_FSIZE, 0),
-    ):
-        _, hard = resource.getrlimit(which)
-        least = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(which, (least, least))
+    die_first_for_memory()
+    set_limits(
+        {
+            resource.RLIMIT_CORE: 0,
+            resource.RLIMIT_DATA: _MEMORY_BYTES,
+            resource.RLIMIT_CPU: _CPU_S,
+            resource.RLIMIT_FSIZE: 0,
+        }
+    )
     if uid != os.geteuid():
         with contextlib.suppress(PermissionError):
             act_as(uid)
@@ -170,7 +168,7 @@ def _stack(
         system_call=thread.call.name if thread.call is not None else "",
         holds_gil=thread is holder,
         wait=wait,
-        waits=words[:300],
+        waits=words[:MAX_TEXT_CHARS],
         frames=list(frames),
         left_out=0 if python is None else python.left_out,
     )

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from kinetod.base.fair_slots import FairSlots
 from kinetod.processes.identity import ProcessKey
-from kinetod.stacks.read_process import NO_SUCH_PROCESS
-from kinetod.stacks.thread_stacks import StackReading, decode, only_reason
+from kinetod.stacks.thread_stacks import NO_SUCH_PROCESS, StackReading, decode, only_reason
 from kinetod.supervise import child
 
 log = logging.getLogger(__name__)

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import msgspec
 
+NO_SUCH_PROCESS = 3  # exit status of the reading process
 MAX_THREADS = 512
 MAX_FRAMES = 100  # of one thread: the inner ones, without which nothing can be told, and the outermost
 MAX_TEXT_CHARS = 300

@@ -47,7 +47,7 @@ def test_this_kernel_is_asked_without_raising() -> None:
 def test_a_required_part_that_is_missing_is_an_error(
     part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("_die_first_for_memory", "drop_capabilities"):
+    for name in ("die_first_for_memory", "drop_capabilities"):
         monkeypatch.setattr(confinement, name, lambda: None)
     monkeypatch.setattr(confinement, "_set_limits", lambda own, limits: None)
     monkeypatch.setattr(confinement, "prctl", lambda option, value: None)

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 from kinetod.stacks import read_process
-from kinetod.stacks.read_process import NO_SUCH_PROCESS, joined, settled
+from kinetod.stacks.read_process import joined, settled
 from kinetod.stacks.thread_facts import BlockingCall, ThreadFacts, ThreadTable
-from kinetod.stacks.thread_stacks import StackFrame, StackReading, ThreadStack, decode
+from kinetod.stacks.thread_stacks import NO_SUCH_PROCESS, StackFrame, StackReading, ThreadStack, decode
 from support.service.calls_as import plain_python
 from support.service.daemon import IMPORT_PATH
 from support.waiting import scaled
