@@ -3,7 +3,6 @@
 import os
 import socket
 import subprocess
-import threading
 from pathlib import Path
 
 import pytest
@@ -89,24 +88,25 @@ def test_a_process_that_does_not_exist_is_an_error() -> None:
         read_process(2**22, 9)
 
 
-def test_a_real_thread_that_reads_names_its_pipe_and_its_peer() -> None:
-    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
-        call = until(lambda: read_process(process.pid, 9).threads[0].call, "it reads")
-        assert (call.name, call.target) == ("read", "a pipe")
-        process.kill()
+def reads_from(target: str, stdin: int) -> bool:
+    """Whether a process whose input that is comes to wait for it."""
+    expected = ("read", target)
+    with subprocess.Popen(["cat"], stdin=stdin) as process:
+
+        def as_expected() -> bool:
+            call = read_process(process.pid, 9).threads[0].call
+            return call is not None and (call.name, call.target) == expected
+
+        try:
+            return until(as_expected, f"it waits for {target}")
+        finally:
+            process.kill()
+
+
+def test_a_real_thread_that_reads_names_its_pipe() -> None:
+    assert reads_from("a pipe", subprocess.PIPE)
 
 
 def test_the_peer_of_a_real_socket_is_told() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as client:
-        reads = threading.Thread(target=client.recv, args=(1,), daemon=True)
-        reads.start()
-        peer = f"127.0.0.1:{listener.getsockname()[1]}"
-
-        def told() -> bool:
-            calls = [thread.call for thread in read_process(os.getpid(), 99).threads]
-            return any(call is not None and call.target == peer for call in calls)
-
-        until(told, "the peer is told")
-        accepted, _ = listener.accept()
-        accepted.close()
-        reads.join()
+        assert reads_from(f"127.0.0.1:{listener.getsockname()[1]}", client.fileno())
