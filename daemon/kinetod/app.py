@@ -52,9 +52,10 @@ from kinetod.host_checks.check_runner import HostLooker
 from kinetod.plugins.plugin_loader import load as load_plugins
 from kinetod.rpc.diagnose_host import Diagnoser, HostDiagnoser
 from kinetod.rpc.grpc_server import RpcServer
-from kinetod.rpc.profiler_service import HostInfo, HostWatcher, ProfilerService, read_gpus
+from kinetod.rpc.profiler_service import HostInfo, ProfilerService, read_gpus
 from kinetod.rpc.read_stacks import StackLooker
 from kinetod.rpc.watch_counters import CounterWatcher
+from kinetod.rpc.watch_host import HostWatcher
 from kinetod.sandbox.confinement import support
 from kinetod.selection.process_registry import Registry
 from kinetod.store.capture_store import LOCK_FILE, Store

@@ -36,9 +36,10 @@ from kinetod.config.settings import Config, Settings
 from kinetod.gpus.gpu_reader import GpuReader
 from kinetod.rpc.diagnose_host import Diagnoser, HostDiagnoser
 from kinetod.rpc.grpc_server import RpcServer
-from kinetod.rpc.profiler_service import HostInfo, HostWatcher, ProfilerService
+from kinetod.rpc.profiler_service import HostInfo, ProfilerService
 from kinetod.rpc.read_stacks import StackLooker
 from kinetod.rpc.watch_counters import CounterWatcher
+from kinetod.rpc.watch_host import HostWatcher
 from kinetod.selection.process_registry import Registry
 from kinetod.store.capture_store import Store
 from kinetod.wiring.access_wiring import make_access
