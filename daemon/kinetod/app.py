@@ -357,7 +357,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
             metrics=lambda: json_log_findings(json_log),
             standing=hub.standing,
         ),
-        stacks=StackLooker(registry, helper),
+        stacks=StackLooker(registry, gpus, helper),
         counters=CounterWatcher(counters, settings),
         gate=gate,
         settings=settings,

@@ -14,6 +14,7 @@ from itertools import takewhile
 from typing import Any
 
 from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.base.quantities import share
 
 from kinetoctl.output.units import source_file
 
@@ -40,6 +41,8 @@ _JOINS = re.compile(
 )
 _POINT_TO_POINT = re.compile(r"i?(send|recv)(_\w+)?|batch_isend_irecv")
 JOIN = "join"  # all by which process groups come into being, as one collective
+_GPU_WORK = ("tensor_active", "fp64_active", "fp32_active", "fp16_active", "dram_active")
+_GPU_ACTIVE, _GPU_BUSY = 0.02, 0.99  # below is idle, above is busy without a pause
 _KERNEL_TELLS = {pb.THREAD_STATE_STOPPED, pb.THREAD_STATE_TRACED, pb.THREAD_STATE_ENDED}
 
 
@@ -88,6 +91,36 @@ def does(thread: pb.ThreadStack) -> str:
     if thread.state == pb.THREAD_STATE_ENDED:
         return by_state
     return thread.waits or _BY_WAIT.get(thread.wait) or by_state
+
+
+def gpu_does(gpu: pb.GpuSample) -> str:
+    """What a GPU did during the look, in words that follow "GPU 0 "; empty: unknown."""
+    if not gpu.works:
+        return "does not answer: it has fallen off the bus or must be reset"
+    busy = next((getattr(gpu, name) for name in ("graphics_active", "utilization") if gpu.HasField(name)), None)
+    work = [getattr(gpu, name) for name in _GPU_WORK if gpu.HasField(name)]
+    if not work and gpu.HasField("memory_utilization"):
+        work = [gpu.memory_utilization]
+    if busy is None:
+        return ""
+    if busy < _GPU_ACTIVE:
+        does = "is idle"
+    elif busy > _GPU_BUSY and work and max(work) < _GPU_ACTIVE:
+        does = "is busy without floating-point work or memory traffic, as a kernel that waits is"
+    else:
+        does = f"is busy {share(busy, 1)} of the time"
+    xids = ", ".join(map(str, sorted(gpu.xid_errors)))
+    return f"{does}, with Xid {xids} reported" if xids else does
+
+
+def gpus_do(processes: Iterable[ReadProcess]) -> dict[str, list[pb.GpuSample]]:
+    """The GPUs of these processes by what they do, without those of which that is unknown."""
+    found: dict[str, list[pb.GpuSample]] = {}
+    gpus = {(each.host, gpu.gpu.index): gpu for each in processes for gpu in each.stacks.gpus}
+    for gpu in gpus.values():
+        if text := gpu_does(gpu):
+            found.setdefault(text, []).append(gpu)
+    return found
 
 
 def place(thread: pb.ThreadStack) -> pb.Frame | None:

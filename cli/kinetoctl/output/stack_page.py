@@ -14,13 +14,14 @@ from kinetoctl.output.stack_groups import (
     ReadProcess,
     StackGroup,
     does,
+    gpus_do,
     grouped,
     line_of,
     other_threads,
     place,
     stack_key,
 )
-from kinetoctl.output.stack_verdict import listed, verdicts
+from kinetoctl.output.stack_verdict import listed, plural, verdicts
 from kinetoctl.output.units import shortened
 
 CODE_WIDTH = 60
@@ -168,6 +169,9 @@ def _group(group: StackGroup, stood_ns: int, *, wide: bool, all_threads: bool) -
             title = f"{_title(each)}{GAP}" if len(group.members) > 1 else ""
             yield f"{INDENT}{title}{' '.join(each.stacks.process.command)}"
     yield from _frames(main, wide=wide)
+    for text, gpus in gpus_do(group.members).items():
+        numbers = format_ranges(sorted({gpu.gpu.index for gpu in gpus}))
+        yield f"{GAP}GPU {numbers} {text}" if len(gpus) == 1 else f"{GAP}GPUs {numbers} {plural(text)}"
     rows, left_out = other_threads(group, idle=all_threads)
     for threads in rows:
         yield f"{GAP}{_names(threads)}{GAP}{_doing(threads, wide=wide)}"

@@ -22,6 +22,7 @@ from kinetoctl.output.stack_groups import (
     ReadProcess,
     collective,
     does,
+    gpus_do,
     is_point_to_point,
     line_of,
     place,
@@ -107,6 +108,10 @@ class _Crowd:
         if self._by_rank:
             return str(process.rank)
         return f"{process.pid} on {process.host}" if self._several_hosts else str(process.pid)
+
+    def process(self, each: int) -> ReadProcess:
+        """By its place in `main`."""
+        return self._all[each]
 
     def missing(self) -> str:
         """`rank 3 of 8 was not read`, `rank 3 could not be read`; empty if none is known to be missing."""
@@ -230,6 +235,19 @@ def _lateness(crowd: _Crowd, waiting: Sequence[int], late: Sequence[int], names:
 
 
 def _all_wait(crowd: _Crowd, waiting: Sequence[int], names: Collection[str]) -> str:
+    return f"{_where_all_wait(crowd, waiting, names)}{_gpus(crowd, waiting)}"
+
+
+def _gpus(crowd: _Crowd, waiting: Sequence[int]) -> str:
+    """What the GPUs do for which these wait, if they all do the same."""
+    found = gpus_do(crowd.process(each) for each in waiting if crowd.main[each].wait == pb.WAIT_GPU)
+    if len(found) != 1:
+        return ""
+    ((text, gpus),) = found.items()
+    return f"; its GPU {text}" if len(gpus) == len(waiting) == 1 else f"; the GPUs {plural(text)}"
+
+
+def _where_all_wait(crowd: _Crowd, waiting: Sequence[int], names: Collection[str]) -> str:
     missing = crowd.missing()
     texts = {stands(crowd.main[each]) for each in waiting}
     if len(waiting) == 1:

@@ -236,16 +236,16 @@ class ContextHolders:
 
     async def now(self) -> Held:
         """The holders as of at most FRESH_S ago, if the driver answers in time."""
-        return _held(await self._read(FRESH_S, HOLDERS_DEADLINE_S))
+        return held(await self._read(FRESH_S, HOLDERS_DEADLINE_S))
 
     async def lately(self) -> Held:
         """The holders as of at most LATELY_S ago."""
         latest = self._latest(LATELY_S)
         if not latest.time_ns:
-            return _held(await self._read(LATELY_S, LIST_DEADLINE_S))
+            return held(await self._read(LATELY_S, LIST_DEADLINE_S))
         if not self._latest(FRESH_S).time_ns and (self._reading is None or self._reading.done()):
             self._reading = asyncio.create_task(self._read(FRESH_S, LIST_DEADLINE_S), name="GPUs are read again")
-        return _held(latest)
+        return held(latest)
 
     async def _read(self, max_age_s: float, deadline_s: float) -> Snapshot:
         question = GpuQuestion.PROCESSES
@@ -258,14 +258,16 @@ class ContextHolders:
         return self._reader.latest(max_age_s, GpuQuestion.PROCESSES)
 
 
-def _held(snapshot: Snapshot) -> Held:
+def held(snapshot: Snapshot) -> Held:
+    """The processes with a context on a GPU of the snapshot."""
     found: dict[int, frozenset[int]] = {}
     for gpu in snapshot.gpus:
         for process in gpu.processes:
-            found[process.pid] = found.get(process.pid, frozenset()) | {_number(gpu)}
+            found[process.pid] = found.get(process.pid, frozenset()) | {gpu_number(gpu)}
     return found
 
 
-def _number(gpu: GpuState) -> int:
+def gpu_number(gpu: GpuState) -> int:
+    """As `Held` has it."""
     minor = gpu.device.removeprefix("nvidia")
     return int(minor) if minor.isdecimal() else gpu.index

@@ -146,9 +146,7 @@ class HostWatcher:
         )
         with contextlib.suppress(OSError):
             sample.store_free_bytes = (await asyncio.to_thread(space_of, self._state_dir)).free_bytes
-        gpu_seconds = (now.gpus.monotonic_ns - before.gpus.monotonic_ns) / 1e9
-        earlier = {gpu.uuid: gpu for gpu in before.gpus.gpus} if gpu_seconds > 0 else {}
-        sample.gpus.extend(_gpu(gpu, earlier.get(gpu.uuid), gpu_seconds) for gpu in now.gpus.gpus)
+        sample.gpus.extend(gpu_samples(before.gpus, now.gpus))
         for library in now.gpus.libraries:
             sample.gpu_libraries.add(name=library.name, state=library.state.value, detail=library.detail)
         sample.processes.extend(_process(process, before, now, seconds) for process in processes)
@@ -179,6 +177,13 @@ def _usage(keys: Iterable[ProcessKey]) -> dict[ProcessKey, _Usage]:
             times = process.cpu_times()
             usage[key] = _Usage(times.user + times.system, process.memory_info().rss)
     return usage
+
+
+def gpu_samples(before: Snapshot, now: Snapshot) -> list[pb.GpuSample]:
+    """The GPUs as they are, in the order of `now`, with rates since `before`."""
+    seconds = (now.monotonic_ns - before.monotonic_ns) / 1e9
+    earlier = {gpu.uuid: gpu for gpu in before.gpus} if seconds > 0 else {}
+    return [_gpu(gpu, earlier.get(gpu.uuid), seconds) for gpu in now.gpus]
 
 
 def _gpu(gpu: GpuState, before: GpuState | None, seconds: float) -> pb.GpuSample:

@@ -1236,15 +1236,17 @@ class ThreadStack(_message.Message):
     def __init__(self, thread: _Optional[int] = ..., name: _Optional[str] = ..., main: bool = ..., state: _Optional[_Union[ThreadState, str]] = ..., cpu_ns: _Optional[int] = ..., system_call: _Optional[str] = ..., holds_gil: bool = ..., wait: _Optional[_Union[Wait, str]] = ..., waits: _Optional[str] = ..., frames: _Optional[_Iterable[_Union[Frame, _Mapping]]] = ..., left_out: _Optional[int] = ...) -> None: ...
 
 class ProcessStacks(_message.Message):
-    __slots__ = ("process", "time_ns", "threads", "left_out", "reason")
+    __slots__ = ("process", "time_ns", "threads", "left_out", "reason", "gpus")
     PROCESS_FIELD_NUMBER: _ClassVar[int]
     TIME_NS_FIELD_NUMBER: _ClassVar[int]
     THREADS_FIELD_NUMBER: _ClassVar[int]
     LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    GPUS_FIELD_NUMBER: _ClassVar[int]
     process: Process
     time_ns: int
     threads: _containers.RepeatedCompositeFieldContainer[ThreadStack]
     left_out: int
     reason: str
-    def __init__(self, process: _Optional[_Union[Process, _Mapping]] = ..., time_ns: _Optional[int] = ..., threads: _Optional[_Iterable[_Union[ThreadStack, _Mapping]]] = ..., left_out: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    gpus: _containers.RepeatedCompositeFieldContainer[GpuSample]
+    def __init__(self, process: _Optional[_Union[Process, _Mapping]] = ..., time_ns: _Optional[int] = ..., threads: _Optional[_Iterable[_Union[ThreadStack, _Mapping]]] = ..., left_out: _Optional[int] = ..., reason: _Optional[str] = ..., gpus: _Optional[_Iterable[_Union[GpuSample, _Mapping]]] = ...) -> None: ...

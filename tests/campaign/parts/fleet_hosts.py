@@ -183,7 +183,7 @@ async def start_host(
         ),
         diagnoser=Diagnoser(registry, attaching=False),
         host_diagnoser=HostDiagnoser(settings, registry, shared.gpus, folder.name),
-        stacks=StackLooker(registry),
+        stacks=StackLooker(registry, shared.gpus),
         counters=CounterWatcher(
             CounterSource(make_counters(config, stack), GpuAccess(registry, shared.gpus)), settings
         ),

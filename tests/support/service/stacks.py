@@ -68,6 +68,14 @@ def running(line: int = 20) -> pb.ThreadStack:
     return thread("runs", pb.WAIT_NONE, frame("train_step", line, code="model(batch)"), state=pb.THREAD_STATE_RUNNING)
 
 
+def gpu(number: int = 0, **values: float) -> pb.GpuSample:
+    """A GPU, by default one that does nothing."""
+    sample = pb.GpuSample(gpu=pb.Gpu(index=number), device=f"nvidia{number}", works=True, graphics_active=0.0)
+    for name, value in values.items():
+        setattr(sample, name, value)
+    return sample
+
+
 def read(
     main: pb.ThreadStack | None,
     rank: int | None = None,
@@ -78,6 +86,7 @@ def read(
     job: str = "",
     seconds: int = 100,
     reason: str = "",
+    gpus: Sequence[pb.GpuSample] = (),
 ) -> pb.ProcessStacks:
     """A process, with the pid 4242 + rank unless another one is given. main: None if it could not be read."""
     process = captures.process(pid or 4242 + (rank or 0), rank)
@@ -85,7 +94,7 @@ def read(
     if world:
         process.world_size = world
     threads: Sequence[pb.ThreadStack] = [] if main is None else [main, *others]
-    return pb.ProcessStacks(process=process, time_ns=seconds * SECOND_NS, threads=threads, reason=reason)
+    return pb.ProcessStacks(process=process, time_ns=seconds * SECOND_NS, threads=threads, reason=reason, gpus=gpus)
 
 
 def hanging(late: int = 1, ranks: int = 8) -> list[pb.ProcessStacks]:

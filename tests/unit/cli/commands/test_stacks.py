@@ -10,7 +10,7 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from support.service import stacks
 from support.service.cli import Run
 from support.service.fake_profiler import WAIT_FOR_CANCEL, Abort, FakeProfiler, FakeServer, WaitForCancel, serve
-from support.service.stacks import at_lock, in_collective, read, running
+from support.service.stacks import at_lock, gpu, in_collective, on_gpu, read, running
 
 VERDICT = "Rank 1 is not in the all_reduce in which 7 ranks wait: it waits for a lock in load_next_batch (train.py:6)."
 HINT = "One look cannot tell a hang from a moment: look again, or use --watch, to see whether they stand still."
@@ -61,6 +61,18 @@ def test_threads_with_code_of_the_program_stand_below_the_main_one(server: FakeS
     place = lines.index("  thread 77 pin  runs  holds the GIL")
     assert lines[place + 1].startswith("    copy  pin.py:3  xxx") and len(lines[place + 1]) == 80
     assert lines[place + 2] == "    and 5 outer frames"
+
+
+def test_the_gpus_of_a_group_stand_below_its_main_thread(server: FakeServer, run: Run) -> None:
+    ranks = [read(on_gpu(), rank, gpus=[gpu(rank, graphics_active=rank // 3)], world=4) for rank in range(4)]
+    server.profiler.stacks = [ranks]
+    lines = run("stacks", "--rank", "all").stdout.splitlines()
+    assert lines[0] == "All 4 ranks wait for the GPU in train_step (train.py:30); no rank that was read is elsewhere."
+    assert lines[3:6] == [
+        "    train_step  train.py:30  loss.item()",
+        "  GPUs 0-2 are idle",
+        "  GPU 3 is busy 100 % of the time",
+    ]
 
 
 def test_functions_lines_and_names_of_threads_are_shown_as_they_come(server: FakeServer, run: Run) -> None:

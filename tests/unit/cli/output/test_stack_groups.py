@@ -4,9 +4,20 @@ from collections.abc import Sequence
 
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
-from kinetoctl.output.stack_groups import ReadProcess, StackGroup, does, grouped, is_idle, other_threads, place, stands
+from kinetoctl.output.stack_groups import (
+    ReadProcess,
+    StackGroup,
+    does,
+    gpu_does,
+    gpus_do,
+    grouped,
+    is_idle,
+    other_threads,
+    place,
+    stands,
+)
 from support.service import stacks
-from support.service.stacks import at_lock, frame, in_collective, library, read, running, thread
+from support.service.stacks import at_lock, frame, gpu, in_collective, library, on_gpu, read, running, thread
 
 
 def groups(*found: pb.ProcessStacks) -> list[StackGroup]:
@@ -30,6 +41,37 @@ def test_what_a_thread_does_is_told_without_the_daemon_s_words_too() -> None:
     assert does(thread("", pb.WAIT_NONE)) == "runs"
     assert does(thread("", pb.WAIT_UNSPECIFIED, state=pb.THREAD_STATE_UNINTERRUPTIBLE)) == "waits in the kernel"
     assert does(pb.ThreadStack()) == "is in an unknown state"
+
+
+WAITS = "is busy without floating-point work or memory traffic, as a kernel that waits is"
+
+
+@pytest.mark.parametrize(
+    ("sample", "words"),
+    [
+        (gpu(graphics_active=0.01), "is idle"),
+        (gpu(graphics_active=1.0, tensor_active=0.0, fp32_active=0.001, dram_active=0.0), WAITS),
+        (gpu(graphics_active=1.0, tensor_active=0.4, dram_active=0.1), "is busy 100 % of the time"),
+        (gpu(graphics_active=0.5, tensor_active=0.0), "is busy 50 % of the time"),
+        (gpu(graphics_active=1.0), "is busy 100 % of the time"),
+        (pb.GpuSample(works=True, utilization=1.0, memory_utilization=0.0), WAITS),
+        (pb.GpuSample(works=True, utilization=1.0, memory_utilization=0.3), "is busy 100 % of the time"),
+        (pb.GpuSample(works=True, utilization=0.0, xid_errors={79: 1, 31: 2}), "is idle, with Xid 31, 79 reported"),
+        (pb.GpuSample(works=False), "does not answer: it has fallen off the bus or must be reset"),
+        (pb.GpuSample(works=True), ""),
+    ],
+)
+def test_a_gpu_that_waits_is_told_from_one_that_computes(sample: pb.GpuSample, words: str) -> None:
+    assert gpu_does(sample) == words
+
+
+def test_a_gpu_of_several_processes_counts_once_on_each_host() -> None:
+    found = [
+        read(on_gpu(), rank, gpus=[gpu(rank % 2), pb.GpuSample(works=True, gpu=pb.Gpu(index=9))]) for rank in range(4)
+    ]
+    hosts = ("a", "a", "a", "b")
+    done = gpus_do(ReadProcess(stacks=each, host=host) for each, host in zip(found, hosts, strict=True))
+    assert {text: [each.gpu.index for each in gpus] for text, gpus in done.items()} == {"is idle": [0, 1, 1]}
 
 
 def test_the_smallest_group_comes_first_and_then_the_lowest_rank() -> None:

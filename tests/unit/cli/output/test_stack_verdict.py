@@ -10,7 +10,7 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from kinetoctl.output.stack_groups import ReadProcess, grouped
 from kinetoctl.output.stack_verdict import listed, plural, verdicts
 from support.service import stacks
-from support.service.stacks import at_lock, in_collective, on_gpu, read, running
+from support.service.stacks import at_lock, gpu, in_collective, on_gpu, read, running
 
 LOCK = "a lock in load_next_batch (train.py:6)"
 
@@ -99,6 +99,18 @@ def test_where_all_wait_alike_no_rank_is_blamed() -> None:
         "All 3 ranks wait in all_reduce or for the GPU, at train.py:12, train.py:40 and train.py:30; "
         "no rank that was read is elsewhere."
     )
+
+
+def test_where_all_wait_for_gpus_it_is_said_what_these_do() -> None:
+    idle, busy = gpu(), gpu(1, graphics_active=0.5)
+    assert said(read(on_gpu(), gpus=[idle])) == (
+        "Process 4242 waits for the GPU in train_step (train.py:30); its GPU is idle."
+    )
+    pair = [read(on_gpu(), rank, gpus=[each]) for rank, each in enumerate([idle, gpu(1)])]
+    assert said(*pair).endswith("no rank that was read is elsewhere; the GPUs are idle.")
+    pair[1].gpus[0].CopyFrom(busy)
+    assert said(*pair).endswith("no rank that was read is elsewhere.")
+    assert said(read(in_collective(), gpus=[idle])) == "Process 4242 waits in all_reduce (train.py:12)."
 
 
 def test_ranks_that_are_missing_come_first_where_all_others_wait() -> None:

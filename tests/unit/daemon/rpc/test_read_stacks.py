@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kinetod.base.errors import InvalidRequest, NotFound, NotPermitted
+from kinetod.gpus.gpu_types import GpuActivity, GpuProcess, GpuState, Snapshot
 from kinetod.permissions.role_policy import Resource
 from kinetod.processes.credentials import Credentials
 from kinetod.processes.identity import ProcessKey
@@ -30,6 +31,7 @@ class Process:
 
     pid: int
     uid: int = 1000
+    open_gpus: tuple[int, ...] = ()
 
     @property
     def key(self) -> ProcessKey:
@@ -37,7 +39,7 @@ class Process:
 
     @property
     def process(self) -> pb.Process:
-        return pb.Process(pid=self.pid, uid=self.uid, start_time_ns=1)
+        return pb.Process(pid=self.pid, uid=self.uid, start_time_ns=1, gpus=self.open_gpus)
 
     @property
     def facts(self) -> Any:
@@ -87,9 +89,35 @@ class Host:
         return READING
 
 
-def read(host: Host, **selector: Any) -> list[pb.ProcessStacks]:
+class Gpus:
+    """A reader of three GPUs, of which process 7 has a context on the last two. seconds: at each reading."""
+
+    def __init__(self, *seconds: float) -> None:
+        self._seconds = iter(seconds)
+
+    def read(self, *, max_age_s: float, deadline_s: float) -> Snapshot:
+        assert max_age_s == 0
+        assert deadline_s > 0
+        at = next(self._seconds)
+        activity = GpuActivity(since_ns=1, seconds=at, totals={"graphics_active": at / 4})
+        gpus = [
+            GpuState(
+                vendor="nvidia",
+                index=index,
+                uuid=f"GPU-{index}",
+                name="H200",
+                device=f"nvidia{index}",
+                activity=activity,
+                processes=(GpuProcess(pid=7),) if index else (),
+            )
+            for index in range(3)
+        ]
+        return Snapshot(gpus=tuple(gpus), time_ns=1, monotonic_ns=int(at * 1e9))
+
+
+def read(host: Host, *, gpus: Any = None, **selector: Any) -> list[pb.ProcessStacks]:
     async def run() -> list[pb.ProcessStacks]:
-        look = StackLooker(host, host)  # type: ignore[arg-type]
+        look = StackLooker(host, gpus, host)  # type: ignore[arg-type]
         request = pb.ReadStacksRequest(selector=pb.Selector(**selector))
         return [each async for each in look.read(request, caller(1000))]
 
@@ -102,6 +130,13 @@ def test_what_was_read_is_told_in_the_public_form() -> None:
     assert (found.process.pid, found.time_ns, found.reason) == (7, 5, "")
     assert (thread.main, thread.state, thread.wait) == (True, pb.THREAD_STATE_SLEEPING, pb.WAIT_LOCK)
     assert thread.frames[0] == pb.Frame(function="step", file="/app/train.py", line=3, code="lock.acquire()", own=True)
+
+
+def test_what_its_gpus_did_meanwhile_is_told_of_a_process_that_uses_one() -> None:
+    host = Host(Process(7, open_gpus=(0, 1, 2)), Process(8, open_gpus=(0,)), Process(9, open_gpus=(0, 1)), Process(10))
+    found = {each.process.pid: each.gpus for each in read(host, gpus=Gpus(1.0, 2.0), pids=[7, 8, 9, 10])}
+    told = {pid: [(each.gpu.index, each.graphics_active) for each in gpus] for pid, gpus in found.items()}
+    assert told == {7: [(1, 0.25), (2, 0.25)], 8: [(0, 0.25)], 9: [], 10: []}
 
 
 def test_a_condition_selects_what_the_caller_may_trace() -> None:
