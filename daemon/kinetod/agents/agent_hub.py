@@ -124,6 +124,11 @@ class ConnectedAgent:
         """Sends a message. False if the link is gone."""
         return self.connection.send(message)
 
+    @property
+    def process_ended(self) -> bool:
+        """Whether its process has ended; ask only once the link is gone."""
+        return self.connection.died or not self.identity.alive()
+
     def attach(self, capture_id: str, listener: CaptureListener) -> None:
         """Routes this capture's frames to `listener` until `detach`."""
         self._listeners[capture_id] = listener
@@ -206,7 +211,7 @@ class ConnectedAgent:
         if self._leaving is not None:
             self._leaving.cancel()
             self._leaving = None
-        died = self.connection.died or not self.identity.alive()
+        died = self.process_ended
         self._call_ended("process ended" if died else "agent gone")
         for listener in list(self._listeners.values()):
             listener.on_gone(died, reason)

@@ -129,7 +129,9 @@ class Asking(NamedTuple):
 
 
 class NotSent(NamedTuple):
-    """The request could not be sent to the agent."""
+    """The request could not be sent to the agent. died: because its process had ended."""
+
+    died: bool
 
 
 class ArenaTaken(NamedTuple):
@@ -279,8 +281,8 @@ class Collection:
         self._allow(self._config.agent_deadline_ns / 1e9, now)
         return [event.request]
 
-    def _not_sent(self, _event: NotSent, _now: Now) -> list[Command]:
-        self._gone = self._gone or "it was no longer connected"
+    def _not_sent(self, event: NotSent, _now: Now) -> list[Command]:
+        self._gone, self.died = self._gone or "it was no longer connected", self.died or event.died
         return []
 
     # reports of the agent

@@ -255,7 +255,7 @@ class TargetRun:
             elif isinstance(command, ReadClock):
                 self._clock_offset_ns = clock_offset_ns()
             elif not self.agent.send(command) and isinstance(command, wire.Start):
-                self._handle(NotSent())
+                self._handle(NotSent(self.agent.process_ended))
 
     def _publish(self, entered: Publish) -> None:
         self.target.state, self.target.state_since_ns = entered.state, entered.since_ns

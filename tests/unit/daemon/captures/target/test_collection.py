@@ -47,7 +47,7 @@ EVENTS = (
     MemoryTaken(START, None),
     MemoryTaken(START, Ending(EndState.FAILED, "NO_MEMORY", "too little")),
     Asking(START),
-    NotSent(),
+    NotSent(died=False),
     *(wire.State(ID, name, 5) for name in ("WAIT_FOR_REQUEST", "WARMUP", "COLLECT", "PROCESS", "no state")),
     wire.Arena(ID, "cupti", "", {}),
     ArenaTaken(),
@@ -162,10 +162,17 @@ def test_without_memory_the_agent_is_not_asked() -> None:
 def test_a_request_that_cannot_be_sent_ends_the_collection() -> None:
     machine = in_phase(Phase.PENDING)
     assert machine.ending() is None
-    machine.handle(NotSent(), NOW)
+    machine.handle(NotSent(died=False), NOW)
     assert machine.ending() == Ending(
         EndState.PARTIAL, "AGENT_LOST", "the link to the agent of process 7 was lost: it was no longer connected"
     )
+
+
+def test_a_process_that_ended_before_it_was_asked_has_exited() -> None:
+    machine = in_phase(Phase.PENDING)
+    machine.handle(NotSent(died=True), NOW)
+    ending = machine.ending()
+    assert ending is not None and ending.code == "TARGET_EXITED"
 
 
 @pytest.mark.parametrize(
