@@ -290,7 +290,11 @@ class Agent:
         offers = registry.offers(self._sources())
         counter = self._counter
         return self_description.hello(
-            offers, counter.count, self._session.capture_id, iteration_ns=counter.iteration_ns()
+            offers,
+            counter.count,
+            self._session.capture_id,
+            iteration_ns=counter.iteration_ns(),
+            stalled_ns=counter.stalled_ns(),
         )
 
     def _link_ready(self, mask: int) -> None:

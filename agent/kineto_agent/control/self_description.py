@@ -22,6 +22,7 @@ def hello(
     environ: Mapping[str, str] = os.environ,
     *,
     iteration_ns: int = 0,
+    stalled_ns: int = 0,
 ) -> wire.Hello:
     """A Hello that describes this process as it is now."""
     return wire.Hello(
@@ -38,6 +39,7 @@ def hello(
         busy_capture_id=busy_capture_id,
         iteration_ns=iteration_ns,
         plugins=wire.PLUGIN_INTERFACE,
+        stalled_ns=stalled_ns,
     )
 
 

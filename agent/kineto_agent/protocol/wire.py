@@ -58,6 +58,7 @@ class Hello(NamedTuple):
     busy_capture_id: str
     iteration_ns: int = 0  # median length of the latest iterations; 0: unknown, or the running one takes far longer
     plugins: int = 0  # PLUGIN_INTERFACE of the agent; 0: it accepts no plug-ins
+    stalled_ns: int = 0  # for how long the running iteration has lasted, if that is far longer than the latest ones
 
 
 class Welcome(NamedTuple):

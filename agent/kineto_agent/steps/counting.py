@@ -248,10 +248,18 @@ class StepCounter:
 
     def iteration_ns(self) -> int:
         """Median length of the latest iterations; 0 if there are too few, or if the running one takes far longer."""
+        median, stalled = self._pace_ns()
+        return 0 if stalled else median
+
+    def stalled_ns(self) -> int:
+        """For how long the running iteration has lasted if that is far longer than the latest ones; else 0."""
+        return self._pace_ns()[1]
+
+    def _pace_ns(self) -> Tuple[int, int]:
         now_ns = self._time_ns()
         median = median_ns(self.durations_ns(0, now_ns))
         running_ns = now_ns - self.time_of(self.count)
-        return median if running_ns <= max(_STALLED * median, _STALLED_NS) else 0
+        return median, running_ns if median and running_ns > max(_STALLED * median, _STALLED_NS) else 0
 
 
 COUNTER = StepCounter()

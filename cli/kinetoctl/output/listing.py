@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from kineto_trace.base.quantities import format_duration
 
 from kinetoctl.base.common_options import CommonOptions
 from kinetoctl.base.value_types import DURATION
@@ -312,7 +313,9 @@ def traceable(process: "pb.Process") -> str:
 
 
 def rate(process: "pb.Process") -> str:
-    """Iterations per second."""
+    """Iterations per second, or for how long there has been none."""
+    if process.stalled_ns > 0:
+        return f"none for {format_duration(process.stalled_ns)}"
     return f"{1e9 / process.iteration_ns:.3g}" if process.iteration_ns > 0 else NOTHING
 
 

@@ -429,6 +429,7 @@ def checked_hello(hello: wire.Hello) -> wire.Hello:
         job_id=clean(hello.job_id, 128),
         iterations=max(-1, hello.iterations),
         iteration_ns=max(0, hello.iteration_ns),
+        stalled_ns=max(0, hello.stalled_ns),
         sources={
             clean(name, 64): [clean(kind, 64) for kind in kinds[:_MAX_TYPES]]
             for name, kinds in list(hello.sources.items())[:_MAX_SOURCES]

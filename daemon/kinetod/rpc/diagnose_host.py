@@ -8,7 +8,7 @@ from typing import Protocol
 
 from kineto_protos.plain import standing_text
 from kineto_protos.v1 import profiler_pb2 as pb
-from kineto_trace.base.quantities import lasted
+from kineto_trace.base.quantities import format_duration, lasted
 
 from kinetod.agents.agent_hub import ConnectedAgent
 from kinetod.attach.attach_types import Finding, Status
@@ -203,7 +203,8 @@ class Diagnoser:
         if now.uid != process.uid:
             raise no_such_process(caller, pid, Action.SEE_PROCESS, now.uid)
         polls = polling_of_process(now, found.kineto, self._polls(), time.time_ns())
-        return _to_proto(process, found, [*polls, *self._of_plugins(candidate), *standing_findings([now])])
+        stands = [*standing_findings([now]), *_stalled_findings(now)]
+        return _to_proto(process, found, [*polls, *self._of_plugins(candidate), *stands])
 
     def _of_plugins(self, candidate: Candidate | None) -> Iterable[Finding]:
         if candidate is None:
@@ -242,6 +243,12 @@ def standing_findings(processes: Iterable[pb.Process]) -> Iterable[Finding]:
             call = process.standing
             text = standing_text(call, process.pid, lasted(call.since_ns, time.time_ns()))
             yield Finding("standing_call", Status.PROBLEM, text, _STANDING_ADVICE)
+
+
+def _stalled_findings(process: pb.Process) -> Iterable[Finding]:
+    if process.stalled_ns:
+        text = f"no step for {format_duration(process.stalled_ns)}, many times longer than the latest ones took"
+        yield Finding("steps", Status.NOTE, text, f"`kinetoctl stacks {process.pid}` shows where it stands")
 
 
 def _to_proto(process: pb.Process, diagnosis: Diagnosis, more: Iterable[Finding]) -> pb.Diagnosis:

@@ -617,6 +617,7 @@ def add_agent(process: pb.Process, agent: ConnectedAgent) -> None:
     process.agent_version = hello.agent_version
     process.iterations = hello.iterations
     process.iteration_ns = hello.iteration_ns
+    process.stalled_ns = hello.stalled_ns
     process.busy_capture_id = agent.capture_id or hello.busy_capture_id
     process.agent_state = pb.AGENT_STATE_BUSY if process.busy_capture_id else pb.AGENT_STATE_READY
     process.activity_types.extend(agent.activity_types())

@@ -165,7 +165,7 @@ THREAD_STATE_TRACED: ThreadState
 THREAD_STATE_ENDED: ThreadState
 
 class Process(_message.Message):
-    __slots__ = ("pid", "start_time_ns", "user", "uid", "command", "gpus", "rank", "world_size", "job_id", "framework", "python_version", "agent_state", "agent_version", "busy_capture_id", "activity_types", "iterations", "attached", "container_id", "pod_uid", "pod_namespace", "pod_name", "container_name", "parent_pid", "obstacle", "iteration_ns", "kineto", "trace_parent", "resource", "standing")
+    __slots__ = ("pid", "start_time_ns", "user", "uid", "command", "gpus", "rank", "world_size", "job_id", "framework", "python_version", "agent_state", "agent_version", "busy_capture_id", "activity_types", "iterations", "attached", "container_id", "pod_uid", "pod_namespace", "pod_name", "container_name", "parent_pid", "obstacle", "iteration_ns", "kineto", "trace_parent", "resource", "standing", "stalled_ns")
     class ResourceEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -202,6 +202,7 @@ class Process(_message.Message):
     TRACE_PARENT_FIELD_NUMBER: _ClassVar[int]
     RESOURCE_FIELD_NUMBER: _ClassVar[int]
     STANDING_FIELD_NUMBER: _ClassVar[int]
+    STALLED_NS_FIELD_NUMBER: _ClassVar[int]
     pid: int
     start_time_ns: int
     user: str
@@ -231,7 +232,8 @@ class Process(_message.Message):
     trace_parent: str
     resource: _containers.ScalarMap[str, str]
     standing: StandingCall
-    def __init__(self, pid: _Optional[int] = ..., start_time_ns: _Optional[int] = ..., user: _Optional[str] = ..., uid: _Optional[int] = ..., command: _Optional[_Iterable[str]] = ..., gpus: _Optional[_Iterable[int]] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., job_id: _Optional[str] = ..., framework: _Optional[str] = ..., python_version: _Optional[str] = ..., agent_state: _Optional[_Union[AgentState, str]] = ..., agent_version: _Optional[str] = ..., busy_capture_id: _Optional[str] = ..., activity_types: _Optional[_Iterable[str]] = ..., iterations: _Optional[int] = ..., attached: bool = ..., container_id: _Optional[str] = ..., pod_uid: _Optional[str] = ..., pod_namespace: _Optional[str] = ..., pod_name: _Optional[str] = ..., container_name: _Optional[str] = ..., parent_pid: _Optional[int] = ..., obstacle: _Optional[str] = ..., iteration_ns: _Optional[int] = ..., kineto: _Optional[_Union[KinetoPolling, _Mapping]] = ..., trace_parent: _Optional[str] = ..., resource: _Optional[_Mapping[str, str]] = ..., standing: _Optional[_Union[StandingCall, _Mapping]] = ...) -> None: ...
+    stalled_ns: int
+    def __init__(self, pid: _Optional[int] = ..., start_time_ns: _Optional[int] = ..., user: _Optional[str] = ..., uid: _Optional[int] = ..., command: _Optional[_Iterable[str]] = ..., gpus: _Optional[_Iterable[int]] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., job_id: _Optional[str] = ..., framework: _Optional[str] = ..., python_version: _Optional[str] = ..., agent_state: _Optional[_Union[AgentState, str]] = ..., agent_version: _Optional[str] = ..., busy_capture_id: _Optional[str] = ..., activity_types: _Optional[_Iterable[str]] = ..., iterations: _Optional[int] = ..., attached: bool = ..., container_id: _Optional[str] = ..., pod_uid: _Optional[str] = ..., pod_namespace: _Optional[str] = ..., pod_name: _Optional[str] = ..., container_name: _Optional[str] = ..., parent_pid: _Optional[int] = ..., obstacle: _Optional[str] = ..., iteration_ns: _Optional[int] = ..., kineto: _Optional[_Union[KinetoPolling, _Mapping]] = ..., trace_parent: _Optional[str] = ..., resource: _Optional[_Mapping[str, str]] = ..., standing: _Optional[_Union[StandingCall, _Mapping]] = ..., stalled_ns: _Optional[int] = ...) -> None: ...
 
 class StandingCall(_message.Message):
     __slots__ = ("call", "since_ns", "capture_id")

@@ -40,6 +40,27 @@ def test_a_process_with_an_agent_needs_no_attach(daemon: Daemon) -> None:
         assert problems(diagnose(daemon, pid)) == []
 
 
+STEPS = """
+import time, kineto_agent
+kineto_agent.start()
+for _ in range(100):
+    kineto_agent.step()
+    time.sleep(0.001)
+"""
+
+
+def test_a_program_that_no_longer_steps_is_told_by_doctor_and_ps(daemon: Daemon) -> None:
+    environ = daemon.client_environ()
+    prefix = ("env", f"KINETO_AGENT_SOCKET={daemon.agent_socket}", f"PYTHONPATH={environ['PYTHONPATH']}")
+    with subjects.python(STEPS, prefix=prefix) as pid:
+        checks = until(
+            lambda: [check for check in diagnose(daemon, pid).checks if check.name == "steps"], "it no longer steps"
+        )
+        assert checks[0].detail.startswith("no step for ")
+        assert checks[0].advice == f"`kinetoctl stacks {pid}` shows where it stands"
+        assert "none for " in run_process(["ps", "--pid", str(pid)], environ).stdout
+
+
 def test_a_zombie_is_told_from_a_process_that_is_not_there(daemon: Daemon) -> None:
     with subjects.zombie() as pid:
         assert problems(diagnose(daemon, pid)) == ["process", "method"]

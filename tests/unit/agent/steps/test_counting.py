@@ -341,6 +341,13 @@ def test_the_pace_is_that_of_the_latest_iterations_until_one_takes_many_times_as
         clock.now_ns += length_ms * 1_000_000
     assert counter.iteration_ns() == 50_000_010
     clock.now_ns += 900_000_000
-    assert counter.iteration_ns() == 50_000_010
+    assert (counter.iteration_ns(), counter.stalled_ns()) == (50_000_010, 0)
     clock.now_ns += 200_000_000
     assert counter.iteration_ns() == 0
+    assert counter.stalled_ns() // 1_000_000 == 50 + 900 + 200
+    counter.step()
+    assert (counter.iteration_ns() > 0, counter.stalled_ns()) == (True, 0)
+
+
+def test_a_program_that_has_not_begun_to_step_is_not_stalled() -> None:
+    assert StepCounter(Clock()).stalled_ns() == 0

@@ -80,6 +80,8 @@ def test_ps_wide_has_more_columns_and_columns_without_any_value_are_left_out(ser
     head, row = run("ps").stdout.splitlines()
     assert head.split() == ["PID", "USER", "JOB", "RANK", "GPU", "AGE", "ITER", "ITER/S", "PARENT", "TRACE", "COMMAND"]
     assert "831245" in row and " 25 " in row
+    process.iteration_ns, process.stalled_ns = 0, 300_000_000_000
+    assert "none for 5 min" in run("ps").stdout
     head, row = run("ps", "-o", "wide").stdout.splitlines()
     assert {"WORLD", "STARTED", "FRAMEWORK", "PYTHON", "AGENT"} <= set(head.split())
     assert "torch 2.9.0" in row and "READY" in row
