@@ -694,7 +694,7 @@ class Views:
         is known. The advice suits the GPUs of the trace. First steps that do not show the pace of the program, and findings
         that would save less than half a per cent, are left out; findings whose possible saving is unknown come last.
         Without a GPU, the view looks for time that the host loses: in the program's own functions, loading, the optimizer,
-        and threads that share the GIL or the processors.
+        and threads that share the GIL or the processors. Of a program that stands still, it says where and nothing else.
 
         Options:
         - top: the maximum number of findings.

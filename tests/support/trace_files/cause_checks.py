@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from kineto_trace.analysis.cause_views import GPU_CAUSES, host_causes, time_causes, time_causes_view
 from kineto_trace.analysis.findings.finding_views import findings
+from kineto_trace.analysis.host_findings.standing import STANDS_STILL
 from kineto_trace.analysis.host_time.user_calls import host_steps
 from kineto_trace.model.context import Context
 
@@ -39,6 +40,8 @@ def wrong(context: Context) -> list[str]:
     told = context.get(findings)
     for finding in told.findings:
         most = found.total(*finding.causes)
+        if finding.name == STANDS_STILL:
+            continue  # it claims nothing
         if not finding.causes or not 0 < finding.saving_ns <= min(told.window_ns, most):
             problems.append(f"{finding.name} claims {finding.saving_ns} of {most}")
     return problems

@@ -36,6 +36,7 @@ import pyarrow as pa
 from kineto_trace.analysis.cause_views import CAUSES, measured_steps, time_causes
 from kineto_trace.analysis.distributed.rank_pace import REMEDY
 from kineto_trace.analysis.finding import Finding
+from kineto_trace.analysis.host_findings.standing import STANDS_STILL
 from kineto_trace.analysis.host_findings.user_code import IN_COLLECTIVES
 from kineto_trace.analysis.idle_pieces import IDLE_CAUSES
 from kineto_trace.analysis.step_replay import ReplayChange, step_replay
@@ -147,7 +148,7 @@ def common_findings(result: Result, ranks: int, what_if: Result | None = None, *
     for each in same.values():
         row = max(each, key=lambda entry: entry["saving_us"] or 0.0)
         worst.append({**row, "title": f"{row['title']} ({_where(each, ranks, traces)})"} if len(each) > 1 else row)
-    worst.sort(key=lambda entry: (bool(entry["guess"]), -(entry["saving_us"] or 0.0)))
+    worst.sort(key=lambda entry: (entry["finding"] != STANDS_STILL, bool(entry["guess"]), -(entry["saving_us"] or 0.0)))
     return replace(result, table=pa.Table.from_pylist(worst, schema=result.table.schema))
 
 
@@ -170,7 +171,7 @@ def _of_the_job(rows: Sequence[Row], gains: _Gains, ranks: Sequence[int]) -> lis
     took: dict[tuple[str, int], float] = {}
     for row in rows:
         key = row["finding"], row["rank"]
-        took[key] = took.get(key, 0.0) + row["saving_pct"]
+        took[key] = took.get(key, 0.0) + (row["saving_pct"] or 0.0)
     middle = {kind: _Middle(took.get((kind, rank), 0.0) for rank in ranks) for kind in {kind for kind, _ in took}}
     explained, slow, found = dict.fromkeys(ranks, 0.0), gains.slow(), list[Row]()
     for row in rows:

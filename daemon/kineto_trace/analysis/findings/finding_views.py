@@ -71,6 +71,7 @@ from kineto_trace.analysis.findings.kernel_findings import (
 )
 from kineto_trace.analysis.gpu_time_views import NO_GPU
 from kineto_trace.analysis.host_findings.host_finding_rules import USES_OF_TORCH, host_findings
+from kineto_trace.analysis.host_findings.standing import standing
 from kineto_trace.analysis.host_findings.threads import compiled_pieces, total_ns
 from kineto_trace.analysis.idle_gaps import QUEUED, idle_gaps
 from kineto_trace.analysis.idle_pieces import IDLE_CAUSES, PAGEABLE, gil_wait_time, idle_pieces
@@ -163,7 +164,7 @@ def findings_view(context: Context, *, top: int = 10) -> Answer:
     is known. The advice suits the GPUs of the trace. First steps that do not show the pace of the program, and findings
     that would save less than half a per cent, are left out; findings whose possible saving is unknown come last.
     Without a GPU, the view looks for time that the host loses: in the program's own functions, loading, the optimizer,
-    and threads that share the GIL or the processors.
+    and threads that share the GIL or the processors. Of a program that stands still, it says where and nothing else.
 
     Options:
     - top: the maximum number of findings.
@@ -189,8 +190,8 @@ def findings_view(context: Context, *, top: int = 10) -> Answer:
             "place": list(range(1, len(chosen) + 1)),
             "finding": [finding.name for finding in chosen],
             "title": [finding.title for finding in chosen],
-            "saving_us": [finding.saving_ns / 1e3 for finding in chosen],
-            "saving_pct": [100 * finding.saving_ns / found.window_ns for finding in chosen],
+            "saving_us": [finding.saving_ns / 1e3 or None for finding in chosen],
+            "saving_pct": [100 * finding.saving_ns / max(found.window_ns, 1) or None for finding in chosen],
             "saving_per_step_us": [
                 finding.saving_ns / 1e3 / found.steps if found.steps else None for finding in chosen
             ],
@@ -271,6 +272,8 @@ def findings(context: Context) -> TraceFindings:
     """Returns all findings of one trace."""
     found = context.get(time_causes)
     window = found.steps.measured_ns
+    if stands := tuple(standing(context)):
+        return TraceFindings(stands, window, found.steps.steps, None, None)
     every = [_capped(context, finding) for finder in FINDERS for finding in finder(context)]
     every = _without_parts(finding for finding in every if not is_part_of_one(context, finding))
     every = [without_recording(context, finding) for finding in _without_compiling(context, every)]
