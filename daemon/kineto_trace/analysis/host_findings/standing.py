@@ -43,6 +43,7 @@ _BY_REASON = {
     "idle_driver": "waits in a driver",
     "idle_memory": "waits for memory that is read from storage",
 }
+_VAGUE = ("idle_poll", "idle_io")  # the callee says more
 _ADVICE = (
     "If it should have moved, it hangs there, or waits for another thread, process or rank that does. `kinetoctl "
     "stacks {pid}`, or `--rank all` for a job, shows where all of them stand, and which one the others wait for."
@@ -132,5 +133,9 @@ def _does(context: Context, rows: Ints, counts: Ints, stack: list[CodePlace]) ->
             break
         if (words := _BY_CALL.get(library_call(each)[0])) is not None:
             return words.format(function=each.shown)
+    callee = _callee(context, rows) if is_users(stack[0]) else ""
     samples, reason = max((int(table[name][rows].sum()), name) for name in WAITS if name in _BY_REASON)
-    return _BY_REASON[reason] if samples else "waits"
+    if callee and (not samples or reason in _VAGUE):
+        return f"waits in {callee}()"
+    words = _BY_REASON[reason] if samples else "waits"
+    return f"{words} ({callee})" if callee else words

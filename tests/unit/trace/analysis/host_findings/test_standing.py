@@ -19,6 +19,8 @@ CASES: list[tuple[Stack, str, str]] = [
     ((), "idle idle_lock", "waits for a lock"),
     ((), "idle idle_poll", "waits for events"),
     ((), "idle", "waits"),
+    ((), "idle in os.read", "waits in os.read()"),
+    ((), "idle idle_lock in held.acquire", "waits for a lock (held.acquire)"),
     ((), "waiting", "waits for the GIL"),
     ((PYTHON + "subprocess.py(2014): Popen._wait",), "idle idle_child", "waits for a child process"),
     ((TORCH + "distributed/distributed_c10d.py(3155): all_reduce",), "idle idle_lock", "waits in all_reduce"),
