@@ -26,7 +26,7 @@ from kinetod.stacks.thread_stacks import StackReading, ThreadStack
 
 MAX_PROCESSES = 512
 GPUS_S = 0.25  # GPM's counters take 0.1 s
-GPUS_DEADLINE_S = 1.0  # for each of two readings
+GPUS_DEADLINE_S = 1.5  # for each of two readings; opening the driver takes a second
 
 
 class StackSource(Protocol):
@@ -47,6 +47,8 @@ class _GpusMeanwhile:
     async def of(self, process: pb.Process) -> list[pb.GpuSample]:
         """Those on which the process has a context; if no context can be seen, the one that it has open."""
         before = await self._before
+        if not before.time_ns:
+            return []  # the driver does not answer: it would not the second time either
         if self._after is None:
             self._after = asyncio.create_task(self._read(before.monotonic_ns / 1e9 + GPUS_S - time.monotonic()))
         after = await self._after

@@ -139,6 +139,19 @@ def test_what_its_gpus_did_meanwhile_is_told_of_a_process_that_uses_one() -> Non
     assert told == {7: [(1, 0.25), (2, 0.25)], 8: [(0, 0.25)], 9: [], 10: []}
 
 
+def test_a_driver_that_does_not_answer_is_asked_once_and_costs_only_what_it_would_have_told() -> None:
+    asked = list[float]()
+
+    class Late:
+        def read(self, *, max_age_s: float, deadline_s: float) -> Snapshot:
+            asked.append(deadline_s - max_age_s)
+            return Snapshot()
+
+    (found,) = read(Host(Process(7, open_gpus=(0,))), gpus=Late(), pids=[7])
+    assert (len(asked), list(found.gpus)) == (1, [])
+    assert found.threads
+
+
 def test_a_condition_selects_what_the_caller_may_trace() -> None:
     found = read(Host(Process(7), Process(8, uid=1001), Process(9)), command_regex="train")
     assert sorted(each.process.pid for each in found) == [7, 9]
