@@ -12,13 +12,12 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from kinetoctl.base.common_options import CommonOptions, common_options, current
 from kinetoctl.client.daemon_client import Client
 from kinetoctl.client.selection import Selection
-from kinetoctl.errors import NotFound
 from kinetoctl.exit_codes import ExitCode
 from kinetoctl.options.selection_options import named_places, place_options, required, selector_options
 from kinetoctl.output.console import emit, emit_one_of_many, say
 from kinetoctl.output.listing import interval_option
 from kinetoctl.output.stack_groups import ReadProcess
-from kinetoctl.output.stack_page import StackLook, StandingTimes, document, page
+from kinetoctl.output.stack_page import StackLook, StandingTimes, document, look_of, page
 from kinetoctl.output.units import moment
 
 if TYPE_CHECKING:
@@ -27,22 +26,9 @@ if TYPE_CHECKING:
 
 def _of_hosts(places: "Sequence[Place]", selector: pb.Selector, timeout_s: float) -> StackLook:
     """Raises NotFound if no process matches, and the first host's error if none answers."""
-    from kinetoctl.client.fleet.host_client import ask, errors, values  # 60 ms that one host does not need
+    from kinetoctl.client.fleet.host_client import ask  # 60 ms that one host does not need
 
-    answers = ask(places, lambda client, place: client.stacks(place.selected(selector)), timeout_s=timeout_s)
-    found = values(answers)
-    matching = {place.host for place, answer in found if answer.stacks}
-    failed = [(place, error or (answer and answer.error)) for place, answer, error in answers]
-    look = StackLook(
-        processes=[ReadProcess(stacks=each, host=place.host) for place, answer in found for each in answer.stacks],
-        failures=[(place.host, str(error)) for place, error in failed if error is not None],
-        empty=list(dict.fromkeys(place.host for place, _ in found if place.host not in matching)),
-    )
-    if not look.processes:
-        for text in errors(answers):
-            say(text, err=True)
-        raise NotFound("no process matches")
-    return look
+    return look_of(ask(places, lambda client, place: client.stacks(place.selected(selector)), timeout_s=timeout_s))
 
 
 def _print(look: StackLook, times: StandingTimes, settings: CommonOptions, *, all_threads: bool) -> None:
@@ -58,7 +44,7 @@ def _watch(load: Callable[[], StackLook], settings: CommonOptions, interval_s: f
     with contextlib.suppress(KeyboardInterrupt):
         while True:
             look = load()
-            times.note(look)
+            times = times.after(look)
             if settings.output == "table":
                 if sys.stdout.isatty():
                     click.clear()
@@ -114,8 +100,7 @@ def command(all_threads: bool, watches: bool, interval: int, selection: Selectio
             _watch(load, settings, interval / 1e9, all_threads=all_threads)
             return ExitCode.DONE
         look = load()
-    times = StandingTimes()
-    times.note(look)
+    times = StandingTimes().after(look)
     if settings.output == "table":
         _print(look, times, settings, all_threads=all_threads)
     else:

@@ -16,13 +16,14 @@ import click
 from kineto_protos.plain import plain as plain
 from kineto_trace.base.visible_text import in_json, one_line, visible
 
+from kinetoctl.output.units import GAP as GAP
+from kinetoctl.output.units import INDENT as INDENT
+
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
     from rich.table import Table
 
-GAP = "  "  # between two columns
-INDENT = "    "  # of what stands below the line that it belongs to
 LAST_LEAST = 16  # the last column goes below the others rather than being cut to less
 _LOOK_S = 0.5  # how often something that waits for Ctrl-C wakes up
 PIPE_WIDTH = 100_000  # nothing is cut when no terminal reads it

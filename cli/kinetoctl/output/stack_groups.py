@@ -229,16 +229,13 @@ def is_idle(thread: pb.ThreadStack) -> bool:
     return thread.wait in (_IDLE if thread.frames else _IDLE_NATIVE)
 
 
-def other_threads(group: StackGroup, *, idle: bool) -> tuple[list[list[pb.ThreadStack]], int]:
-    """The threads of a group's processes beside their main ones, and how many idle ones are left out.
+def other_threads(group: StackGroup) -> tuple[list[list[pb.ThreadStack]], list[list[pb.ThreadStack]]]:
+    """The threads of a group's processes beside their main ones: first those that are not idle, then those that are.
 
-    Threads that do the same in the same frames are one item. idle: leave none out.
+    Threads that do the same in the same frames are one item.
     """
-    found: dict[tuple[Any, ...], list[pb.ThreadStack]] = {}
-    left_out = 0
+    busy: dict[tuple[Any, ...], list[pb.ThreadStack]] = {}
+    idle: dict[tuple[Any, ...], list[pb.ThreadStack]] = {}
     for thread in (thread for each in group.members for thread in each.stacks.threads if not thread.main):
-        if idle or not is_idle(thread):
-            found.setdefault(stack_key(thread), []).append(thread)
-        else:
-            left_out += 1
-    return list(found.values()), left_out
+        (idle if is_idle(thread) else busy).setdefault(stack_key(thread), []).append(thread)
+    return list(busy.values()), list(idle.values())

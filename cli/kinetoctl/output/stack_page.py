@@ -1,15 +1,18 @@
-"""What `kinetoctl stacks` prints: the verdict, what could not be read, and the groups with their frames. Pure."""
+"""What a look at stacks shows: the verdict, what could not be read, and the groups with their frames. Pure.
 
-from collections.abc import Callable, Iterator, Sequence
+`kinetoctl stacks` prints it as lines, the web page and notebooks as HTML, and programs get it as a document.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kineto_protos.plain import plain
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.base.quantities import format_duration, format_ranges
 
 from kinetoctl.client import enum_names
-from kinetoctl.output.console import GAP, INDENT
+from kinetoctl.errors import NotFound
 from kinetoctl.output.stack_groups import (
     ReadProcess,
     StackGroup,
@@ -22,7 +25,11 @@ from kinetoctl.output.stack_groups import (
     stack_key,
 )
 from kinetoctl.output.stack_verdict import listed, plural, verdicts
-from kinetoctl.output.units import shortened
+from kinetoctl.output.units import GAP, INDENT, shortened
+
+if TYPE_CHECKING:
+    from kinetoctl.client.daemon_client import StackAnswer
+    from kinetoctl.client.fleet.host_client import HostAnswer
 
 CODE_WIDTH = 60
 ONE_LOOK = "One look cannot tell a hang from a moment: look again, or use --watch, to see whether they stand still."
@@ -46,22 +53,45 @@ class StackLook:
         return not self.failures and not any(each.stacks.reason for each in self.processes)
 
 
+def look_of(answers: "Sequence[HostAnswer[StackAnswer]]") -> StackLook:
+    """What the hosts answered; those without a match answer NotFound.
+
+    Raises NotFound if no process matches on any, and the first host's error if none answers.
+    """
+    found = [(place, answer) for place, answer, _ in answers if answer is not None]
+    without = [(place, error) for place, _, error in answers if isinstance(error, NotFound)]
+    failed = [(place, error or (answer and answer.error)) for place, answer, error in answers]
+    matching = {place.host for place, _ in found}
+    look = StackLook(
+        processes=[ReadProcess(stacks=each, host=place.host) for place, answer in found for each in answer.stacks],
+        failures=[
+            (place.host, str(error)) for place, error in failed if error is not None and not isinstance(error, NotFound)
+        ],
+        empty=list(dict.fromkeys(place.host for place, _ in without if place.host not in matching)),
+    )
+    if look.processes:
+        return look
+    if len(answers) > 1 and without:
+        raise NotFound("; ".join(["no process matches", *(f"{host}: {error}" for host, error in look.failures)]))
+    raise next((error for _, error in failed if error), NotFound("no process matches"))
+
+
 @dataclass(frozen=True, slots=True)
 class StandingTimes:
     """For how long each main thread has been seen in the same place, over several looks."""
 
-    _since: dict[tuple[Any, ...], tuple[Any, int]] = field(default_factory=dict)
+    _since: Mapping[tuple[Any, ...], tuple[int, int]] = field(default_factory=dict)
 
-    def note(self, look: StackLook) -> None:
-        """Compares a new look with the one before it."""
-        known = dict(self._since)
-        self._since.clear()
+    def after(self, look: StackLook) -> "StandingTimes":
+        """Those after one more look."""
+        since = {}
         for each in look.processes:
             if each.main is None:
                 continue
-            key, stack = _identity(each), stack_key(each.main)
-            before, since_ns = known.get(key, (None, 0))
-            self._since[key] = (stack, since_ns if before == stack else each.stacks.time_ns)
+            key, stack = _identity(each), hash(stack_key(each.main))
+            before, since_ns = self._since.get(key, (None, 0))
+            since[key] = (stack, since_ns if before == stack else each.stacks.time_ns)
+        return StandingTimes(since)
 
     def of(self, group: StackGroup) -> int:
         """In ns, of the member that came last; 0 if it was not there at the look before."""
@@ -103,24 +133,62 @@ def _group_document(group: StackGroup, stood_ns: int) -> dict[str, Any]:
     }
 
 
+class ShownThread(NamedTuple):
+    """Threads that do the same in the same frames. doing: what, then further facts; stack: that of the first."""
+
+    name: str
+    doing: list[str]
+    stack: pb.ThreadStack
+
+
+class ShownGroup(NamedTuple):
+    """A group as people read it.
+
+    main: the main thread of the first member; None if none was read: unread then says what the kernel knows of each.
+    remarks: what else is said of the main thread. commands: each member with its command. idle: of these threads there
+    are idle_threads. gpus: what the GPUs of its members did.
+    """
+
+    title: str
+    main: ShownThread | None
+    remarks: list[str]
+    unread: list[str]
+    commands: list[str]
+    others: list[ShownThread]
+    idle: list[ShownThread]
+    idle_threads: int
+    gpus: list[str]
+
+
+def shown_groups(look: StackLook, stood: Stood, *, wide: bool) -> list[ShownGroup]:
+    """The groups of a look. wide: with what the kernel says of single threads, and without pids in the titles."""
+    return [_shown(group, stood(group), wide=wide) for group in grouped(look.processes)]
+
+
+def needs_another(look: StackLook, stood: Stood) -> bool:
+    """Whether only a further look can tell if what waits stands still."""
+    groups = grouped(look.processes)
+    waits = any(group.main is not None and group.main.wait not in (pb.WAIT_NONE, pb.WAIT_STOPPED) for group in groups)
+    return waits and not any(stood(group) for group in groups)
+
+
 def page(look: StackLook, stood: Stood, *, wide: bool, all_threads: bool) -> Iterator[str]:
     """The lines of the look; before the first empty one stands the verdict.
 
     wide: with whole paths, the command of each process, and what the kernel says of the threads.
     """
     yield from verdicts(look.processes)
-    yield from _troubles(look)
-    groups = grouped(look.processes)
-    for group in groups:
+    yield from troubles(look)
+    for group in shown_groups(look, stood, wide=wide):
         yield ""
-        yield from _group(group, stood(group), wide=wide, all_threads=all_threads)
-    waits = any(group.main is not None and group.main.wait not in (pb.WAIT_NONE, pb.WAIT_STOPPED) for group in groups)
-    if waits and not any(stood(group) for group in groups):
+        yield from _lines(group, wide=wide, all_threads=all_threads)
+    if needs_another(look, stood):
         yield ""
         yield ONE_LOOK
 
 
-def _troubles(look: StackLook) -> Iterator[str]:
+def troubles(look: StackLook) -> Iterator[str]:
+    """What could not be read, and why."""
     hosts = {each.host for each in look.processes}
     for host, error in look.failures:
         what = host if host not in hosts else f"the rest of {host}" if host else "the rest"
@@ -149,35 +217,59 @@ def _titles(group: StackGroup, *, wide: bool) -> str:
     return f"{len(pids):,} processes{'' if wide else f': {listed(pids)}'}"
 
 
-def _group(group: StackGroup, stood_ns: int, *, wide: bool, all_threads: bool) -> Iterator[str]:
-    main = group.main
-    if main is None:
-        yield f"{_titles(group, wide=wide)}{GAP}not read"
-        for each in group.members:
-            if (thread := each.main_without_frames) is not None:
-                title = f"{_title(each)}{GAP}" if len(group.members) > 1 else ""
-                yield f"{INDENT}{title}main thread, without its frames{GAP}{_doing([thread], wide=wide)}"
+def _shown(group: StackGroup, stood_ns: int, *, wide: bool) -> ShownGroup:
+    main, title = group.main, f"{_title(group.members[0])}{GAP}"
+    before = [f"{_title(each)}{GAP}" if len(group.members) > 1 else "" for each in group.members]
+    remarks = [f"at each look for {format_duration(stood_ns)}"] if stood_ns else []
+    busy, idle = other_threads(group) if main is not None else ([], [])
+    return ShownGroup(
+        title=_titles(group, wide=wide),
+        main=None if main is None else ShownThread("main thread", _doing([main], wide=wide), main),
+        remarks=remarks if group.alike else [*remarks, f"(frames of {title.rstrip()})"],
+        unread=[
+            f"{name}main thread, without its frames{GAP}{GAP.join(_doing([thread], wide=wide))}"
+            for name, each in zip(before, group.members, strict=True)
+            if main is None and (thread := each.main_without_frames) is not None
+        ],
+        commands=[
+            f"{name}{' '.join(each.stacks.process.command)}"
+            for name, each in zip(before, group.members, strict=True)
+            if main is not None
+        ],
+        others=[ShownThread(_names(each), _doing(each, wide=wide), each[0]) for each in busy],
+        idle=[ShownThread(_names(each), _doing(each, wide=wide), each[0]) for each in idle],
+        idle_threads=sum(map(len, idle)),
+        gpus=[
+            f"GPU {_indexes(gpus)} {text}" if len(gpus) == 1 else f"GPUs {_indexes(gpus)} {plural(text)}"
+            for text, gpus in gpus_do(group.members).items()
+            if main is not None
+        ],
+    )
+
+
+def _indexes(gpus: Sequence[pb.GpuSample]) -> str:
+    return format_ranges(sorted({each.gpu.index for each in gpus}))
+
+
+def _lines(group: ShownGroup, *, wide: bool, all_threads: bool) -> Iterator[str]:
+    if group.main is None:
+        yield f"{group.title}{GAP}not read"
+        yield from (f"{INDENT}{text}" for text in group.unread)
         return
-    parts = [_titles(group, wide=wide), "main thread", _doing([main], wide=wide)]
-    if stood_ns:
-        parts.append(f"at each look for {format_duration(stood_ns)}")
-    if not group.alike:
-        parts.append(f"(frames of {_title(group.members[0])})")
-    yield GAP.join(parts)
-    if wide:
-        for each in group.members:
-            title = f"{_title(each)}{GAP}" if len(group.members) > 1 else ""
-            yield f"{INDENT}{title}{' '.join(each.stacks.process.command)}"
-    yield from _frames(main, wide=wide)
-    for text, gpus in gpus_do(group.members).items():
-        numbers = format_ranges(sorted({gpu.gpu.index for gpu in gpus}))
-        yield f"{GAP}GPU {numbers} {text}" if len(gpus) == 1 else f"{GAP}GPUs {numbers} {plural(text)}"
-    rows, left_out = other_threads(group, idle=all_threads)
-    for threads in rows:
-        yield f"{GAP}{_names(threads)}{GAP}{_doing(threads, wide=wide)}"
-        yield from _frames(threads[0], wide=wide)
-    if left_out:
-        yield f"{GAP}and {left_out:,} {'thread' if left_out == 1 else 'threads'} without code of the program"
+    yield GAP.join([group.title, group.main.name, *group.main.doing, *group.remarks])
+    yield from (f"{INDENT}{text}" for text in group.commands if wide)
+    yield from _frames(group.main.stack, wide=wide)
+    yield from (f"{GAP}{text}" for text in group.gpus)
+    for each in [*group.others, *(group.idle if all_threads else ())]:
+        yield f"{GAP}{GAP.join([each.name, *each.doing])}"
+        yield from _frames(each.stack, wide=wide)
+    if group.idle and not all_threads:
+        yield f"{GAP}and {idle_title(group)}"
+
+
+def idle_title(group: ShownGroup) -> str:
+    """How many of its threads are idle, in words."""
+    return f"{group.idle_threads:,} {'thread' if group.idle_threads == 1 else 'threads'} without code of the program"
 
 
 def _names(threads: Sequence[pb.ThreadStack]) -> str:
@@ -187,7 +279,7 @@ def _names(threads: Sequence[pb.ThreadStack]) -> str:
     return f"{len(threads):,} threads{f' {listed([(name, 1) for name in names])}' if names else ''}"
 
 
-def _doing(threads: Sequence[pb.ThreadStack], *, wide: bool) -> str:
+def _doing(threads: Sequence[pb.ThreadStack], *, wide: bool) -> list[str]:
     parts = [does(threads[0])]
     if any(thread.holds_gil for thread in threads):
         parts.append("holds the GIL")
@@ -196,7 +288,7 @@ def _doing(threads: Sequence[pb.ThreadStack], *, wide: bool) -> str:
         call = f" in {thread.system_call}" if thread.system_call else ""
         parts.append(f"thread {thread.thread} {enum_names.thread_state(thread.state).lower()}{call}")
         parts.append(f"{format_duration(thread.cpu_ns)} of CPU")
-    return GAP.join(parts)
+    return parts
 
 
 def _frames(thread: pb.ThreadStack, *, wide: bool) -> Iterator[str]:

@@ -10,6 +10,9 @@ from typing import Any
 from kineto_trace.base.quantities import BINARY_UNITS, format_duration, time_of_day
 from kineto_trace.base.visible_text import visible
 
+GAP = "  "  # between two columns
+INDENT = "    "  # of what stands below the line that it belongs to
+
 
 def size(count: int) -> str:
     """Bytes for a column, always with one decimal: 3.1 MiB, 40.0 MiB, 17 B."""

@@ -126,7 +126,7 @@ class HostClient:
         return list((await self._call(self._stub.ListProcesses, request)).processes)
 
     async def stacks(self, selector: pb.Selector) -> StackAnswer:
-        """Where the threads of the processes that match stand; empty if none matches.
+        """Where the threads of the processes that match stand. Raises NotFound if none matches.
 
         An error that comes after the first process is part of the answer.
         """
@@ -142,10 +142,7 @@ class HostClient:
                 return StackAnswer(found, translate(exc, address=self.address, timeout_s=timeout))
             return StackAnswer(found)
 
-        try:
-            answer: StackAnswer = await self._call(read, pb.ReadStacksRequest(selector=selector))
-        except NotFound:
-            return StackAnswer([])
+        answer: StackAnswer = await self._call(read, pb.ReadStacksRequest(selector=selector))
         return answer
 
     async def watch(self, capture_id: str, *, limit_s: float) -> AsyncIterator[pb.CaptureEvent]:

@@ -125,11 +125,9 @@ def test_a_thread_that_waits_for_work_in_code_of_libraries_is_idle(one: pb.Threa
     assert is_idle(one) == idle
 
 
-def test_other_threads_that_stand_alike_are_one_item_and_idle_ones_are_counted() -> None:
+def test_other_threads_that_stand_alike_are_one_item_and_idle_ones_are_apart() -> None:
     pool = [thread("waits for a queue", pb.WAIT_QUEUE, frame("worker", 3), number=number) for number in (5, 6)]
     idle = thread("waits for events", pb.WAIT_EVENTS, number=7)
     (group,) = groups(*(read(at_lock(), rank, *pool, idle) for rank in (0, 1)))
-    found, left_out = other_threads(group, idle=False)
-    assert ([[each.thread for each in threads] for threads in found], left_out) == ([[5, 6, 5, 6]], 2)
-    found, left_out = other_threads(group, idle=True)
-    assert ([len(threads) for threads in found], left_out) == ([4, 2], 0)
+    found = [[[each.thread for each in threads] for threads in kind] for kind in other_threads(group)]
+    assert found == [[[5, 6, 5, 6]], [[7, 7]]]
