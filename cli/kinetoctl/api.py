@@ -9,6 +9,8 @@
     for row in capture.report("findings"):
         print(row["title"])
 
+    print(api.stacks(everything, api.HostOptions(hosts=["n1", "n2"])).verdict)  # where each rank stands
+
 A capture runs on one daemon or on many. Nothing here prints or exits. A failure of one host or process is part of the
 result; a failure that leaves no trace at all is raised as one of `kinetoctl.errors`. The daemons own a capture: it ends
 on its own, whether or not this program waits for it. The calls block; in a running event loop they use a
@@ -35,13 +37,14 @@ from kinetoctl.client import enum_names
 from kinetoctl.client.enum_names import RECORDERS
 from kinetoctl.client.fleet.fleet_files import bring, merge_files, new_id
 from kinetoctl.client.fleet.fleet_run import REQUIREMENTS, WARMUP_NS, FleetRequest, FleetRun, run_fleet
-from kinetoctl.client.fleet.host_client import in_thread
+from kinetoctl.client.fleet.host_client import ask, in_thread
 from kinetoctl.client.fleet.host_run import LOST, Fleet
 from kinetoctl.client.host_targets import Place, PlaceOptions, places
 from kinetoctl.client.selection import Selection
 from kinetoctl.client.slurm import parse_slurm_job
 from kinetoctl.client.tracing import Quiet
 from kinetoctl.errors import CliError, NotFound, Refused, TimedOut, UsageProblem
+from kinetoctl.output.stack_page import StandingTimes, document, look_of, page
 
 __all__ = [
     "ANY_RANK",
@@ -50,14 +53,18 @@ __all__ = [
     "CaptureOptions",
     "CaptureResult",
     "Files",
+    "HostOptions",
     "Place",
     "ProcessResult",
     "Selection",
+    "StackResult",
     "async_capture",
     "capture",
+    "stacks",
 ]
 SECOND_NS = 1_000_000_000
 SHOWN_PROCESSES, SHOWN_ROWS, SHOWN_TEXT = 5, 20, 200  # in what is printed of a result
+SHOWN_LINES = 200  # of stacks, in a notebook
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,13 +174,62 @@ def shown(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CaptureOptions:
+class StackResult:
+    """Where processes stood at one moment, as `kinetoctl stacks` shows it.
+
+    verdict: what that means, one line for each job. groups: of processes whose main threads stood in the same place,
+    the smallest first. processes: each with its threads and their frames. Both are dictionaries, as in
+    `kinetoctl stacks -o json`, with the host of each process. text: what the command prints.
+    failed_hosts: host -> error message, of hosts that gave no answer or only a part.
+    """
+
+    verdict: str
+    groups: tuple[Mapping[str, Any], ...]
+    processes: tuple[Mapping[str, Any], ...]
+    failed_hosts: Mapping[str, str]
+    text: str
+
+    @property
+    def complete(self) -> bool:
+        """Whether every host answered in full and every process could be read."""
+        return not self.failed_hosts and not any(each["reason"] for each in self.processes)
+
+    def __repr__(self) -> str:
+        count = len(self.processes)
+        return f"<StackResult of {count:,} process{'' if count == 1 else 'es'}: {shown(self.verdict)}>"
+
+    def _repr_html_(self) -> str:
+        """Called by notebooks."""
+        from kineto_trace.base import visible_text as html
+
+        lines = self.text.splitlines()
+        left = len(lines) - SHOWN_LINES
+        return str(html.lines(lines[:SHOWN_LINES]) + html.notes([f"and {left:,} more lines"] if left > 0 else []))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostOptions:
+    """Which daemons are asked: hosts, slurm_job and at together; if all are empty, the one daemon at address.
+
+    hosts: each a name, host:port or unix:/path. slurm_job: the processes of this job on its nodes.
+    at: further daemons, from any source. address: empty for the daemon that `kinetoctl` uses.
+    host_address: template of a daemon's address, with {host} or {address}; None for KINETO_HOST_ADDRESS.
+    timeout_s: limit for one answer of a daemon.
+    """
+
+    hosts: Sequence[str] = ()
+    slurm_job: str = ""
+    at: Sequence[Place] = ()
+    address: str = ""
+    host_address: str | None = None
+    timeout_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureOptions(HostOptions):
     """Where, when and what to record. Most fields are options of `kinetoctl trace`.
 
-    Where: hosts, slurm_job and at together; if all are empty, the one daemon at address.
-        hosts: each a name, host:port or unix:/path. slurm_job: the processes of this job on its nodes.
-        at: further daemons, from any source. address: empty for the daemon that `kinetoctl` uses.
-        host_address: template of a daemon's address, with {host} or {address}; None for KINETO_HOST_ADDRESS.
+    Where: the fields of HostOptions.
         require: "all", "quorum" (more than half) or "any" of the hosts must be ready, or nothing starts.
     When: duration_s, unless iterations is given. start_at_s: Unix time; None for as soon as all hosts can.
         warmup_s: collection before the window that is not kept; None for 0.5 s. Both apply to durations only.
@@ -184,14 +240,9 @@ class CaptureOptions:
         is longer.
         attach: whether an agent may be brought into a process that has none. recorder: "agent" or "kineto", who records
         in processes that were started with KINETO_USE_DAEMON; None for what the daemon is set to.
-    idempotency_key: the same key again returns the same capture. timeout_s: limit for one answer of a daemon.
+    idempotency_key: the same key again returns the same capture.
     """
 
-    hosts: Sequence[str] = ()
-    slurm_job: str = ""
-    at: Sequence[Place] = ()
-    address: str = ""
-    host_address: str | None = None
     require: str = "any"
     duration_s: float = 5.0
     iterations: int | None = None
@@ -206,7 +257,6 @@ class CaptureOptions:
     attach: bool = True
     recorder: str | None = None
     idempotency_key: str = ""
-    timeout_s: float = 30.0
 
 
 class Capture:
@@ -427,10 +477,32 @@ def async_capture(selection: Selection, options: CaptureOptions | None = None) -
     return AsyncCapture(selection, options or CaptureOptions())
 
 
+def stacks(selection: Selection, options: HostOptions | None = None) -> StackResult:
+    """Look where the selected processes stand, and return what that means. They are read from outside and go on.
+
+    selection: as for `capture`. A process or host that could not be read is part of the result.
+
+    Raises UsageProblem for arguments that are invalid or contradict each other, the errors of Slurm for slurm_job,
+    NotFound if no process matches, or the first host's error if no host answers.
+    """
+    options = options or HostOptions()
+    where, selector = _places(selection, options), selection.to_proto()
+    look = look_of(
+        ask(where, lambda client, place: client.stacks(place.selected(selector)), timeout_s=options.timeout_s)
+    )
+    stood = StandingTimes().after(look).of
+    found = document(look, stood)
+    return StackResult(
+        verdict=found["verdict"],
+        groups=tuple(found["groups"]),
+        processes=tuple(found["processes"]),
+        failed_hosts=dict(look.failures),
+        text="\n".join(map(one_line, page(look, stood, wide=False, all_threads=False))),
+    )
+
+
 def _request(selection: Selection, options: CaptureOptions) -> FleetRequest:
-    where = _places(options)
-    if not selection and not all(place.selects for place in where):
-        raise UsageProblem("no process is selected: a selection needs at least one condition")
+    where = _places(selection, options)
     if options.require not in REQUIREMENTS:
         raise UsageProblem(f"require: expected {', '.join(REQUIREMENTS)}, got {options.require!r}")
     return FleetRequest(
@@ -478,14 +550,17 @@ def _recorder(name: str | None) -> pb.Recorder:
     return pb.RECORDER_UNSPECIFIED if name is None else RECORDERS[name]
 
 
-def _places(options: CaptureOptions) -> list[Place]:
+def _places(selection: Selection, options: HostOptions) -> list[Place]:
     try:
         job = parse_slurm_job(options.slurm_job) if options.slurm_job else None
         named = PlaceOptions(hosts=tuple(options.hosts), host_address=options.host_address, slurm_job=job)
         found = [*places(named, lambda _note: None), *options.at]
     except ValueError as exc:
         raise UsageProblem(str(exc)) from exc
-    return found or [Place(platform.node(), options.address or rpc_address())]
+    found = found or [Place(platform.node(), options.address or rpc_address())]
+    if not selection and not all(place.selects for place in found):
+        raise UsageProblem("no process is selected: a selection needs at least one condition")
+    return found
 
 
 def _check_begun(fleet: Fleet) -> None:

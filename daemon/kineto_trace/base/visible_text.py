@@ -24,6 +24,7 @@ _LINE = "1px solid rgba(128,128,128,.4)"
 _CELL = f"padding:2px 10px 2px 0;border:0;border-bottom:{_LINE};vertical-align:top;"
 _TITLE = Markup('<div style="font-weight:600;margin:4px 0">{}</div>')
 _NOTE = Markup('<div style="opacity:.75;margin:2px 0">{}</div>')
+_LINES = Markup('<pre style="margin:4px 0;overflow-x:auto">{}</pre>')
 _VALUE = Markup('<td style="{}text-align:{}">{}</td>')
 _HEADING = Markup('<th style="{}text-align:{}">{}</th>')
 _TABLE = Markup(
@@ -60,6 +61,11 @@ def title(text: str) -> Markup:
 def notes(texts: Iterable[str]) -> Markup:
     """Returns lines below a table."""
     return Markup("").join(_NOTE.format(one_line(text)) for text in texts)
+
+
+def lines(texts: Iterable[str]) -> Markup:
+    """Returns lines whose columns stay below each other."""
+    return _LINES.format("\n".join(map(one_line, texts)))
 
 
 def facts(pairs: Iterable[tuple[str, str]]) -> Markup:

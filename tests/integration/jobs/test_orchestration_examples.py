@@ -35,10 +35,10 @@ def run(fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callab
     monkeypatch.chdir(tmp_path)
 
     everybody = api.Selection(ranks=(api.ANY_RANK,))
+    places = [api.Place(host.name, host.address) for host in fleet.hosts]
 
     def here(options: api.CaptureOptions) -> api.CaptureOptions:
         assert options.hosts
-        places = [api.Place(host.name, host.address) for host in fleet.hosts]
         duration_s = min(options.duration_s, 0.2)
         return replace(options, hosts=(), at=places, duration_s=duration_s, attach=False)
 
@@ -48,7 +48,11 @@ def run(fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callab
     def async_capture(selection: api.Selection, options: api.CaptureOptions) -> api.AsyncCapture:
         return api.async_capture(everybody, here(options))
 
-    shim = SimpleNamespace(**{**vars(api), "capture": capture, "async_capture": async_capture})
+    def stacks(selection: api.Selection, options: api.HostOptions) -> api.StackResult:
+        assert options.hosts
+        return api.stacks(selection, replace(options, hosts=(), at=places))
+
+    shim = SimpleNamespace(**{**vars(api), "capture": capture, "async_capture": async_capture, "stacks": stacks})
 
     def executed(marker: str, **names: Any) -> dict[str, Any]:
         found: dict[str, Any] = {"api": shim, **names}
@@ -74,6 +78,18 @@ def test_the_first_example(run: Callable[..., dict[str, Any]], tmp_path: Path) -
 def test_the_watchdog(run: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
     run("def on_slow_step")["on_slow_step"]("4242", ["n1", "n2"])
     assert traces(tmp_path / "traces/slow") >= HOSTS * AGENTS
+
+
+def test_the_watchdog_that_says_where_a_job_stands(
+    run: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    verdict = run("def on_no_progress")["on_no_progress"]("4242", ["n1", "n2"])
+    out = capsys.readouterr().out
+    assert verdict and verdict in out
+    assert {rank for ranks in re.findall(r"\[([\d, ]+)\]$", out, re.MULTILINE) for rank in ranks.split(", ")} == {
+        "0",
+        "1",
+    }
 
 
 @pytest.mark.slow
