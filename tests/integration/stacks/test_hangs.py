@@ -1,21 +1,17 @@
 """Programs that hang in different ways, each told apart by a real daemon, from outside."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
+from kinetoctl import api
 from support.machine.pythons import python
 from support.service.daemon import Daemon, running_daemon
+from support.targets.hung_programs import PROGRAM, hanging
 from support.targets.live_target import VERSIONS
 from support.waiting import scaled, until
 
-PROGRAM = Path(__file__).parents[2] / "support/agent/hanging.py"
 KINDS = {
     "lock": (pb.WAIT_LOCK, "waits for a lock"),
     "crossed_locks": (pb.WAIT_LOCK, "waits for a lock"),
@@ -44,20 +40,6 @@ OF_TORCH = {
 def daemon() -> Iterator[Daemon]:
     with running_daemon(environ={"KINETOD_ACCESS_REQUESTS_PER_SECOND": "1000"}) as running:
         yield running
-
-
-@contextmanager
-def hanging(kind: str, interpreter: str = sys.executable) -> Iterator[int]:
-    """The pid of a program that hangs."""
-    with subprocess.Popen(
-        [interpreter, str(PROGRAM), kind], stdout=subprocess.PIPE, text=True, start_new_session=True
-    ) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "hangs\n"
-            yield process.pid
-        finally:
-            os.killpg(process.pid, 9)
 
 
 def stacks(daemon: Daemon, pid: int) -> pb.ProcessStacks:
@@ -107,3 +89,13 @@ def test_every_python_tells_where_a_lock_is_waited_for(daemon: Daemon, version: 
         frame = found.threads[0].frames[0]
         assert (frame.function, frame.code, frame.own) == ("hangs", "held.acquire()", True)
         assert PROGRAM.read_text().splitlines()[frame.line - 1].strip() == "held.acquire()"
+
+
+def test_a_program_is_told_where_another_one_hangs(daemon: Daemon) -> None:
+    with hanging("lock") as pid:
+        told(daemon, pid, *KINDS["lock"])
+        found = api.stacks(api.Selection(pids=(pid,)), api.HostOptions(address=daemon.address))
+        line = found.processes[0]["threads"][0]["frames"][0]["line"]
+        assert found.verdict == f"Process {pid} waits for a lock in hangs (hanging.py:{line})."
+        assert found.complete and "held.acquire()" in found.text
+        assert [each["place"]["function"] for each in found.groups] == ["hangs"]
