@@ -7,8 +7,8 @@ status code (`ERRORS`, complete by test), the text and the reason by the daemon'
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from typing import Any, NamedTuple, TypeVar
 
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its C core logs to our stderr otherwise
@@ -23,6 +23,7 @@ from kinetoctl.client.channel import StubCalls, open_connection, unreachable
 
 ERROR_DOMAIN = "kineto"
 STATUS_KEY = "grpc-status-details-bin"  # of the trailing metadata in which gRPC puts a google.rpc.Status
+TOO_MANY_STACKS = "more came than is read at once: select fewer processes"
 STREAM_DEADLINE_S = (
     300.0  # a longer watch or fetch is reopened, so that a dead peer is noticed after this time at the latest
 )
@@ -150,7 +151,7 @@ class Client:
         with self._translated(self.timeout_s):
             return method(request, timeout=self.timeout_s)
 
-    def _stream(self, method: Any, request: Any, limit_s: float = STREAM_DEADLINE_S) -> Iterator[Any]:
+    def _stream(self, method: Any, request: Any, limit_s: float = STREAM_DEADLINE_S) -> Generator[Any, None, None]:
         call = None
         try:
             with self._translated(limit_s):
@@ -243,15 +244,20 @@ class Client:
         diagnosis: pb.Diagnosis = self._call(self._stub.DiagnoseProcess, pb.DiagnoseProcessRequest(pid=pid))
         return diagnosis
 
-    def stacks(self, selector: pb.Selector) -> StackAnswer:
+    def stacks(self, selector: pb.Selector, fits: Callable[[int], bool] | None = None) -> StackAnswer:
         """Where the threads of the processes that match stand. Raises NotFound if none matches.
 
-        An error that comes after the first process is part of the answer.
+        An error that comes after the first process is part of the answer. fits: asked with the bytes of each process;
+        once it says no, the rest is not read.
         """
         found: list[pb.ProcessStacks] = []
+        request = pb.ReadStacksRequest(selector=selector)
         try:
-            for each in self._stream(self._stub.ReadStacks, pb.ReadStacksRequest(selector=selector), self.timeout_s):
-                found.append(each)
+            with closing(self._stream(self._stub.ReadStacks, request, self.timeout_s)) as stream:
+                for each in stream:
+                    if fits and not fits(each.ByteSize()):
+                        raise errors.Refused(TOO_MANY_STACKS)
+                    found.append(each)
         except errors.CliError as exc:
             if not found:
                 raise

@@ -59,19 +59,17 @@ def look_of(answers: "Sequence[HostAnswer[StackAnswer]]") -> StackLook:
     Raises NotFound if no process matches on any, and the first host's error if none answers.
     """
     found = [(place, answer) for place, answer, _ in answers if answer is not None]
-    without = [(place, error) for place, _, error in answers if isinstance(error, NotFound)]
     failed = [(place, error or (answer and answer.error)) for place, answer, error in answers]
+    empty = [place.host for place, error in failed if isinstance(error, NotFound)]
     matching = {place.host for place, _ in found}
     look = StackLook(
         processes=[ReadProcess(stacks=each, host=place.host) for place, answer in found for each in answer.stacks],
-        failures=[
-            (place.host, str(error)) for place, error in failed if error is not None and not isinstance(error, NotFound)
-        ],
-        empty=list(dict.fromkeys(place.host for place, _ in without if place.host not in matching)),
+        failures=[(place.host, str(error)) for place, error in failed if error and not isinstance(error, NotFound)],
+        empty=list(dict.fromkeys(host for host in empty if host not in matching)),
     )
     if look.processes:
         return look
-    if len(answers) > 1 and without:
+    if len(answers) > 1 and empty:
         raise NotFound("; ".join(["no process matches", *(f"{host}: {error}" for host, error in look.failures)]))
     raise next((error for _, error in failed if error), NotFound("no process matches"))
 
@@ -144,9 +142,9 @@ class ShownThread(NamedTuple):
 class ShownGroup(NamedTuple):
     """A group as people read it.
 
-    main: the main thread of the first member; None if none was read: unread then says what the kernel knows of each.
-    remarks: what else is said of the main thread. commands: each member with its command. idle: of these threads there
-    are idle_threads. gpus: what the GPUs of its members did.
+    main: the main thread of the first member; None if none could be read: unread says what the kernel knows of each.
+    remarks: what else is said of the main thread. commands: each member with its command.
+    gpus: what the GPUs of its members did.
     """
 
     title: str
@@ -156,7 +154,7 @@ class ShownGroup(NamedTuple):
     commands: list[str]
     others: list[ShownThread]
     idle: list[ShownThread]
-    idle_threads: int
+    idle_title: str
     gpus: list[str]
 
 
@@ -218,31 +216,27 @@ def _titles(group: StackGroup, *, wide: bool) -> str:
 
 
 def _shown(group: StackGroup, stood_ns: int, *, wide: bool) -> ShownGroup:
-    main, title = group.main, f"{_title(group.members[0])}{GAP}"
-    before = [f"{_title(each)}{GAP}" if len(group.members) > 1 else "" for each in group.members]
+    main, mains = group.main, [each.main for each in group.members if each.main is not None]
+    named = [(f"{_title(each)}{GAP}" if len(group.members) > 1 else "", each) for each in group.members]
     remarks = [f"at each look for {format_duration(stood_ns)}"] if stood_ns else []
-    busy, idle = other_threads(group) if main is not None else ([], [])
+    busy, idle = other_threads(group)
+    count = sum(map(len, idle))
     return ShownGroup(
         title=_titles(group, wide=wide),
-        main=None if main is None else ShownThread("main thread", _doing([main], wide=wide), main),
-        remarks=remarks if group.alike else [*remarks, f"(frames of {title.rstrip()})"],
+        main=None if main is None else ShownThread("main thread", _doing(mains, wide=wide), main),
+        remarks=remarks if group.alike else [*remarks, f"(frames of {_title(group.members[0])})"],
         unread=[
             f"{name}main thread, without its frames{GAP}{GAP.join(_doing([thread], wide=wide))}"
-            for name, each in zip(before, group.members, strict=True)
-            if main is None and (thread := each.main_without_frames) is not None
+            for name, each in named
+            if (thread := each.main_without_frames) is not None
         ],
-        commands=[
-            f"{name}{' '.join(each.stacks.process.command)}"
-            for name, each in zip(before, group.members, strict=True)
-            if main is not None
-        ],
+        commands=[f"{name}{' '.join(each.stacks.process.command)}" for name, each in named],
         others=[ShownThread(_names(each), _doing(each, wide=wide), each[0]) for each in busy],
         idle=[ShownThread(_names(each), _doing(each, wide=wide), each[0]) for each in idle],
-        idle_threads=sum(map(len, idle)),
+        idle_title=f"{count:,} {'thread' if count == 1 else 'threads'} without code of the program",
         gpus=[
             f"GPU {_indexes(gpus)} {text}" if len(gpus) == 1 else f"GPUs {_indexes(gpus)} {plural(text)}"
             for text, gpus in gpus_do(group.members).items()
-            if main is not None
         ],
     )
 
@@ -264,12 +258,7 @@ def _lines(group: ShownGroup, *, wide: bool, all_threads: bool) -> Iterator[str]
         yield f"{GAP}{GAP.join([each.name, *each.doing])}"
         yield from _frames(each.stack, wide=wide)
     if group.idle and not all_threads:
-        yield f"{GAP}and {idle_title(group)}"
-
-
-def idle_title(group: ShownGroup) -> str:
-    """How many of its threads are idle, in words."""
-    return f"{group.idle_threads:,} {'thread' if group.idle_threads == 1 else 'threads'} without code of the program"
+        yield f"{GAP}and {group.idle_title}"
 
 
 def _names(threads: Sequence[pb.ThreadStack]) -> str:

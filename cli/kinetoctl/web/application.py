@@ -58,6 +58,7 @@ from kinetoctl.web.pages.list_pages import (
     traces_json,
 )
 from kinetoctl.web.pages.page_context import REFRESH_S, OneDaemon, PageContext, plain_page, render
+from kinetoctl.web.pages.stacks_page import stacks_json, stacks_page
 from kinetoctl.web.pages.timeline_page import timeline_page, timeline_trace, ui_file
 from kinetoctl.web.pages.view_page import sql_csv, sql_json, sql_page, view_csv, view_json, view_page
 
@@ -73,6 +74,8 @@ _ROUTES: tuple[tuple[str, re.Pattern[str], Page], ...] = tuple(
         ("GET", "/live", live_page),
         ("GET", r"/live\.json", live_json),
         ("POST", "/live/trace", trace_form),
+        ("GET", "/live/stacks", stacks_page),
+        ("GET", r"/live/stacks\.json", stacks_json),
         ("GET", "/sql", sql_page),
         ("GET", r"/sql\.json", sql_json),
         ("GET", r"/sql\.csv", sql_csv),

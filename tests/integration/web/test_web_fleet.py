@@ -187,8 +187,17 @@ def test_a_process_is_traced_on_its_own_host(fleet: Fleet) -> None:
     assert '"CreateCapture"' not in (fleet.file.parent / "gpu-1" / "audit").read_text()
 
 
+def test_a_process_is_looked_at_on_its_own_host(fleet: Fleet) -> None:
+    address = fleet.daemons["gpu-2"].address
+    assert fleet.web.ask(f"/live/stacks?pid={os.getpid()}@{address}", ADA).status == 403
+    assert [each["reason"] for each in fleet.calls("gpu-2", "ReadStacks", ADA)] == ["NOT_YOUR_PROCESS"]
+    assert '"ReadStacks"' not in (fleet.file.parent / "gpu-1" / "audit").read_text()
+
+
 @pytest.mark.parametrize("address", ["unix:/elsewhere.sock", "169.254.169.254:80", ""])
 def test_no_other_address_is_asked(fleet: Fleet, address: str) -> None:
     fields = {"pid": f"{os.getpid()}@{address}", "duration": "1s", "form_secret": fleet.secret(ADA)}
     found = fleet.web.ask("/live/trace", ADA, "POST", fields)
+    assert found.status == 404 and "do not show a host" in found.text
+    found = fleet.web.ask(f"/live/stacks?pid={os.getpid()}@{address}", ADA)
     assert found.status == 404 and "do not show a host" in found.text

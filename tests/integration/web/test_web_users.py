@@ -176,6 +176,13 @@ def test_a_process_is_traced_with_the_rights_of_the_user_who_looks(setup: Setup)
     assert setup.audited(call="CreateCapture", user=ADA, reason="NOT_YOUR_PROCESS")["decision"] == "denied"
 
 
+def test_where_a_process_stands_is_asked_with_the_rights_of_the_user_who_looks(setup: Setup) -> None:
+    for path in (f"/live/stacks?pid={os.getpid()}", f"/live/stacks.json?pid={os.getpid()}"):
+        found = setup.web.ask(path, ADA)
+        assert found.status == 403 and "pytest" not in found.text
+    assert setup.audited(call="ReadStacks", user=ADA, reason="NOT_YOUR_PROCESS")["decision"] == "denied"
+
+
 def test_the_audit_log_names_the_user_and_the_front_end(setup: Setup) -> None:
     setup.web.ask("/", ADA)
     line = setup.audited(call="ListCaptures", user=ADA)

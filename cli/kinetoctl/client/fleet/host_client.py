@@ -18,10 +18,10 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.store.upload_manifest import FLEET_LABEL
 
 from kinetoctl.client.channel import DaemonConnection, StubCalls, open_async_connection
-from kinetoctl.client.daemon_client import CHANNEL_OPTIONS, Patience, StackAnswer, translate
+from kinetoctl.client.daemon_client import CHANNEL_OPTIONS, TOO_MANY_STACKS, Patience, StackAnswer, translate
 from kinetoctl.client.fleet.host_run import Fleet, HostRun, RoundTrip, stored_clock
 from kinetoctl.client.host_targets import Place
-from kinetoctl.errors import CliError, NotFound, TimedOut, Unreachable
+from kinetoctl.errors import CliError, NotFound, Refused, TimedOut, Unreachable
 from kinetoctl.exit_codes import ExitCode
 
 T = TypeVar("T")
@@ -125,16 +125,19 @@ class HostClient:
         )
         return list((await self._call(self._stub.ListProcesses, request)).processes)
 
-    async def stacks(self, selector: pb.Selector) -> StackAnswer:
-        """Where the threads of the processes that match stand. Raises NotFound if none matches.
-
-        An error that comes after the first process is part of the answer.
-        """
+    async def stacks(
+        self, selector: pb.Selector, fits: Callable[[int], bool] | None = None, *, limit_s: float | None = None
+    ) -> StackAnswer:
+        """Where the threads of the processes that match stand, as Client.stacks. Raises NotFound if none matches."""
 
         async def read(request: pb.ReadStacksRequest, timeout: float) -> StackAnswer:
             found: list[pb.ProcessStacks] = []
+            call = self._stub.ReadStacks(request, timeout=timeout)
             try:
-                async for each in self._stub.ReadStacks(request, timeout=timeout):
+                async for each in call:
+                    if fits and not fits(each.ByteSize()):
+                        call.cancel()
+                        return StackAnswer(found, Refused(TOO_MANY_STACKS))
                     found.append(each)
             except grpc.RpcError as exc:
                 if not found:
@@ -142,7 +145,7 @@ class HostClient:
                 return StackAnswer(found, translate(exc, address=self.address, timeout_s=timeout))
             return StackAnswer(found)
 
-        answer: StackAnswer = await self._call(read, pb.ReadStacksRequest(selector=selector))
+        answer: StackAnswer = await self._call(read, pb.ReadStacksRequest(selector=selector), limit_s)
         return answer
 
     async def watch(self, capture_id: str, *, limit_s: float) -> AsyncIterator[pb.CaptureEvent]:

@@ -15,6 +15,8 @@ from pathlib import Path
 from threading import Lock
 from typing import BinaryIO, NamedTuple
 
+from kinetoctl.output.stack_page import StandingTimes
+
 HTML, JSON, TEXT = "text/html; charset=utf-8", "application/json", "text/plain; charset=utf-8"
 CSV = "text/csv; charset=utf-8"
 
@@ -203,11 +205,12 @@ HEADERS = {
 # secret of its own that every form must repeat.
 @dataclass(slots=True)
 class WebSession:
-    """One browser. history: its SQL queries, the last one first."""
+    """One browser. history: its SQL queries, the last one first. stood: what its last look at stacks saw."""
 
     form_secret: str
     ends_s: float
     history: list[str] = field(default_factory=list)
+    stood: StandingTimes = field(default_factory=StandingTimes)
 
     def remember(self, sql: str) -> None:
         """Puts a query first in the history, where it stands once."""

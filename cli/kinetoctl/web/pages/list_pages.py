@@ -13,7 +13,6 @@ from kineto_trace.store.upload_manifest import FLEET_LABEL
 
 from kinetoctl.base.value_types import parse_positive_duration_ns
 from kinetoctl.client import enum_names
-from kinetoctl.client.selection import Selection
 from kinetoctl.client.tracing import has_ended
 from kinetoctl.errors import CliError
 from kinetoctl.options.trace_arguments import CAPTURE_ID
@@ -32,6 +31,7 @@ from kinetoctl.web.pages.page_context import (
     render,
     with_help,
 )
+from kinetoctl.web.pages.stacks_page import named_process, wholes
 
 if TYPE_CHECKING:
     from kineto_protos.v1 import profiler_pb2 as pb
@@ -205,7 +205,7 @@ class Cell(NamedTuple):
 
 
 class LiveRow(NamedTuple):
-    """A process in the list. process: what the form calls it; can: whether it can be traced."""
+    """A process in the list. process: what pages and forms call it; can: whether it can be traced."""
 
     host: str
     process: str
@@ -240,6 +240,7 @@ def live_page(context: PageContext, request: WebRequest, session: WebSession) ->
             for number, each in enumerate(found.items)
         ],
         several=context.daemons.several,
+        wholes=wholes([each.item for each in found.items]),
         unanswered=found.unanswered,
         every=every,
         failure=failure,
@@ -258,13 +259,12 @@ def live_json(context: PageContext, request: WebRequest, _session: WebSession) -
 def trace_form(context: PageContext, request: WebRequest, _session: WebSession) -> WebAnswer:
     """Starts a capture and shows it. Raises WebError, and the client's errors."""
     try:
-        number, _, address = request.first("pid").partition("@")
-        pid = int(number)
+        selector, at = named_process(request.first("pid"))
         duration_ns = parse_positive_duration_ns(request.first("duration"))
     except ValueError as exc:
         raise WebError(HTTPStatus.BAD_REQUEST, f"the form was not understood: {exc}") from exc
-    spec = pb.CaptureSpec(selector=Selection(pids=(pid,)).to_proto(), duration_ns=duration_ns)
-    return redirect(f"/c/{context.daemons.create(address, spec).id}")
+    spec = pb.CaptureSpec(selector=selector, duration_ns=duration_ns)
+    return redirect(f"/c/{context.daemons.create(at, spec).id}")
 
 
 def _every(request: WebRequest) -> bool:

@@ -18,11 +18,14 @@ from kineto_trace.html.templates import environment
 
 from kinetoctl.base.common_options import CommonOptions
 from kinetoctl.client.daemon_client import Client
+from kinetoctl.client.fleet.host_client import HostAnswer
 from kinetoctl.client.host_targets import Place
 from kinetoctl.client.selection import Selection
 from kinetoctl.errors import CliError, NotFound
 from kinetoctl.output import units
 from kinetoctl.output.console import plain
+from kinetoctl.output.stack_groups import line_of
+from kinetoctl.output.stack_page import StackLook, look_of
 from kinetoctl.output.units import human
 from kinetoctl.web.analyses.analysis_queue import Analyses, AnalysisFailed, Computing
 from kinetoctl.web.analyses.trace_library import TraceLibrary, TraceSet
@@ -35,6 +38,19 @@ if TYPE_CHECKING:
 # The daemons whose captures and processes the pages show: one here, those of a fleet in `shared.fleet_hosts`.
 T = TypeVar("T")
 PROGRAM = "kinetoctl"
+MAX_STACK_BYTES = 16 << 20  # of one look; a process has 1 to 20 kB, and 3 MiB if its user wants to
+
+
+def within(most: int) -> Callable[[int], bool]:
+    """Says of each amount whether it still fits."""
+    left = most
+
+    def fits(amount: int) -> bool:
+        nonlocal left
+        left -= amount
+        return left >= 0
+
+    return fits
 
 
 class OfHost(NamedTuple, Generic[T]):
@@ -86,11 +102,17 @@ class Daemons(Protocol):
     def create(self, address: str, spec: pb.CaptureSpec) -> pb.Capture:
         """Starts a capture on the daemon at this address; empty: the only one. Raises the client's errors."""
 
+    def stacks(self, selector: pb.Selector, address: str | None) -> StackLook:
+        """Where these processes stand, of MAX_STACK_BYTES. address: as for `create`; None: all daemons are asked.
+
+        Raises NotFound, and the client's errors if no host answers.
+        """
+
     def client(self, place: Place) -> AbstractContextManager[Client]:
         """A client of one daemon, for files."""
 
-    def command(self, *words: str) -> str:
-        """The command line that asks them the same."""
+    def command(self, *words: str, address: str = "") -> str:
+        """The command line that asks them the same, or only the daemon at this address."""
 
 
 class OneDaemon:
@@ -130,10 +152,19 @@ class OneDaemon:
 
     def create(self, address: str, spec: pb.CaptureSpec) -> pb.Capture:
         """Starts a capture. Raises NotFound for another daemon, and the client's errors."""
-        if address:
-            raise NotFound(f"these pages do not show the host at {address}")
+        self._check(address)
         with self._connect() as client:
             return client.create(spec, uuid.uuid4().hex)
+
+    def stacks(self, selector: pb.Selector, address: str | None) -> StackLook:
+        """Where these processes stand. Raises NotFound for another daemon, and the client's errors."""
+        self._check(address)
+        with self._connect() as client:
+            return look_of([HostAnswer(self._place, client.stacks(selector, within(MAX_STACK_BYTES)), None)])
+
+    def _check(self, address: str | None) -> None:
+        if address:
+            raise NotFound(f"these pages do not show the host at {address}")
 
     @contextmanager
     def client(self, _place: Place) -> Iterator[Client]:
@@ -141,8 +172,8 @@ class OneDaemon:
         with self._connect() as client:
             yield client
 
-    def command(self, *words: str) -> str:
-        """The command line, with the address."""
+    def command(self, *words: str, address: str = "") -> str:
+        """The command line, with the address of the daemon."""
         return shlex.join((PROGRAM, words[0], "--address", self._place.address, *words[1:]))
 
     def _found(self, items: "Sequence[T] | Iterator[T]") -> HostsFound[T]:
@@ -316,6 +347,7 @@ def _environment() -> Environment:
     made.filters.update(
         human=human, size=units.size, age=units.age, moment=units.moment, since=_since, places_of=places_of
     )
+    made.filters["line_of"] = line_of
     return made
 
 

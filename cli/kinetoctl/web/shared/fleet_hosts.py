@@ -47,11 +47,13 @@ from kinetoctl.client.selection import Selection
 from kinetoctl.client.tracing import has_ended
 from kinetoctl.errors import CliError, Denied, NotFound, TimedOut, Unreachable
 from kinetoctl.options.trace_arguments import CAPTURE_ID
-from kinetoctl.web.pages.page_context import PROGRAM, HostsFound, OfHost, Unanswered
+from kinetoctl.output.stack_page import StackLook, look_of
+from kinetoctl.web.pages.page_context import MAX_STACK_BYTES, PROGRAM, HostsFound, OfHost, Unanswered, within
 
 T = TypeVar("T")
 CALLS_AT_ONCE, CALLS_OF_USER = 1024, 256
 ANSWER_S = 3.0  # of a page
+LOOK_S = 10.0  # of a host's stacks: a process takes 0.2 s, or 5 s if it does not answer, and 8 are read at a time
 LATE_S = 5.0
 LOOK_UP_S = 5.0
 WAIT_S = 1.0
@@ -346,9 +348,7 @@ class FleetDaemons:
 
     def create(self, address: str, spec: pb.CaptureSpec) -> pb.Capture:
         """Starts a capture on this host. Raises NotFound, and the client's errors."""
-        place = next((each for each in self._hosts.places() if each.address == address), None)
-        if place is None:
-            raise NotFound(f"these pages do not show a host at {address!r:.100}: load the list of processes again")
+        place = self._at(address)
         key = uuid.uuid4().hex
         (answer,) = self._hosts.ask(
             [place],
@@ -361,16 +361,39 @@ class FleetDaemons:
             raise answer.error or Unreachable(f"the daemon at {address} did not answer")
         return answer.value
 
+    def stacks(self, selector: pb.Selector, address: str | None) -> StackLook:
+        """Where these processes stand, on all hosts or on one. Raises NotFound, and the client's errors."""
+        places = self._hosts.places() if address is None else (self._at(address),)
+        fits, limit_s = within(MAX_STACK_BYTES), min(LOOK_S, self._timeout_s)
+        look = look_of(
+            self._hosts.ask(
+                places,
+                lambda client, place: client.stacks(place.selected(selector), fits, limit_s=limit_s),
+                user=self._user,
+                timeout_s=limit_s + ANSWER_S,  # what has come until then is shown
+            )
+        )
+        problem = [(self._hosts.source.name, self._hosts.problem)] if self._hosts.problem and address is None else []
+        return replace(look, failures=[*problem, *look.failures], empty=())
+
+    def _at(self, address: str) -> Place:
+        place = next((each for each in self._hosts.places() if each.address == address), None)
+        if place is None:
+            raise NotFound(f"these pages do not show a host at {address!r:.100}: load the list of processes again")
+        return place
+
     def client(self, place: Place) -> AbstractContextManager[Client]:
         """A client of one host, for files."""
         environ = self._hosts.source.environ
         return Client(place.address, timeout_s=self._timeout_s, metadata=self._user.metadata, environ=environ)
 
-    def command(self, *words: str) -> str:
-        """The command line that asks the same hosts.
+    def command(self, *words: str, address: str = "") -> str:
+        """The command line that asks the same hosts, or the one at this address.
 
         Of a capture on one host that host; of one on many, what fetches it first, since only files are analysed then.
         """
+        if address:
+            return shlex.join((*self._program, words[0], "--address", address, *words[1:]))
         ids = [word for word in words[1:] if CAPTURE_ID.fullmatch(word)]
         if not ids:
             return shlex.join((*self._program, *words, *self._hosts_named(())))

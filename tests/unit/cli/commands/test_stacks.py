@@ -96,6 +96,7 @@ def test_wide_shows_whole_paths_commands_and_what_the_kernel_says(server: FakeSe
     server.profiler.stacks = [found]
     output = run("stacks", "--rank", "all", "-o", "wide").stdout
     assert "rank 1  pid 4243  main thread  waits for a lock  thread 0 sleeping in futex  0 ns of CPU" in output
+    assert "7 ranks: 0, 2-7  main thread  waits in all_reduce\n" in output  # what the kernel says is of one thread
     assert "    rank 7  pid 4249  python train.py --epochs 3\n" in output
     assert "/home/ada/train.py:12" in output and "site-packages/torch/distributed" in output
 

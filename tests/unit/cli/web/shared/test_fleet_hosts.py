@@ -5,7 +5,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,6 +21,7 @@ from kineto_trace.store.upload_manifest import FLEET_LABEL
 from kinetoctl.client.fleet.host_client import HostAnswer, HostClient
 from kinetoctl.client.host_targets import Place
 from kinetoctl.errors import CliError, Denied, NotFound, TimedOut, Unreachable
+from kinetoctl.output.stack_page import StackLook
 from kinetoctl.web.shared import fleet_hosts
 from kinetoctl.web.shared.fleet_hosts import (
     CALLS_OF_USER,
@@ -34,7 +35,8 @@ from kinetoctl.web.shared.fleet_hosts import (
     hosts_of_service,
 )
 from support.peers.certificates import Authority
-from support.service.fake_profiler import FakeProfiler, serve
+from support.service.fake_profiler import WAIT_FOR_CANCEL, Abort, FakeProfiler, FakeServer, serve
+from support.service.stacks import hanging
 from support.waiting import scaled, until
 
 FOR_ADA = (("kineto-for-user", "ada"),)
@@ -201,6 +203,68 @@ def test_many_hosts_are_asked_so_many_at_a_time_of_one_user() -> None:
         answers = [answer for each in asked for answer in each.result()]
     assert len(answers) == 1200 and all(answer.value for answer in answers)
     assert most <= CALLS_OF_USER
+
+
+def looks(places: Sequence[Place], address: str | None = None) -> StackLook:
+    """Where every rank of these hosts stands."""
+    with fleet(HostSource(find=lambda: list(places), name="hosts")) as hosts:
+        return FleetDaemons(hosts, FOR_ADA, 30.0).stacks(pb.Selector(ranks=[-1]), address)
+
+
+@pytest.fixture
+def two() -> Iterator[list[FakeServer]]:
+    """Two hosts with half of a job each."""
+    found = hanging()
+    with serve(FakeProfiler(stacks=[found[:4]])) as one, serve(FakeProfiler(stacks=[found[4:]])) as other:
+        yield [one, other]
+
+
+def at(servers: Sequence[FakeServer]) -> list[Place]:
+    return [Place(f"gpu-{number}", each.address) for number, each in enumerate(servers, 1)]
+
+
+def test_stacks_of_all_hosts_are_one_look_and_hosts_without_a_match_are_not_named(two: list[FakeServer]) -> None:
+    no_match = Abort(grpc.StatusCode.NOT_FOUND, "no process matches", "NO_MATCH")
+    with serve(FakeProfiler(stacks=[[no_match]])) as third:
+        look = looks([*at([*two, third]), Place("gone", "unix:/nowhere/kinetod.sock")])
+    assert sorted((each.rank, each.host) for each in look.processes) == [
+        *((rank, "gpu-1") for rank in range(4)),
+        *((rank, "gpu-2") for rank in range(4, 8)),
+    ]
+    ((host, error),) = look.failures
+    assert (host, list(look.empty)) == ("gone", []) and "no daemon at unix:/nowhere" in error
+
+
+def test_a_look_at_one_host_asks_no_other(two: list[FakeServer]) -> None:
+    assert {each.host for each in looks(at(two), address=two[1].address).processes} == {"gpu-2"}
+    assert two[0].profiler.requests == []
+    with pytest.raises(NotFound, match=r"do not show a host at '169\.254\.169\.254:80'"):
+        looks(at(two), address="169.254.169.254:80")
+
+
+def test_what_a_late_host_said_before_is_part_of_the_look(
+    two: list[FakeServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet_hosts, "LOOK_S", scaled(2))
+    two[1].profiler.stacks = [[*two[1].profiler.stacks[0][:1], WAIT_FOR_CANCEL]]
+    look = looks(at(two))
+    assert len(look.processes) == 5
+    ((host, error),) = look.failures
+    assert host == "gpu-2" and "did not answer within" in error
+
+
+def test_all_hosts_together_send_no_more_stacks_than_a_look_takes(
+    two: list[FakeServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet_hosts, "MAX_STACK_BYTES", 3 * hanging()[0].ByteSize() + 10)
+    look = looks(at(two))
+    assert len(look.processes) == 3
+    assert {error for _, error in look.failures} == {"more came than is read at once: select fewer processes"}
+
+
+def test_the_command_of_a_process_names_its_host(daemons: FleetDaemons) -> None:
+    assert daemons.command("stacks", "7", address="b:1") == "kinetoctl stacks --address b:1 7"
+    assert daemons.command("stacks", "--job-id", "4242") == "kinetoctl stacks --job-id 4242 --hosts @hosts"
 
 
 def test_users_share_a_connection_and_a_host_that_has_gone_loses_it() -> None:
