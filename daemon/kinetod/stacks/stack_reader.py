@@ -16,6 +16,7 @@ COMMAND = child.python("kinetod.stacks.read_process")
 DEADLINE_S = 5.0  # usually 0.2 s
 AT_ONCE = 8  # and one more for a user without any
 _GRACE_S = 1.0  # the process ends itself at its deadline
+_FAILED = "reading its stacks failed; the daemon's log has the details"
 
 
 class StackReader:
@@ -43,13 +44,14 @@ class StackReader:
                 ended = child.ProcessEnd(status=1, errors=str(exc))
         if ended.status == NO_SUCH_PROCESS:
             raise ProcessLookupError(ended.errors)
-        failed = ended.status not in (0, None, -signal.SIGALRM)
+        late = ended.status in (None, -signal.SIGALRM)
+        failed = not late and ended.status != 0
         if failed:
             log.error("reading the stacks of process %d ended with status %s: %s", pid, ended.status, ended.errors)
         try:
             read = decode(answers[0])
         except (IndexError, ValueError):
-            return only_reason("reading its stacks failed; the daemon's log has the details")
+            return only_reason("its stacks could not be read in time" if late else _FAILED)
         if failed:
             read.reason = "reading its Python frames failed; the daemon's log has the details"
         return read

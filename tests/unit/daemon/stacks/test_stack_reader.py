@@ -45,6 +45,10 @@ def test_no_answer_is_a_reason(program: str) -> None:
     assert read(program).reason == "reading its stacks failed; the daemon's log has the details"
 
 
+def test_no_answer_in_time_is_a_reason_of_its_own() -> None:
+    assert read("import time; time.sleep(1000)", 0.1).reason == "its stacks could not be read in time"
+
+
 def test_a_process_that_has_ended_is_an_error() -> None:
     with pytest.raises(ProcessLookupError, match="gone"):
         read("import sys; sys.stderr.write('gone'); sys.exit(3)")
