@@ -13,7 +13,7 @@ from kinetoctl.web.pages import page_context, stacks_page
 from support.service import stacks
 from support.service.captures import process
 from support.service.fake_profiler import Abort, FakeProfiler, FakeServer, serve
-from support.service.stacks import at_lock, frame, in_collective, read, running, thread
+from support.service.stacks import at_lock, frame, gpu, in_collective, on_gpu, read, running, thread
 from support.web.browsing import Browser, browsing
 
 VERDICT = "Rank 1 is not in the all_reduce in which 7 ranks wait: it waits for a lock in load_next_batch (train.py:6)."
@@ -52,6 +52,14 @@ def test_the_verdict_is_the_heading_and_the_odd_one_out_the_first_group(browser:
     place = lines.index("load_next_batch train.py:6 lock.acquire()")
     assert lines[place - 1].startswith("main thread · waits for a lock · thread 0 sleeping")
     assert lines[place + 1] == "main train.py:20 load_next_batch()"
+
+
+def test_what_the_gpus_did_stands_below_the_main_thread_that_waits_for_them(
+    server: FakeServer, browser: Browser
+) -> None:
+    server.profiler.stacks = [[read(on_gpu(), rank, gpus=[gpu(rank)]) for rank in range(2)]]
+    lines = text_of(browser, EVERY_RANK).splitlines()
+    assert lines[lines.index("train_step train.py:30 loss.item()") + 1].startswith("GPUs 0-1 are idle")
 
 
 def test_idle_threads_are_folded_and_no_page_looks_again_by_itself(browser: Browser) -> None:
