@@ -127,7 +127,8 @@ def _settled(before: ThreadFacts, after: ThreadFacts | None, seconds: float) -> 
     if after is None:
         return replace(before, state="ENDED", call=None)
     woken = after.switches - before.switches
-    if (before.state, before.call) == (after.state, after.call) and not woken:
+    sleeps = before.call is not None and before.call.name in waits.SLEEPS  # if again and again, it tries something
+    if (before.state, before.call) == (after.state, after.call) and (sleeps or not woken):
         return before
     if before.call == after.call and before.call is not None and woken / max(seconds, 1e-3) > GIL_LOOKS_PER_S:
         return replace(before, wakes_per_s=woken / max(seconds, 1e-3))

@@ -61,6 +61,8 @@ _CALLS: dict[str, tuple[int, int]] = {
     "futex": (202, 98),
     "nanosleep": (35, 101),
     "clock_nanosleep": (230, 115),
+    "clone": (56, 220),
+    "clone3": (435, 435),
     "wait4": (61, 260),
     "waitid": (247, 95),
     "rt_sigtimedwait": (128, 137),
@@ -73,7 +75,7 @@ _CALLS: dict[str, tuple[int, int]] = {
 _X86_64 = os.uname().machine == "x86_64"
 _NAMES = {both[0 if _X86_64 else 1]: name for name, both in _CALLS.items()}
 if _X86_64:
-    _NAMES |= {2: "open", 4: "stat", 7: "poll", 23: "select", 34: "pause", 232: "epoll_wait"}
+    _NAMES |= {2: "open", 4: "stat", 7: "poll", 23: "select", 34: "pause", 58: "vfork", 232: "epoll_wait"}
 _TAKES_DESCRIPTOR = re.compile(r"p?(read|write)(v|64)?|f(data)?sync|flock|fcntl|ioctl|recv.*|send.*|accept4?|connect")
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
 

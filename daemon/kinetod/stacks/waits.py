@@ -51,18 +51,22 @@ _FUNCTIONS = _known(
     (GPU, "jax/_src/api.py", r"block_until_ready", "waits for the device (block_until_ready)"),
     (GPU, "jax/_src/array.py", r"_value|__array__|__float__|__int__|item|tolist", "waits for the device ({function})"),
     ("WORKER", "torch/utils/data/dataloader.py", r"\w*_?(try_)?get_data", "waits for a DataLoader worker"),
-    ("PROCESS", "subprocess.py", r"wait|_wait|_try_wait|communicate|_communicate", "waits for a child process"),
+    ("PROCESS", "subprocess.py", r"wait|_wait|_try_wait", "waits for a child process to end"),
+    ("PROCESS", "subprocess.py", r"_?communicate", "waits for the pipes of a child process"),
+    ("PROCESS", "subprocess.py", r"_execute_child", "waits for a child process to execute its program"),
     ("PROCESS", "multiprocessing/popen_fork.py", r"poll|wait", "waits for a child process to end"),
     ("PROCESS", "multiprocessing/pool.py", r"get|wait", "waits for the result of a pool"),
     ("QUEUE", "multiprocessing/queues.py", r"get", "waits for an item of a queue between processes"),
+    ("QUEUE", "multiprocessing/queues.py", r"_finalize_join", "waits until a queue between processes is written"),
     ("QUEUE", "queue.py", r"get", "waits for an item of a queue"),
     ("QUEUE", "queue.py", r"put", "waits for room in a queue"),
     ("QUEUE", "queue.py", r"join", "waits until a queue is worked off"),
     ("THREAD", "concurrent/futures/_base.py", r"result|exception|wait", "waits for the result of a future"),
-    ("THREAD", "concurrent/futures/thread.py", r"shutdown", "waits for the threads of a pool to end"),
-    ("THREAD", "threading.py", r"join|_wait_for_tstate_lock|_shutdown", "waits for another thread to end"),
+    ("THREAD", "concurrent/futures/thread.py", r"shutdown|_python_exit", "waits for the threads of a pool to end"),
+    ("THREAD", "threading.py", r"join|_wait_for_tstate_lock", "waits for another thread to end"),
+    ("THREAD", "threading.py", r"_shutdown", "waits at exit for other threads to end"),
     ("IMPORT", "<frozen importlib._bootstrap>", r"acquire|__enter__", "waits for another thread's import"),
-    ("EVENTS", "asyncio/base_events.py", r"_run_once", "waits in its event loop"),
+    ("EVENTS", "asyncio/base_events.py", r"_run_once", "waits in asyncio's event loop, where no task is ready"),
     ("EVENTS", "socketserver.py", r"serve_forever", "waits for requests"),
     ("EVENTS", "selectors.py", r"select", "waits for events"),
     ("PROCESS", "multiprocessing/connection.py", r"_recv|_poll|poll|wait|accept|recv\w*", "waits for another process"),
@@ -78,10 +82,14 @@ _WAITS_FOR_GPU = re.compile(r"(\.(item|cpu|block_until_ready|tolist|numpy|nonzer
 _CALLS_FOR_GPU = frozenset(("futex", "poll", "ppoll", "ioctl"))
 _OF_PACKAGES = re.compile(r"/(torch|jax)/")
 _LOCKS = re.compile(r"\.acquire\([^()]*\)$|^(async )?with\b")
+_QUERIES = re.compile(r"\.(execute\w*|commit)\(")
 _P_PID = 1  # of waitid
 _FILE_LOCKS = {7, 38}  # F_SETLKW, F_OFD_SETLKW
 _NO_DEADLINE = 0
-_SLEEPS = frozenset(("nanosleep", "clock_nanosleep"))
+_PRIVATE = 128  # FUTEX_PRIVATE_FLAG: no other process can wake it
+_BETWEEN_THREADS = frozenset(("LOCK", "QUEUE", "IMPORT"))
+SLEEPS = frozenset(("nanosleep", "clock_nanosleep"))
+_CREATES = frozenset(("vfork", "clone", "clone3"))
 _POLLS = frozenset(
     ("poll", "ppoll", "select", "pselect6", "epoll_wait", "epoll_pwait", "epoll_pwait2", "io_uring_enter")
 )
@@ -90,6 +98,13 @@ _OPENS = frozenset(("open", "openat", "stat", "newfstatat", "statx", "getdents64
 
 def explain(thread: ThreadFacts, frames: Sequence[StackFrame], process: ThreadTable, gil: str = "") -> tuple[str, str]:
     """The wait and its words, which follow "it ". gil: which other thread holds the GIL and where; empty: none does."""
+    wait, words = _explained(thread, frames, process, gil)
+    if wait in _BETWEEN_THREADS and len(process.threads) + process.left_out == 1 and _is_private(thread.call):
+        words += ", with no other thread in the process"  # as after a fork while another one held the lock
+    return wait, words
+
+
+def _explained(thread: ThreadFacts, frames: Sequence[StackFrame], process: ThreadTable, gil: str) -> tuple[str, str]:
     if (stopped := _stopped(thread, process)) is not None:
         return stopped
     if gil and frames and thread.wakes_per_s and _waits_with_deadline(thread.call):
@@ -106,7 +121,7 @@ def explain(thread: ThreadFacts, frames: Sequence[StackFrame], process: ThreadTa
         return called
     if thread.state == "UNINTERRUPTIBLE":
         where = f" ({thread.kernel_function})" if thread.kernel_function else ""
-        return "KERNEL", f"waits in the kernel, uninterruptibly, for a disk, a driver or swapped memory{where}"
+        return "KERNEL", f"waits in the kernel, uninterruptibly, for a file, a driver or swapped memory{where}"
     return UNSPECIFIED, "waits for something that cannot be seen from outside"
 
 
@@ -168,6 +183,10 @@ def _waits_with_deadline(call: BlockingCall | None) -> bool:
     return call is not None and call.name == "futex" and len(call.arguments) > 3 and call.arguments[3] != _NO_DEADLINE
 
 
+def _is_private(call: BlockingCall | None) -> bool:
+    return call is not None and call.name == "futex" and len(call.arguments) > 1 and bool(call.arguments[1] & _PRIVATE)
+
+
 def _by_call(call: BlockingCall, frames: Sequence[StackFrame]) -> tuple[str, str] | None:
     name, target = call.name, call.target
     if is_gpu(target):
@@ -175,12 +194,16 @@ def _by_call(call: BlockingCall, frames: Sequence[StackFrame]) -> tuple[str, str
     if name == "futex":
         lock = frames and _LOCKS.search(frames[0].code)
         return "LOCK", "waits for a lock" if lock else "waits for a lock or for another thread"
-    if name in _SLEEPS or (name in ("select", "pselect6") and not call.arguments[0]):
+    if name in SLEEPS and frames and _QUERIES.search(frames[0].code):
+        return "SLEEP", "sleeps, as SQLite does while another connection locks its database"
+    if name in SLEEPS or (name in ("select", "pselect6") and not call.arguments[0]):
         return "SLEEP", "sleeps"
     if name in ("wait4", "waitid"):
         child = call.arguments[0] if name == "wait4" else call.arguments[1] if call.arguments[0] == _P_PID else 0
         which = f"process {child}" if 0 < child < 1 << 31 else "a child process"
         return "PROCESS", f"waits for {which} to end"
+    if name in _CREATES:
+        return "PROCESS", "waits for a new process to execute its program"
     if name in _POLLS:
         return "EVENTS", "waits for events" if "epoll" in name else "waits until a file or a socket is ready"
     if name in _OPENS:

@@ -23,7 +23,7 @@ KINDS = {
     "waitpid": (pb.WAIT_PROCESS, "waits for process "),
     "network": (pb.WAIT_NETWORK, "waits for data from 127.0.0.1:"),
     "process_queue": (pb.WAIT_PROCESS, "waits for another process"),
-    "event_loop": (pb.WAIT_EVENTS, "waits in its event loop"),
+    "event_loop": (pb.WAIT_EVENTS, "waits in asyncio's event loop, where no task is ready"),
     "thread": (pb.WAIT_THREAD, "waits for another thread to end"),
     "sleep": (pb.WAIT_SLEEP, "sleeps"),
     "importing": (pb.WAIT_IMPORT, "waits for another thread's import"),

@@ -174,6 +174,12 @@ def test_a_thread_that_has_moved_between_two_looks_runs(
     assert (found.call is None) == (state == "RUNNING")
 
 
+def test_a_thread_that_sleeps_at_both_looks_sleeps_even_if_it_woke_in_between() -> None:
+    before = replace(BEFORE, call=BlockingCall("clock_nanosleep", (0, 0)))
+    after = replace(before, switches=before.switches + 1)
+    assert settled(ThreadTable(pid=7, threads=[before]), ThreadTable(pid=7, threads=[after]), 0.05).threads == [before]
+
+
 def test_a_thread_that_is_gone_by_the_second_look_has_ended() -> None:
     (found,) = settled(ThreadTable(pid=7, threads=[BEFORE]), ThreadTable(pid=7), 0.05).threads
     assert found.state == "ENDED"

@@ -27,6 +27,7 @@ def told(
     kernel_function: str = "",
     frozen: bool = False,
     tracer: int = 0,
+    others: int = 1,
 ) -> tuple[str, str]:
     thread = ThreadFacts(
         thread=7,
@@ -37,7 +38,7 @@ def told(
         kernel_function=kernel_function,
         wakes_per_s=wakes_per_s,
     )
-    process = ThreadTable(pid=7, threads=[thread], uses_gpu=gpu, frozen=frozen, tracer=tracer)
+    process = ThreadTable(pid=7, threads=[thread], left_out=others, uses_gpu=gpu, frozen=frozen, tracer=tracer)
     found = frames(*calls)
     if code:
         found[0].code = code
@@ -81,7 +82,10 @@ def test_packages_are_known_wherever_they_lie() -> None:
 def test_what_an_event_loop_calls_is_not_the_event_loop() -> None:
     call = BlockingCall("recvfrom", (3, 0), "a socket")
     loop = (("_run", f"{PYTHON}/asyncio/events.py"), ("BaseEventLoop._run_once", f"{PYTHON}/asyncio/base_events.py"))
-    assert told(("select", f"{PYTHON}/selectors.py"), loop[1]) == ("EVENTS", "waits in its event loop")
+    assert told(("select", f"{PYTHON}/selectors.py"), loop[1]) == (
+        "EVENTS",
+        "waits in asyncio's event loop, where no task is ready",
+    )
     assert told(("fetch", f"{PACKAGES}/x.py"), *loop, call=call)[0] == "NETWORK"
 
 
@@ -145,6 +149,7 @@ def test_the_gil_is_waited_for_with_a_deadline_while_another_thread_holds_it() -
         (BlockingCall("poll", (3, 0)), ("EVENTS", "waits until a file or a socket is ready")),
         (BlockingCall("select", (0, 0)), ("SLEEP", "sleeps")),
         (BlockingCall("waitid", (3, 9)), ("PROCESS", "waits for a child process to end")),
+        (BlockingCall("vfork", (0, 0)), ("PROCESS", "waits for a new process to execute its program")),
         (BlockingCall("openat", (3, 0)), ("FILE", "opens or looks up a file")),
         (
             BlockingCall("ioctl", (3, 0), "/dev/tty"),
@@ -179,3 +184,32 @@ def test_an_uninterruptible_wait_names_the_kernels_function() -> None:
     found = told(state="UNINTERRUPTIBLE", kernel_function="folio_wait_bit")
     assert found[0] == "KERNEL"
     assert found[1].endswith("swapped memory (folio_wait_bit)")
+
+
+def test_a_lock_that_only_another_thread_could_release_is_told_so_where_there_is_none() -> None:
+    private, shared = BlockingCall("futex", (1, 0x189, 0)), BlockingCall("futex", (1, 0x109, 0))
+    lonely = ("LOCK", "waits for a lock, with no other thread in the process")
+    assert told(("f", "a.py"), call=private, code="lock.acquire()", others=0) == lonely
+    assert told(("f", "a.py"), call=private, code="lock.acquire()") == ("LOCK", "waits for a lock")
+    assert told(("f", "a.py"), call=shared, code="lock.acquire()", others=0) == ("LOCK", "waits for a lock")
+
+
+@pytest.mark.parametrize("code", ['db.execute("begin")', "self.connection.commit()", "cursor.executemany(text, rows)"])
+def test_a_query_that_sleeps_waits_for_a_locked_database(code: str) -> None:
+    sleeps = BlockingCall("clock_nanosleep", (0, 0))
+    database = ("SLEEP", "sleeps, as SQLite does while another connection locks its database")
+    assert told(("f", "a.py"), call=sleeps, code=code) == database
+    assert told(("f", "a.py"), call=sleeps, code="time.sleep(9)") == ("SLEEP", "sleeps")
+
+
+@pytest.mark.parametrize(
+    ("functions", "words"),
+    [
+        (("_wait", "wait", "communicate"), "waits for a child process to end"),
+        (("_communicate", "communicate", "run"), "waits for the pipes of a child process"),
+        (("_execute_child", "__init__", "run"), "waits for a child process to execute its program"),
+    ],
+)
+def test_what_a_child_process_is_waited_for_is_told(functions: tuple[str, ...], words: str) -> None:
+    inside = [(name, f"{PYTHON}/subprocess.py") for name in functions]
+    assert told(*inside, ("build", "train.py")) == ("PROCESS", words)
