@@ -6,7 +6,9 @@ from collections.abc import Iterator
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kinetoctl import api
+from support.machine.cgroups import frozen, real_group
 from support.machine.pythons import python
+from support.machine.silent_files import silent_file
 from support.service.daemon import Daemon, running_daemon
 from support.targets.hung_programs import PROGRAM, hanging
 from support.targets.live_target import VERSIONS
@@ -19,7 +21,7 @@ KINDS = {
     "gil_in_c": (pb.WAIT_GIL, "waits for the GIL, which thread"),
     "pipe": (pb.WAIT_FILE, "reads a pipe"),
     "full_queue": (pb.WAIT_QUEUE, "waits for room in a queue"),
-    "child": (pb.WAIT_PROCESS, "waits for a child process"),
+    "child": (pb.WAIT_PROCESS, "waits for a child process to end"),
     "waitpid": (pb.WAIT_PROCESS, "waits for process "),
     "network": (pb.WAIT_NETWORK, "waits for data from 127.0.0.1:"),
     "process_queue": (pb.WAIT_PROCESS, "waits for another process"),
@@ -29,6 +31,28 @@ KINDS = {
     "importing": (pb.WAIT_IMPORT, "waits for another thread's import"),
     "file_lock": (pb.WAIT_FILE, "waits for the lock of /"),
     "stopped": (pb.WAIT_STOPPED, "is stopped (SIGSTOP or Ctrl-Z)"),
+    "fork": (pb.WAIT_LOCK, "waits for a lock, with no other thread in the process"),
+    "many_threads": (pb.WAIT_LOCK, "waits for a lock"),
+    "c_with_gil": (pb.WAIT_SLEEP, "sleeps"),
+    "full_pipe": (pb.WAIT_PROCESS, "waits for a child process to end"),
+    "communicate": (pb.WAIT_PROCESS, "waits for the pipes of a child process"),
+    "before_exec": (pb.WAIT_PROCESS, "waits for a child process to execute its program"),
+    "spawn": (pb.WAIT_PROCESS, "waits for a new process to execute its program"),
+    "logging_lock": (pb.WAIT_LOCK, "waits for a lock"),
+    "signal_handler": (pb.WAIT_LOCK, "waits for a lock"),
+    "terminal": (pb.WAIT_FILE, "reads /dev/pts/"),
+    "selects": (pb.WAIT_EVENTS, "waits until a file or a socket is ready"),
+    "selector": (pb.WAIT_EVENTS, "waits for events"),
+    "database": (pb.WAIT_SLEEP, "sleeps, as SQLite does while another connection locks its database"),
+    "retries": (pb.WAIT_SLEEP, "sleeps"),
+}
+AT_EXIT = {  # no frame of the program's own is left
+    "queue_at_exit": (pb.WAIT_QUEUE, "waits until a queue between processes is written"),
+    "thread_at_exit": (pb.WAIT_THREAD, "waits at exit for other threads to end"),
+}
+OF_SILENT_FILE = {
+    "read_file": (pb.WAIT_FILE, "reads /"),
+    "mapped_file": (pb.WAIT_KERNEL, "waits in the kernel, uninterruptibly, for a file, a driver or swapped memory ("),
 }
 OF_TORCH = {
     "gloo": (pb.WAIT_COLLECTIVE, "waits in all_reduce"),
@@ -75,6 +99,42 @@ def test_what_a_program_hangs_in_is_told(daemon: Daemon, kind: str) -> None:
         assert not found.reason
 
 
+@pytest.mark.parametrize("kind", AT_EXIT)
+def test_what_a_program_hangs_in_at_its_end_is_told(daemon: Daemon, kind: str) -> None:
+    with hanging(kind) as pid:
+        assert not any(frame.own for frame in told(daemon, pid, *AT_EXIT[kind]).threads[0].frames)
+
+
+@pytest.mark.parametrize("kind", OF_SILENT_FILE)
+def test_a_file_that_does_not_answer_is_told(daemon: Daemon, kind: str, tmp_path: Path) -> None:
+    with silent_file(tmp_path) as file, hanging(kind, str(file)) as pid:
+        main = told(daemon, pid, *OF_SILENT_FILE[kind]).threads[0]
+        assert main.state == pb.THREAD_STATE_UNINTERRUPTIBLE
+        assert main.frames[0].function == "hangs"
+        assert kind == "mapped_file" or main.waits == f"reads {file}"
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_control_group_that_freezes_a_program_is_told(daemon: Daemon, version: int) -> None:
+    with (
+        hanging("lock") as pid,
+        real_group("freezer", f"kineto-hangs-{version}-{pid}", version=version) as group,
+    ):
+        group.add(pid)
+        with frozen(group):
+            found = told(daemon, pid, pb.WAIT_STOPPED, "is frozen by a control group")
+            assert found.threads[0].frames[0].function == "hangs"
+
+
+def test_a_thread_that_waits_for_the_gil_names_the_call_of_c_that_has_it(daemon: Daemon) -> None:
+    with hanging("c_with_gil") as pid:
+        main, other = told(daemon, pid, pb.WAIT_SLEEP, "sleeps").threads
+        line = main.frames[0].line
+        assert main.holds_gil
+        assert (other.wait, other.waits.partition(" (")[0]) == (pb.WAIT_GIL, f"waits for the GIL, which thread {pid}")
+        assert other.waits.endswith(f" holds at hanging.py:{line}")
+
+
 @pytest.mark.parametrize("kind", OF_TORCH)
 def test_what_a_program_of_torch_hangs_in_is_told(daemon: Daemon, kind: str) -> None:
     pytest.importorskip("torch")
@@ -84,7 +144,7 @@ def test_what_a_program_of_torch_hangs_in_is_told(daemon: Daemon, kind: str) -> 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_python_tells_where_a_lock_is_waited_for(daemon: Daemon, version: str) -> None:
-    with hanging("lock", str(python(version))) as pid:
+    with hanging("lock", interpreter=str(python(version))) as pid:
         found = told(daemon, pid, pb.WAIT_LOCK, "waits for a lock")
         frame = found.threads[0].frames[0]
         assert (frame.function, frame.code, frame.own) == ("hangs", "held.acquire()", True)

@@ -1,4 +1,7 @@
-"""`python hanging.py KIND`: says so, and then hangs in the function `hangs`, in the way of KIND."""
+"""`python hanging.py KIND [PATH]`: says so, with its pid, and then hangs in the function `hangs`, in the way of KIND.
+
+PATH: a file that is never read, for those that need one.
+"""
 
 import asyncio
 import ctypes
@@ -17,7 +20,7 @@ from pathlib import Path
 
 def said() -> None:
     """Tells whoever started this that what comes next hangs."""
-    print("hangs", flush=True)
+    print("hangs", os.getpid(), flush=True)
 
 
 def lock() -> None:
@@ -203,6 +206,245 @@ def stopped() -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
 
     hangs()
+
+
+def fork() -> None:
+    """A lock that another thread has held during a fork is never released in the child."""
+    held = threading.Lock()
+    held.acquire()
+    threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+
+    def hangs() -> None:
+        said()
+        held.acquire()
+
+    if os.fork():
+        os.wait()
+    hangs()
+
+
+def many_threads() -> None:
+    """The main thread and a hundred more wait for a lock; one that sleeps has it."""
+    held, taken = threading.Lock(), threading.Event()
+
+    def holds_it() -> None:
+        with held:
+            taken.set()
+            time.sleep(1000)
+
+    def waits_for_it() -> None:
+        with held:
+            pass
+
+    for target in (holds_it, *[waits_for_it] * 100):
+        threading.Thread(target=target, daemon=True).start()
+        taken.wait()
+
+    def hangs() -> None:
+        said()
+        with held:
+            pass
+
+    hangs()
+
+
+def c_with_gil() -> None:
+    """A call of C that holds the GIL, for which another thread waits."""
+
+    def computes() -> None:
+        while True:
+            pass
+
+    threading.Thread(target=computes, daemon=True).start()
+
+    def hangs() -> None:
+        said()
+        ctypes.PyDLL(None).sleep(1000)
+
+    hangs()
+
+
+def queue_at_exit() -> None:
+    """A queue between processes whose items nobody takes, at the end of the program."""
+    import multiprocessing
+
+    items: multiprocessing.Queue[bytes] = multiprocessing.Queue()
+    items.put(bytes(1 << 20))
+    said()
+
+
+def thread_at_exit() -> None:
+    threading.Thread(target=time.sleep, args=(1000,)).start()
+    said()
+
+
+def full_pipe() -> None:
+    """A child that writes more than a pipe takes, and that is waited for before it is read."""
+    with subprocess.Popen(["yes"], stdout=subprocess.PIPE) as process:
+
+        def hangs() -> None:
+            said()
+            process.wait()
+
+        hangs()
+
+
+def communicate() -> None:
+    """A child that has ended, and left its output to one of its own."""
+    with subprocess.Popen(["sh", "-c", "sleep 1000 & exit"], stdout=subprocess.PIPE) as process:
+
+        def hangs() -> None:
+            said()
+            process.communicate()
+
+        hangs()
+
+
+def before_exec() -> None:
+    """A child that hangs before it becomes another program."""
+
+    def hangs() -> None:
+        said()
+        subprocess.Popen(["true"], preexec_fn=signal.pause)
+
+    hangs()
+
+
+def spawn() -> None:
+    """The same after vfork: the thread that has called it is in state D."""
+    with tempfile.TemporaryDirectory() as folder:
+        fifo = Path(folder, "fifo")
+        os.mkfifo(fifo)
+
+        def hangs() -> None:
+            said()
+            os.posix_spawn(
+                "/bin/true", ["true"], {}, file_actions=[(os.POSIX_SPAWN_OPEN, 0, str(fifo), os.O_RDONLY, 0)]
+            )
+
+        hangs()
+
+
+def logging_lock() -> None:
+    """A handler's lock, which a thread has that hangs in the same handler."""
+    import logging
+
+    emits = threading.Event()
+
+    class Stuck(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            emits.set()
+            time.sleep(1000)
+
+    logging.getLogger().addHandler(Stuck())
+    threading.Thread(target=logging.error, args=("first",), daemon=True).start()
+    emits.wait()
+
+    def hangs() -> None:
+        said()
+        logging.error("second")
+
+    hangs()
+
+
+def signal_handler() -> None:
+    """A signal's handler that waits for a lock of the code that it interrupts."""
+    held = threading.Lock()
+
+    def hangs(*_signal: object) -> None:
+        said()
+        held.acquire()
+
+    signal.signal(signal.SIGUSR1, hangs)
+    with held:
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+
+def terminal() -> None:
+    import pty
+
+    _master, slave = pty.openpty()
+
+    def hangs() -> None:
+        said()
+        os.read(slave, 1)
+
+    hangs()
+
+
+def selects() -> None:
+    import select
+
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def hangs() -> None:
+        said()
+        select.select([listener], [], [])
+
+    hangs()
+
+
+def selector() -> None:
+    import selectors
+
+    chosen = selectors.DefaultSelector()
+    chosen.register(socket.create_server(("127.0.0.1", 0)), selectors.EVENT_READ)
+
+    def hangs() -> None:
+        said()
+        chosen.select()
+
+    hangs()
+
+
+def database() -> None:
+    """A database that another connection has locked."""
+    import sqlite3
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "data.sqlite")
+        first, second = sqlite3.connect(path), sqlite3.connect(path, timeout=1000)
+        first.execute("begin exclusive")
+
+        def hangs() -> None:
+            said()
+            second.execute("begin exclusive")
+
+        hangs()
+
+
+def retries() -> None:
+    missing = Path(tempfile.mkdtemp(), "ready")
+
+    def hangs() -> None:
+        said()
+        while not missing.exists():
+            time.sleep(0.01)
+
+    hangs()
+
+
+def read_file() -> None:
+    with Path(sys.argv[2]).open("rb", buffering=0) as file:
+
+        def hangs() -> None:
+            said()
+            file.read(1)
+
+        hangs()
+
+
+def mapped_file() -> None:
+    """A page of a file that does not come."""
+    import mmap
+
+    with Path(sys.argv[2]).open("rb") as file, mmap.mmap(file.fileno(), 1, prot=mmap.PROT_READ) as mapped:
+
+        def hangs() -> None:
+            said()
+            mapped[0]
+
+        hangs()
 
 
 def gloo() -> None:

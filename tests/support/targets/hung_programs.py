@@ -11,14 +11,15 @@ PROGRAM = Path(__file__).parents[1] / "agent/hanging.py"
 
 
 @contextmanager
-def hanging(kind: str, interpreter: str = sys.executable) -> Iterator[int]:
+def hanging(kind: str, *arguments: str, interpreter: str = sys.executable) -> Iterator[int]:
     """The pid of a program that hangs."""
     with subprocess.Popen(
-        [interpreter, str(PROGRAM), kind], stdout=subprocess.PIPE, text=True, start_new_session=True
+        [interpreter, str(PROGRAM), kind, *arguments], stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
         try:
             assert process.stdout is not None
-            assert process.stdout.readline() == "hangs\n"
-            yield process.pid
+            word, pid = process.stdout.readline().split()
+            assert word == "hangs"
+            yield int(pid)
         finally:
             os.killpg(process.pid, 9)
