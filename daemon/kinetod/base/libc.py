@@ -11,6 +11,8 @@ import pwd
 import struct
 
 LIBC = ctypes.CDLL(None, use_errno=True)
+LIBC.process_vm_readv.restype = ctypes.c_ssize_t
+LIBC.process_vm_writev.restype = ctypes.c_ssize_t
 
 NOBODYS_GROUP = 65534  # for a user without an entry in the host's database
 PTRACE_CAPABILITY = 19  # CAP_SYS_PTRACE
@@ -19,6 +21,12 @@ _PR_SET_SECUREBITS, _SECBIT_NOROOT = 28, 1
 _VERSION_3 = 0x20080522
 _CAPABILITIES = struct.Struct("=6I")  # effective, permitted and inheritable: of the first 32, then of the others
 _NONE = bytes(_CAPABILITIES.size)
+
+
+class Iovec(ctypes.Structure):
+    """struct iovec."""
+
+    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
 
 
 def drop_capabilities() -> None:

@@ -11,7 +11,6 @@ Theory of operation
 import ctypes
 import functools
 import os
-import platform
 import struct
 from collections.abc import Callable
 
@@ -198,7 +197,7 @@ TGKILL: Numbers = (234, 131)
 
 
 def program(pid: int, machine: str) -> bytes:
-    """Builds the filter for the process with this pid. machine: as in platform.machine()."""
+    """Builds the filter for the process with this pid. machine: as in os.uname().machine."""
     column = _MACHINES[machine][1]
     code: list[_Instruction] = []
     code += _if(CLONE[column], [*_masked(0, _NAMESPACES, 0), *_masked(0, _THREAD, _THREAD, allow=True)])
@@ -287,12 +286,12 @@ def _masked(argument: int, mask: int, wanted: int, *, allow: bool = False) -> li
 
 def prepare() -> None:
     """Builds, before forking, what install() needs and what is common to all processes of this machine."""
-    _for_all(platform.machine())
+    _for_all(os.uname().machine)
 
 
 def available() -> bool:
     """Whether this kernel supports filters, and its machine is known."""
-    machine = platform.machine()
+    machine = os.uname().machine
     if machine not in _MACHINES:
         return False
     action = ctypes.c_uint32(_ERRNO)
@@ -308,7 +307,7 @@ class _Program(ctypes.Structure):
 
 def install(make: Callable[[int, str], bytes] = program) -> None:
     """Permanently installs the filter in all threads of this process. Needs no_new_privs. Raises OSError."""
-    machine = platform.machine()
+    machine = os.uname().machine
     code = make(os.getpid(), machine)
     filter_ = _Program(len(code) // 8, code)
     if LIBC.syscall(_SYSCALLS[machine], _SET_MODE_FILTER, _TSYNC, ctypes.byref(filter_)):

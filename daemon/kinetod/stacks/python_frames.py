@@ -14,7 +14,6 @@ Theory of operation
 
 import contextlib
 import ctypes
-import importlib.metadata
 import os
 import re
 import stat
@@ -28,8 +27,7 @@ from pathlib import Path
 
 import msgspec
 
-from kinetod.attach.inspect.target_memory import Iovec
-from kinetod.base.libc import LIBC
+from kinetod.base.libc import LIBC, Iovec
 from kinetod.base.safe_text import clean
 from kinetod.processes.identity import PROC, start_time_ns
 from kinetod.stacks.thread_stacks import MAX_FRAMES, MAX_TEXT_CHARS, StackFrame
@@ -106,6 +104,8 @@ def open_spy() -> int:
     """
     with contextlib.suppress(OSError):
         return os.open(Path(sysconfig.get_path("scripts"), "py-spy"), os.O_RDONLY | os.O_CLOEXEC)
+    import importlib.metadata  # a tenth of this process's time, and hardly ever needed
+
     with contextlib.suppress(OSError, importlib.metadata.PackageNotFoundError, StopIteration):
         files = importlib.metadata.files("py-spy") or []
         found = next(each for each in files if each.name == "py-spy")

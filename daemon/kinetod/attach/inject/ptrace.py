@@ -26,8 +26,8 @@ from typing import TypeVar
 
 from kinetod.attach.attach_types import AttachCode, AttachError, replaced
 from kinetod.attach.inject.watchdog import WATCHDOG
-from kinetod.attach.inspect.target_memory import Iovec, gone, not_permitted, write_of
-from kinetod.base.libc import LIBC
+from kinetod.attach.inspect.target_memory import gone, not_permitted, write_of
+from kinetod.base.libc import LIBC, Iovec
 from kinetod.processes import credentials
 from kinetod.processes.credentials import Credentials
 

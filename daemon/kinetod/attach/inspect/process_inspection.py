@@ -21,8 +21,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from kinetod.attach.inspect.target_memory import Iovec
-from kinetod.base.libc import LIBC
+from kinetod.base.libc import LIBC, Iovec
 from kinetod.processes import profiler_signs
 from kinetod.processes.budgets import BudgetRoom, what_is_left
 from kinetod.processes.cgroups import frozen_by

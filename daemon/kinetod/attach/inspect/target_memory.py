@@ -8,19 +8,10 @@ import struct
 from pathlib import Path
 
 from kinetod.attach.attach_types import AttachCode, AttachError
-from kinetod.base.libc import LIBC
+from kinetod.base.libc import LIBC, Iovec
 
 _LAST_ADDRESS = (1 << 63) - 1  # upper bound of user space; the kernel accepts no larger offset
 YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
-
-LIBC.process_vm_readv.restype = ctypes.c_ssize_t
-LIBC.process_vm_writev.restype = ctypes.c_ssize_t
-
-
-class Iovec(ctypes.Structure):
-    """struct iovec."""
-
-    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
 
 
 def gone(pid: int) -> AttachError:
