@@ -50,6 +50,8 @@ def _of_job(processes: Sequence[ReadProcess]) -> str:
             return f"None of the {len(processes)} processes could be read."
         return f"Process {processes[0].pid} could not be read."
     sentence = _waiting(crowd) or _few_and_many(crowd)
+    if len(processes) > 1 and (missing := crowd.missing()) and missing not in sentence:
+        sentence = f"{sentence}; {missing}"
     return f"{sentence[0].upper()}{sentence[1:]}."
 
 
@@ -205,7 +207,7 @@ def _waiting(crowd: _Crowd) -> str:
         sentence = _lateness(crowd, waiting, late, names)
     else:
         return _all_wait(crowd, waiting, names)
-    return f"{sentence}; {crowd.missing()}" if crowd.missing() else sentence
+    return sentence
 
 
 def _different_collectives(crowd: _Crowd, names: Mapping[str, Sequence[int]], late: Sequence[int]) -> str:

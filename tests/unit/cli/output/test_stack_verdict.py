@@ -262,9 +262,13 @@ def test_each_job_has_a_line_of_its_own() -> None:
     ]
 
 
-def test_nothing_is_said_of_processes_that_could_not_be_read() -> None:
+def test_of_processes_that_could_not_be_read_nothing_else_is_said() -> None:
     assert said(*ranks(None, None)) == "None of the 2 processes could be read."
-    assert said(*ranks(None, running())) == "Rank 1 runs in train_step (train.py:20)."
+    assert said(*ranks(None, running())) == ("Rank 1 runs in train_step (train.py:20); rank 0 could not be read.")
+    assert said(*ranks(running(), running(), None, world=8)) == (
+        "Both ranks run in train_step (train.py:20); ranks 2-7 of 8 were not read."
+    )
+    assert said(read(running(), 3, world=8)) == "Process 4245 runs in train_step (train.py:20)."  # asked for by pid
 
 
 UNREAD = "its Python frames could not be read in time"
