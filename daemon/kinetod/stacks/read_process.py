@@ -68,7 +68,9 @@ def main() -> int:
         confine(pid, uid)
         facts, began = read_process(pid, MAX_THREADS), time.monotonic()
         python = read_frames(pid, spy, facts.inner_pid)
-        facts = settled(facts, read_process(pid, MAX_THREADS), time.monotonic() - began)
+        after = read_process(pid, MAX_THREADS)
+        find_main(python, facts, after)
+        facts = settled(facts, after, time.monotonic() - began)
     except NoFrames as exc:
         why = str(exc)
     except ProcessLookupError as exc:
@@ -111,6 +113,14 @@ def confine(pid: int, uid: int) -> None:
     no_new_rights()
     if seccomp_filter.available():
         seccomp_filter.install(seccomp_filter.that_reads(pid))
+
+
+def find_main(python: Sequence[PythonThread], before: ThreadTable, after: ThreadTable) -> None:
+    """Numbers the main thread after a fork that Python was not told of, as in uWSGI: its number is the parent's."""
+    numbers = {each.inner for table in (before, after) for each in table.threads}
+    lost = [each for each in python if each.thread not in numbers]
+    if len(lost) == 1 and all(each.thread != before.inner_pid for each in python):
+        lost[0].thread = before.inner_pid
 
 
 def settled(before: ThreadTable, after: ThreadTable, seconds: float) -> ThreadTable:

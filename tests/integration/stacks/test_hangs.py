@@ -32,6 +32,7 @@ KINDS = {
     "file_lock": (pb.WAIT_FILE, "waits for the lock of /"),
     "stopped": (pb.WAIT_STOPPED, "is stopped (SIGSTOP or Ctrl-Z)"),
     "fork": (pb.WAIT_LOCK, "waits for a lock, with no other thread in the process"),
+    "fork_in_c": (pb.WAIT_LOCK, "waits for a lock, with no other thread in the process"),
     "many_threads": (pb.WAIT_LOCK, "waits for a lock"),
     "c_with_gil": (pb.WAIT_SLEEP, "sleeps"),
     "full_pipe": (pb.WAIT_PROCESS, "waits for a child process to end"),

@@ -223,6 +223,13 @@ def fork() -> None:
     hangs()
 
 
+def fork_in_c() -> None:
+    """A child of which Python has not been told, as those of uWSGI."""
+    if ctypes.PyDLL(None).fork():
+        os.wait()
+    lock()
+
+
 def many_threads() -> None:
     """The main thread and a hundred more wait for a lock; one that sleeps has it."""
     held, taken = threading.Lock(), threading.Event()

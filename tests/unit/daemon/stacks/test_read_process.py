@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from kinetod.stacks import read_process
-from kinetod.stacks.read_process import joined, settled
+from kinetod.stacks.read_process import find_main, joined, settled
 from kinetod.stacks.thread_facts import BlockingCall, ThreadFacts, ThreadTable
 from kinetod.stacks.thread_stacks import NO_SUCH_PROCESS, StackFrame, StackReading, ThreadStack, decode
 from support.service.calls_as import plain_python
@@ -149,6 +149,28 @@ def test_threads_of_the_interpreter_are_found_by_the_numbers_that_the_process_se
     assert [each.holds_gil for each in found.threads] == [True, False]
     assert found.threads[1].waits == "waits for the GIL, which thread 4242 (python) holds at a.py:3"
     assert found.threads[1].left_out == 5
+
+
+@pytest.mark.parametrize(
+    ("numbers", "found"),
+    [
+        ((3, 8), (7, 8)),  # 3 is its parent's
+        ((0,), (7,)),
+        ((3, 4), (3, 4)),  # one of them may be the main thread
+        ((7, 3), (7, 3)),
+        ((8, 9), (8, 9)),  # 9 has just begun
+    ],
+)
+def test_the_main_thread_is_the_one_whose_number_is_no_other_threads(
+    numbers: tuple[int, ...], found: tuple[int, ...]
+) -> None:
+    before, after = (
+        ThreadTable(pid=7, threads=[replace(BEFORE, thread=each, inner=each) for each in known])
+        for known in ((7, 8), (7, 8, 9))
+    )
+    python = [SimpleNamespace(thread=each) for each in numbers]
+    find_main(python, before, after)  # type: ignore[arg-type]
+    assert tuple(each.thread for each in python) == found
 
 
 BEFORE = ThreadFacts(thread=7, inner=7, name="python", state="SLEEPING", call=BlockingCall("futex", (1, 2, 3, 4)))
