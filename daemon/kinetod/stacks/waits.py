@@ -70,6 +70,7 @@ _FUNCTIONS = _known(
     ("EVENTS", "socketserver.py", r"serve_forever", "waits for requests"),
     ("EVENTS", "selectors.py", r"select", "waits for events"),
     ("PROCESS", "multiprocessing/connection.py", r"_recv|_poll|poll|wait|accept|recv\w*", "waits for another process"),
+    ("LOCK", "multiprocessing/synchronize.py", r"__enter__|wait\w*", "waits for a lock or event between processes"),
     ("LOCK", "threading.py", r"wait|wait_for", "waits for a condition or an event"),
     ("LOCK", "threading.py", r"acquire|__enter__", "waits for a lock or a semaphore"),
     ("NETWORK", "ssl.py", r"read|recv\w*|do_handshake", "waits for data from the network"),
@@ -93,6 +94,7 @@ _CREATES = frozenset(("vfork", "clone", "clone3"))
 _POLLS = frozenset(
     ("poll", "ppoll", "select", "pselect6", "epoll_wait", "epoll_pwait", "epoll_pwait2", "io_uring_enter")
 )
+_SIGNALS = frozenset(("pause", "rt_sigtimedwait", "rt_sigsuspend"))
 _OPENS = frozenset(("open", "openat", "stat", "newfstatat", "statx", "getdents64"))
 
 
@@ -193,7 +195,12 @@ def _by_call(call: BlockingCall, frames: Sequence[StackFrame]) -> tuple[str, str
         return GPU, f"waits in the GPU's driver ({name} of {target})"
     if name == "futex":
         lock = frames and _LOCKS.search(frames[0].code)
-        return "LOCK", "waits for a lock" if lock else "waits for a lock or for another thread"
+        others = "for another thread" if _is_private(call) else "another thread or another process"
+        return "LOCK", "waits for a lock" if lock else f"waits for a lock or {others}"
+    if name in _SIGNALS:
+        return "EVENTS", "waits for a signal"
+    if name in ("semtimedop", "msgrcv"):
+        return "LOCK", "waits for a semaphore or a message of another process"
     if name in SLEEPS and frames and _QUERIES.search(frames[0].code):
         return "SLEEP", "sleeps, as SQLite does while another connection locks its database"
     if name in SLEEPS or (name in ("select", "pselect6") and not call.arguments[0]):

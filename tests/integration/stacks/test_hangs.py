@@ -39,6 +39,8 @@ KINDS = {
     "communicate": (pb.WAIT_PROCESS, "waits for the pipes of a child process"),
     "before_exec": (pb.WAIT_PROCESS, "waits for a child process to execute its program"),
     "spawn": (pb.WAIT_PROCESS, "waits for a new process to execute its program"),
+    "process_lock": (pb.WAIT_LOCK, "waits for a lock or event between processes"),
+    "signals": (pb.WAIT_EVENTS, "waits for a signal"),
     "logging_lock": (pb.WAIT_LOCK, "waits for a lock"),
     "signal_handler": (pb.WAIT_LOCK, "waits for a lock"),
     "terminal": (pb.WAIT_FILE, "reads /dev/pts/"),

@@ -332,6 +332,29 @@ def spawn() -> None:
         hangs()
 
 
+def process_lock() -> None:
+    """A lock that another process has."""
+    import multiprocessing
+
+    held = multiprocessing.get_context("fork").Lock()
+    held.acquire()
+
+    def hangs() -> None:
+        said()
+        with held:
+            pass
+
+    hangs()
+
+
+def signals() -> None:
+    def hangs() -> None:
+        said()
+        signal.sigwait({signal.SIGUSR1})
+
+    hangs()
+
+
 def logging_lock() -> None:
     """A handler's lock, which a thread has that hangs in the same handler."""
     import logging

@@ -150,6 +150,8 @@ def test_the_gil_is_waited_for_with_a_deadline_while_another_thread_holds_it() -
         (BlockingCall("select", (0, 0)), ("SLEEP", "sleeps")),
         (BlockingCall("waitid", (3, 9)), ("PROCESS", "waits for a child process to end")),
         (BlockingCall("vfork", (0, 0)), ("PROCESS", "waits for a new process to execute its program")),
+        (BlockingCall("rt_sigsuspend", (0, 0)), ("EVENTS", "waits for a signal")),
+        (BlockingCall("msgrcv", (0, 0)), ("LOCK", "waits for a semaphore or a message of another process")),
         (BlockingCall("openat", (3, 0)), ("FILE", "opens or looks up a file")),
         (
             BlockingCall("ioctl", (3, 0), "/dev/tty"),
@@ -164,12 +166,11 @@ def test_a_system_call_tells_what_frames_do_not(call: BlockingCall | None, expec
 
 
 def test_a_lock_is_told_from_another_threads_signal_by_the_expression_only() -> None:
-    waits = BlockingCall("futex", (0,) * 6)
+    waits, shared = BlockingCall("futex", (0, 0x189)), BlockingCall("futex", (0, 0x109))
     assert told(("f", "a.py"), call=waits, code="lock.acquire()") == ("LOCK", "waits for a lock")
-    assert told(("f", "a.py"), call=waits, code="run('train with dropout')") == (
-        "LOCK",
-        "waits for a lock or for another thread",
-    )
+    for call, words in ((waits, "for another thread"), (shared, "another thread or another process")):
+        expected = ("LOCK", f"waits for a lock or {words}")
+        assert told(("f", "a.py"), call=call, code="run('train with dropout')") == expected
 
 
 def test_what_stops_a_process_comes_before_all_else() -> None:
