@@ -50,4 +50,4 @@ def test_in_the_search_for_a_moment(scenario: str) -> None:
     driver = native.build("drive_drain", [*native.collector_sources(), DRIVERS / "drive_drain.c"], flags)
     libraries = [native.fake_driver(old=scenario == "old"), native.fake_cupti()]
     done = subprocess.run([driver, *libraries, scenario], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
