@@ -12,6 +12,7 @@ import numpy as np
 
 from kineto_trace.analysis.finding import Finding
 from kineto_trace.analysis.host_time.user_calls import host_steps
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.row_groups import group
 from kineto_trace.base.array_types import Flags, Ints
 from kineto_trace.base.quantities import format_duration
@@ -83,7 +84,7 @@ def standing(context: Context) -> Iterator[Finding]:
 
 
 def _others_move(counts: Ints, thread: Ints) -> bool:
-    for each in np.unique(thread):
+    for each in unique_values(thread).tolist():
         own = counts[thread == each].sum(axis=0)
         if own.sum() - own[IDLE] - own[WAITING] > MOVES * own.sum():
             return True
