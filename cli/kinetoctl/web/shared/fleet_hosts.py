@@ -53,7 +53,7 @@ from kinetoctl.web.pages.page_context import MAX_STACK_BYTES, PROGRAM, HostsFoun
 T = TypeVar("T")
 CALLS_AT_ONCE, CALLS_OF_USER = 1024, 256
 ANSWER_S = 3.0  # of a page
-LOOK_S = 10.0  # of a host's stacks: a process takes 0.2 s, or 5 s if it does not answer, and 8 are read at a time
+LOOK_S = 12.0  # of a host's stacks: a process takes 0.2 s, or 10 s if it does not answer, and 8 are read at a time
 LATE_S = 5.0
 LOOK_UP_S = 5.0
 WAIT_S = 1.0
