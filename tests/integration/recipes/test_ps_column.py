@@ -23,7 +23,7 @@ def test_a_column_of_ps_takes_a_field_what_fills_it_and_its_heading(tmp_path: Pa
     tree.insert(
         "protos/kineto_protos/v1/profiler.proto",
         "  StandingCall standing = 32;    // absent: none is known\n",
-        "  int32 threads = 33;\n",
+        "  int32 threads = 34;\n",
     )
     tree.make("protos")
     tree.insert(FACTS, "    parent_pid: int = 0\n", "    threads: int = 0\n")

@@ -160,6 +160,7 @@ def test_a_program_is_told_where_another_one_hangs(daemon: Daemon) -> None:
         told(daemon, pid, *KINDS["lock"])
         found = api.stacks(api.Selection(pids=(pid,)), api.HostOptions(address=daemon.address))
         line = found.processes[0]["threads"][0]["frames"][0]["line"]
-        assert found.verdict == f"Process {pid} waits for a lock in hangs (hanging.py:{line})."
+        alone = ", with no other thread in the process,"
+        assert found.verdict == f"Process {pid} waits for a lock{alone} in hangs (hanging.py:{line})."
         assert found.complete and "held.acquire()" in found.text
         assert [each["place"]["function"] for each in found.groups] == ["hangs"]
