@@ -288,13 +288,9 @@ class Agent:
 
     def _hello(self) -> wire.Hello:
         offers = registry.offers(self._sources())
-        counter = self._counter
+        count, (iteration_ns, stalled_ns) = self._counter.count, self._counter.pace_ns()
         return self_description.hello(
-            offers,
-            counter.count,
-            self._session.capture_id,
-            iteration_ns=counter.iteration_ns(),
-            stalled_ns=counter.stalled_ns(),
+            offers, count, self._session.capture_id, iteration_ns=iteration_ns, stalled_ns=stalled_ns
         )
 
     def _link_ready(self, mask: int) -> None:

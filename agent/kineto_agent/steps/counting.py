@@ -246,20 +246,16 @@ class StepCounter:
             after - before for before, after in pairs if 0 < before <= after and start_ns <= before and after <= end_ns
         ]
 
-    def iteration_ns(self) -> int:
-        """Median length of the latest iterations; 0 if there are too few, or if the running one takes far longer."""
-        median, stalled = self._pace_ns()
-        return 0 if stalled else median
+    def pace_ns(self) -> Tuple[int, int]:
+        """Median length of the latest iterations, and for how long the running one has lasted if that is far longer.
 
-    def stalled_ns(self) -> int:
-        """For how long the running iteration has lasted if that is far longer than the latest ones; else 0."""
-        return self._pace_ns()[1]
-
-    def _pace_ns(self) -> Tuple[int, int]:
+        At least one of them is 0; both are if there are too few iterations.
+        """
         now_ns = self._time_ns()
         median = median_ns(self.durations_ns(0, now_ns))
         running_ns = now_ns - self.time_of(self.count)
-        return median, running_ns if median and running_ns > max(_STALLED * median, _STALLED_NS) else 0
+        stalled = median > 0 and running_ns > max(_STALLED * median, _STALLED_NS)
+        return (0, running_ns) if stalled else (median, 0)
 
 
 COUNTER = StepCounter()

@@ -114,7 +114,7 @@ def gpu_does(gpu: pb.GpuSample) -> str:
 
 
 def gpus_do(processes: Iterable[ReadProcess]) -> dict[str, list[pb.GpuSample]]:
-    """The GPUs of these processes by what they do, without those of which that is unknown."""
+    """These processes' GPUs, grouped by what they do; GPUs whose state is unknown are left out."""
     found: dict[str, list[pb.GpuSample]] = {}
     gpus = {(each.host, gpu.gpu.index): gpu for each in processes for gpu in each.stacks.gpus}
     for gpu in gpus.values():

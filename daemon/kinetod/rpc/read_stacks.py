@@ -1,7 +1,7 @@
 """ReadStacks: where the threads of the selected processes stand, each process as soon as it has been read.
 
-A process that has a GPU open is told together with what its GPUs did meanwhile: whether a thread that waits for one
-waits for a result, or for ever. The GPUs are read twice, at least GPUS_S apart, for all processes.
+The answer for a process with an open GPU includes what its GPUs did during the look, which helps to tell a wait for a
+result from a hang. The GPUs are read twice, at least GPUS_S apart, for all processes.
 """
 
 import asyncio
