@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from support.machine.gpus import torch_with_driver
@@ -45,11 +46,13 @@ WAITS = "is busy without floating-point work or memory traffic, as a kernel that
     ("kind", "wait", "does"),
     [("waits", "WAIT_GPU", WAITS), ("computes", "WAIT_GPU", "is busy 100 % of the time"), ("rests", "", "is idle")],
 )
-def test_what_the_gpu_does_for_which_a_thread_waits_is_told(kind: str, wait: str, does: str) -> None:
+def test_what_the_gpu_does_for_which_a_thread_waits_is_told(tmp_path: Path, kind: str, wait: str, does: str) -> None:
+    file = tmp_path / "program.py"
+    file.write_text(PROGRAM)
     with (
         running_daemon() as daemon,
         subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, kind], env=child_environ(), stdout=subprocess.PIPE, text=True
+            [sys.executable, str(file), kind], env=child_environ(), stdout=subprocess.PIPE, text=True
         ) as program,
     ):
         try:

@@ -9,7 +9,7 @@ import random
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -58,7 +58,7 @@ class ObligingAgent(threading.Thread):
 
     def run(self) -> None:
         """Carries out captures until the daemon goes."""
-        with ScriptedAgent(self._daemon.agent_socket) as agent:
+        with ScriptedAgent(self._daemon.agent_socket) as agent, suppress(BrokenPipeError, ConnectionResetError):
             agent.sock.settimeout(None)
             agent.hello()
             while (message := agent.receive()) is not None:
