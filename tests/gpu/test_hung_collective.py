@@ -125,5 +125,5 @@ def test_a_job_that_hangs_in_a_collective_is_traced_and_ends_as_if_it_were_not(t
         assert abs(after_s - twin_after_s) < SAME_S, kind
         waiting, *_ = ours[kind]["targets"]
         assert waiting["reason_code"] == "GPU_DOES_NOT_DRAIN", waiting
-        assert stands[kind]["0"] == ["WAIT_GPU", "waits for the GPU (data.sum().item())", "main"], kind
+        assert stands[kind]["0"][0::2] == ["WAIT_GPU", "main"], kind
     assert [stands[kind].get("1", [""])[0] for kind in KINDS] == ["WAIT_LOCK", "WAIT_FILE", "WAIT_GPU", ""]

@@ -72,12 +72,16 @@ _threads = msgspec.json.Decoder(list[_SpyThread])
 
 
 class PythonThread:
-    """thread: its number as the process sees it; 0: unknown. frames: innermost first, `left_out` of them missing."""
+    """thread: its number as the process sees it; 0: unknown. frames: innermost first, `left_out` of them missing.
 
-    __slots__ = ("frames", "holds_gil", "left_out", "name", "thread")
+    address: of its pthread structure.
+    """
+
+    __slots__ = ("address", "frames", "holds_gil", "left_out", "name", "thread")
 
     def __init__(self, found: _SpyThread, thread: int = 0) -> None:
         self.thread = found.os_thread_id or thread
+        self.address = found.thread_id
         self.holds_gil = found.owns_gil
         self.name = clean(found.thread_name or "", _MAX_NAME_CHARS)
         frames = found.frames
@@ -155,18 +159,23 @@ def _numbers(pid: int, threads: list[_SpyThread], inner_pid: int) -> list[int]:
     if all(each.os_thread_id for each in threads):
         return [0] * len(threads)
     main = next((each for each in threads if each.thread_name == "MainThread"), None)
-    offset = _memory(pid, main.thread_id).find(struct.pack("=i", inner_pid)) if main is not None else -1
+    offset = _pthread(pid, main).find(struct.pack("=i", inner_pid)) if main is not None else -1
     if offset < 0:
         return [inner_pid if each is main else 0 for each in threads]
-    words = [_memory(pid, each.thread_id)[offset : offset + 4] for each in threads]
+    words = [_pthread(pid, each)[offset : offset + 4] for each in threads]
     return [int.from_bytes(word, sys.byteorder) for word in words]
 
 
-def _memory(pid: int, address: int) -> bytes:
+def _pthread(pid: int, thread: _SpyThread) -> bytes:
     """As much as a pthread structure may have; empty: it cannot be read."""
-    buffer = ctypes.create_string_buffer(_PTHREAD_BYTES)
-    ours = Iovec(ctypes.addressof(buffer), _PTHREAD_BYTES)
-    theirs = Iovec(address, _PTHREAD_BYTES)
+    return read_memory(pid, thread.thread_id, _PTHREAD_BYTES)
+
+
+def read_memory(pid: int, address: int, size: int) -> bytes:
+    """Up to `size` bytes of a process's memory, as many as can be read."""
+    buffer = ctypes.create_string_buffer(size)
+    ours = Iovec(ctypes.addressof(buffer), size)
+    theirs = Iovec(address, size)
     read = LIBC.process_vm_readv(pid, ctypes.byref(ours), 1, ctypes.byref(theirs), 1, 0)
     return buffer.raw[: max(0, read)]
 

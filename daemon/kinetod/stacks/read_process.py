@@ -22,7 +22,7 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
 
@@ -65,12 +65,17 @@ def main() -> int:
     python, why = list[PythonThread](), ""
     try:
         spy = open_spy()
+        driver_calls = _driver_calls() if facts.uses_gpu else None
         confine(pid, uid)
         facts, began = read_process(pid, MAX_THREADS), time.monotonic()
         python = read_frames(pid, spy, facts.inner_pid)
+        calls = driver_calls(facts, python) if driver_calls is not None else {}
         after = read_process(pid, MAX_THREADS)
         find_main(python, facts, after)
         facts = settled(facts, after, time.monotonic() - began)
+        facts = replace(
+            facts, threads=[replace(each, driver_call=calls.get(each.thread, "")) for each in facts.threads]
+        )
     except NoFrames as exc:
         why = str(exc)
     except ProcessLookupError as exc:
@@ -81,6 +86,13 @@ def main() -> int:
         Sources(pid).add_code(thread.frames for thread in python)
         _tell(joined(facts, python, why))
     return 0
+
+
+def _driver_calls() -> Callable[[ThreadTable, Sequence[PythonThread]], dict[int, str]]:
+    """The function of that name, which few processes need. The user may not be able to read its module."""
+    from kinetod.stacks.driver_calls import driver_calls
+
+    return driver_calls
 
 
 def _tell(stacks: StackReading) -> None:

@@ -94,6 +94,8 @@ class ThreadFacts:
     """One thread. inner: its number as the process sees it. switches: how often it has waited, in all.
 
     wakes_per_s: where it wakes all the time in one call. kernel_function: where state D waits; empty: unknown.
+    stack_pointer: of a thread in the kernel; 0: it runs, or that is hidden. driver_call: the function of CUDA's driver
+    in which it waits; empty: it is in none, or that is unknown.
     """
 
     thread: int
@@ -105,6 +107,8 @@ class ThreadFacts:
     wakes_per_s: float = 0.0
     call: BlockingCall | None = None
     kernel_function: str = ""
+    stack_pointer: int = 0
+    driver_call: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,15 +156,17 @@ def _thread(task: Path, tid: int, targets: "_Targets") -> ThreadFacts:
     fields = tail.split()
     state = _STATES.get(fields[0], "SLEEPING")
     status = _status(task)
+    call, stack_pointer = _call(task, targets)
     return ThreadFacts(
         thread=tid,
         inner=int(status.get("NSpid", str(tid)).split()[-1]),
         name=clean(head.partition("(")[2], 64),
         state=state,
         cpu_ns=(int(fields[_USER_TICKS]) + int(fields[_SYSTEM_TICKS])) * _TICK_NS,
-        call=_call(task, targets),
+        call=call,
         switches=int(status.get(_SWITCHES, "0")),
         kernel_function=_kernel_function(task) if state == "UNINTERRUPTIBLE" else "",
+        stack_pointer=stack_pointer,
     )
 
 
@@ -179,17 +185,18 @@ def _kernel_function(task: Path) -> str:
     return ""
 
 
-def _call(task: Path, targets: "_Targets") -> BlockingCall | None:
+def _call(task: Path, targets: "_Targets") -> tuple[BlockingCall | None, int]:
+    """The call, and the stack pointer."""
     try:
-        words = (task / "syscall").read_text().split()
-        number, *arguments = (int(word, 0) for word in words[:7])
+        number, *arguments, stack_pointer, _instruction = (
+            int(word, 0) for word in (task / "syscall").read_text().split()
+        )
     except (OSError, ValueError):  # it runs, or that is hidden from us
-        return None
+        return None, 0
     if number < 0 or (name := _NAMES.get(number)) is None:
-        return None
-    return BlockingCall(
-        name, tuple(arguments), targets.named(arguments[0]) if _TAKES_DESCRIPTOR.fullmatch(name) else ""
-    )
+        return None, stack_pointer
+    target = targets.named(arguments[0]) if _TAKES_DESCRIPTOR.fullmatch(name) else ""
+    return BlockingCall(name, tuple(arguments), target), stack_pointer
 
 
 class _Targets:

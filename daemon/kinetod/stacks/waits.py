@@ -1,8 +1,9 @@
 """What a thread waits for, in words, from its Python frames and its system call. Pure.
 
 The rules, first match first: the thread is stopped; another thread holds the GIL, and this one looks for it every 5 ms;
-a function of a known library, in the frames inside the innermost one of the program's own, is known to wait; the line
-ends in a call that waits for the GPU, and the process uses one; the system call; the kernel's state.
+a function of a known library, in the frames inside the innermost one of the program's own, is known to wait; the thread
+is in a call of CUDA's driver that waits; the line ends in a call that waits for the GPU, and the process uses one; the
+system call; the kernel's state.
 
 A thread that runs can only wait by spinning, as those do that wait for a GPU or for a collective.
 """
@@ -115,6 +116,8 @@ def _explained(thread: ThreadFacts, frames: Sequence[StackFrame], process: Threa
     found = _by_function(frames)
     if found is not None and (not runs or found[0] == GPU or _in_collective(frames[0])):
         return found
+    if thread.driver_call:
+        return GPU, f"waits for the GPU ({thread.driver_call})"
     if process.uses_gpu and frames and (code := _for_gpu(thread, frames[0])):
         return GPU, f"waits for the GPU ({code})"
     if runs:

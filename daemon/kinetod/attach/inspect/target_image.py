@@ -47,6 +47,7 @@ _EHDR_SIZE, _DYN_SIZE, _SYM_SIZE = 64, 16, 24
 _SYM = struct.Struct("<IBBHQQ")  # st_name, st_info, st_other, st_shndx, st_value, st_size
 _PHDR = struct.Struct("<IIQQQQQQ")  # p_type, p_flags, p_offset, p_vaddr, p_paddr, p_filesz, p_memsz, p_align
 _MAX_DYNAMIC_BYTES = 1 << 16
+_MAX_SYMBOLS, _MAX_NAME_BYTES, _STT_FUNC = 1 << 16, 64, 2
 _MAX_CHAIN = 1 << 12  # about ten are usual; an endless chain would keep a helper busy and others waiting
 _PAGE = 4096
 
@@ -122,6 +123,31 @@ class Elf:
         if name not in self._found:
             self._found[name] = self._search(name.encode())
         return self._found[name]
+
+    def functions(self) -> list[tuple[int, int, str]]:
+        """Address, size (bytes) and name of the defined functions, by rising address. Raises OSError."""
+        count = min(self._symbol_count(), _MAX_SYMBOLS)
+        found = list[tuple[int, int, str]]()
+        for name, info, _other, section, value, size in _SYM.iter_unpack(
+            self._memory.read(self._symbols, count * _SYM_SIZE)
+        ):
+            if section and info & 0xF == _STT_FUNC:
+                text = self._memory.read(self._strings + name, _MAX_NAME_BYTES).partition(b"\0")[0]
+                found.append((self.bias + value, size, text.decode("ascii", "replace")))
+        return sorted(found)
+
+    def _symbol_count(self) -> int:
+        if self._sysv_hash is not None:
+            return self._memory.u32(self._sysv_hash + 4)
+        if self._gnu_hash is None:
+            return 0
+        buckets, first, bloom_words, _shift = struct.unpack("<IIII", self._memory.read(self._gnu_hash, 16))
+        table = self._gnu_hash + 16 + bloom_words * 8
+        last = max(struct.unpack(f"<{buckets}I", self._memory.read(table, 4 * buckets)), default=0)
+        for index in range(last, last + _MAX_CHAIN if last >= first else 0):
+            if self._memory.u32(table + 4 * (buckets + index - first)) & 1:
+                return index + 1
+        return 0
 
     def _search(self, name: bytes) -> tuple[int, int] | None:
         if self._gnu_hash is not None:

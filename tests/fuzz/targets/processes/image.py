@@ -25,6 +25,7 @@ def play(data: bytes) -> None:
         image = Elf(_memory, _base)
         for name in NAMES:
             image.lookup(name)
+        image.functions()
     except (NotElfError, OSError, AttachError):
         return
 

@@ -77,6 +77,15 @@ def test_a_call_without_a_descriptor_has_no_target(tmp_path: Path) -> None:
     assert thread.call == BlockingCall("futex", (1, 128, 0, 0, 0, 0))
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("-1 0x7ffe10 0x400", 0x7FFE10), (f"{READ} 0x0 0x0 0x0 0x0 0x0 0x0 0x7ffe20 0x400", 0x7FFE20), ("running", 0)],
+)
+def test_the_stack_pointer_of_a_thread_in_the_kernel_is_known(tmp_path: Path, text: str, expected: int) -> None:
+    task(tmp_path, 7, call=text)
+    assert read_process(7, 9, tmp_path).threads[0].stack_pointer == expected
+
+
 @pytest.mark.parametrize("text", ["", "-1 0x7f 0x7f", "99999 0x0 0x0", "junk"])
 def test_a_call_that_is_none_or_unknown_is_left_out(tmp_path: Path, text: str) -> None:
     task(tmp_path, 7, call=text)

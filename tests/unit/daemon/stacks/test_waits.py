@@ -24,6 +24,7 @@ def told(
     gil: str = "",
     wakes_per_s: float = 200.0,
     gpu: bool = False,
+    driver_call: str = "",
     kernel_function: str = "",
     frozen: bool = False,
     tracer: int = 0,
@@ -37,6 +38,7 @@ def told(
         call=call,
         kernel_function=kernel_function,
         wakes_per_s=wakes_per_s,
+        driver_call=driver_call,
     )
     process = ThreadTable(pid=7, threads=[thread], left_out=others, uses_gpu=gpu, frozen=frozen, tracer=tracer)
     found = frames(*calls)
@@ -93,6 +95,17 @@ def test_what_an_event_loop_calls_is_not_the_event_loop() -> None:
 def test_a_line_that_ends_in_a_call_for_the_gpus_result_waits_for_the_gpu_where_the_process_uses_one(code: str) -> None:
     assert told(("step", "train.py"), state="RUNNING", code=code, gpu=True) == ("GPU", f"waits for the GPU ({code})")
     assert told(("step", "train.py"), state="RUNNING", code=code) == ("NONE", "runs")
+
+
+def test_a_call_of_the_driver_says_more_than_the_line_and_less_than_the_function_that_made_it() -> None:
+    waits = ("GPU", "waits for the GPU (cuStreamSynchronize)")
+    for code in ("n = float(loss)", "n = loss.item()"):
+        assert told(("f", "a.py"), state="RUNNING", code=code, gpu=True, driver_call="cuStreamSynchronize") == waits
+    synchronize = ("synchronize", f"{PACKAGES}/torch/cuda/__init__.py")
+    assert told(synchronize, ("f", "a.py"), state="RUNNING", gpu=True, driver_call="cuCtxSynchronize") == (
+        "GPU",
+        "waits for the GPU (torch.cuda.synchronize)",
+    )
 
 
 @pytest.mark.parametrize("code", ["rows.tolist()", "heavy(x.item())", "x.cpu().numpy().tobytes()", "x.to('cpu')"])

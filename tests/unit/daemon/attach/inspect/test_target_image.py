@@ -50,7 +50,9 @@ def test_a_chain_without_an_end_is_given_up_soon() -> None:
 
 def test_an_image_of_the_fuzzer_is_a_good_one() -> None:
     for tag in (4, 0x6FFFFEF5):
-        assert Elf(Counted(small_image(tag)), BASE).lookup("Py_Version") == (BASE + 0x100, 8)
+        elf = Elf(Counted(small_image(tag)), BASE)
+        assert elf.lookup("Py_Version") == (BASE + 0x100, 8)
+        assert elf.functions() == [(BASE + 0x100, 8, "Py_Version")]
 
 
 @pytest.mark.parametrize("address", [-1, 1 << 63, (1 << 64) + 5])
@@ -67,6 +69,16 @@ def image() -> TargetImage:
 def test_a_symbol_of_the_c_library_is_where_the_loader_finds_it(image: TargetImage) -> None:
     own = ctypes.cast(ctypes.CDLL(None).getpid, ctypes.c_void_p).value
     assert image.libc_symbol("getpid") == own
+
+
+def test_all_functions_of_a_library_are_found_by_rising_address(image: TargetImage) -> None:
+    libc = image.elf(next(path for path in image.modules if "libc.so" in path or "libc-" in path))
+    assert libc is not None
+    found = libc.functions()
+    assert found == sorted(found)
+    names = {name: (address, size) for address, size, name in found}
+    assert len(names) > 1000
+    assert all(names[name] == libc.lookup(name) for name in ("getpid", "read", "qsort"))
 
 
 def test_an_absent_symbol_is_none(image: TargetImage) -> None:
