@@ -142,8 +142,10 @@ class Elf:
         if self._gnu_hash is None:
             return 0
         buckets, first, bloom_words, _shift = struct.unpack("<IIII", self._memory.read(self._gnu_hash, 16))
+        if not 0 < buckets <= _MAX_SYMBOLS:
+            return 0
         table = self._gnu_hash + 16 + bloom_words * 8
-        last = max(struct.unpack(f"<{buckets}I", self._memory.read(table, 4 * buckets)), default=0)
+        last = max(struct.unpack(f"<{buckets}I", self._memory.read(table, 4 * buckets)))
         for index in range(last, last + _MAX_CHAIN if last >= first else 0):
             if self._memory.u32(table + 4 * (buckets + index - first)) & 1:
                 return index + 1
