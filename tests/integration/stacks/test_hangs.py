@@ -124,6 +124,7 @@ def test_a_control_group_that_freezes_a_program_is_told(daemon: Daemon, version:
         hanging("lock") as pid,
         real_group("freezer", f"kineto-hangs-{version}-{pid}", version=version) as group,
     ):
+        told(daemon, pid, *KINDS["lock"])  # it says that it hangs just before it does
         group.add(pid)
         with frozen(group):
             found = told(daemon, pid, pb.WAIT_STOPPED, "is frozen by a control group")

@@ -284,8 +284,9 @@ def _fork(held: int) -> None:
 
 def _main() -> int:
     agent = ScriptedAgent(Path(sys.argv[1]))
-    agent.connect()
-    for line in sys.stdin:
+    for number, line in enumerate(sys.stdin):
+        if number == 0:
+            agent.connect()  # only now: the daemon waits for the Hello no longer than for some seconds
         name, *arguments = shlex.split(line)
         if name == "exit":
             os._exit(int(arguments[0]))
