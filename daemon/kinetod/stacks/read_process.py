@@ -152,8 +152,12 @@ def _settled(before: ThreadFacts, after: ThreadFacts | None, seconds: float) -> 
     sleeps = before.call is not None and before.call.name in waits.SLEEPS  # if again and again, it tries something
     if (before.state, before.call) == (after.state, after.call) and (sleeps or not woken):
         return before
-    if before.call == after.call and before.call is not None and woken / max(seconds, 1e-3) > GIL_LOOKS_PER_S:
-        return replace(before, wakes_per_s=woken / max(seconds, 1e-3))
+    undelayed_s = seconds - (after.delayed_ns - before.delayed_ns) / 1e9
+    wakes_per_s = woken / max(undelayed_s, 1e-3)
+    call = before.call or after.call  # on a busy machine it may wait for a processor at one of the looks
+    if call is not None and {before.call, after.call} <= {call, None} and wakes_per_s > GIL_LOOKS_PER_S:
+        state = before.state if before.call == after.call else "RUNNING"
+        return replace(before, state=state, call=call, wakes_per_s=wakes_per_s)
     return replace(before, state="RUNNING", call=None)
 
 

@@ -93,7 +93,8 @@ class BlockingCall:
 class ThreadFacts:
     """One thread. inner: its number as the process sees it. switches: how often it has waited, in all.
 
-    wakes_per_s: where it wakes all the time in one call. kernel_function: where state D waits; empty: unknown.
+    delayed_ns: for how long it has waited for a processor, in all, if it runs or waits for a futex. wakes_per_s: if it
+    wakes all the time in one call, without those delays. kernel_function: where state D waits; empty: unknown.
     stack_pointer: of a thread in the kernel; 0: it runs, or that is hidden. driver_call: the function of CUDA's driver
     in which it waits; empty: it is in none, or that is unknown.
     """
@@ -104,6 +105,7 @@ class ThreadFacts:
     state: str
     cpu_ns: int = 0
     switches: int = 0
+    delayed_ns: int = 0
     wakes_per_s: float = 0.0
     call: BlockingCall | None = None
     kernel_function: str = ""
@@ -165,6 +167,7 @@ def _thread(task: Path, tid: int, targets: "_Targets") -> ThreadFacts:
         cpu_ns=(int(fields[_USER_TICKS]) + int(fields[_SYSTEM_TICKS])) * _TICK_NS,
         call=call,
         switches=int(status.get(_SWITCHES, "0")),
+        delayed_ns=_delayed_ns(task) if call is None or call.name == "futex" else 0,
         kernel_function=_kernel_function(task) if state == "UNINTERRUPTIBLE" else "",
         stack_pointer=stack_pointer,
     )
@@ -176,6 +179,12 @@ def _status(folder: Path) -> dict[str, str]:
     except OSError:
         return {}
     return {name: value.strip() for name, _, value in (line.partition(":") for line in text.splitlines())}
+
+
+def _delayed_ns(task: Path) -> int:
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int((task / "schedstat").read_text().split()[1])
+    return 0
 
 
 def _kernel_function(task: Path) -> str:

@@ -1,7 +1,7 @@
 """Programs that hang in different ways, each told apart by a real daemon, from outside."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -133,10 +133,15 @@ def test_a_control_group_that_freezes_a_program_is_told(daemon: Daemon, version:
 
 def test_a_thread_that_waits_for_the_gil_names_the_call_of_c_that_has_it(daemon: Daemon) -> None:
     with hanging("c_with_gil") as pid:
-        main, other = told(daemon, pid, pb.WAIT_SLEEP, "sleeps").threads
+
+        def both() -> Sequence[pb.ThreadStack] | None:
+            threads = told(daemon, pid, pb.WAIT_SLEEP, "sleeps").threads
+            return threads if threads[1].wait == pb.WAIT_GIL else None  # else it waits for a processor
+
+        main, other = until(both, "the other one waits")
         line = main.frames[0].line
         assert main.holds_gil
-        assert (other.wait, other.waits.partition(" (")[0]) == (pb.WAIT_GIL, f"waits for the GIL, which thread {pid}")
+        assert other.waits.partition(" (")[0] == f"waits for the GIL, which thread {pid}"
         assert other.waits.endswith(f" holds at hanging.py:{line}")
 
 

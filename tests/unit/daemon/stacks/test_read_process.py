@@ -196,6 +196,18 @@ def test_a_thread_that_has_moved_between_two_looks_runs(
     assert (found.call is None) == (state == "RUNNING")
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_a_thread_that_wakes_every_5_ms_and_waits_for_a_processor_in_between_is_known_by_its_call(first: bool) -> None:
+    delayed = replace(BEFORE, switches=10, delayed_ns=450_000_000)
+    before, after = BEFORE, delayed
+    if first:
+        before = replace(before, state="RUNNING", call=None)
+    else:
+        after = replace(after, state="RUNNING", call=None)
+    (found,) = settled(ThreadTable(pid=7, threads=[before]), ThreadTable(pid=7, threads=[after]), 0.5).threads
+    assert (found.state, found.call, round(found.wakes_per_s)) == ("RUNNING", BEFORE.call, 200)
+
+
 def test_a_thread_that_sleeps_at_both_looks_sleeps_even_if_it_woke_in_between() -> None:
     before = replace(BEFORE, call=BlockingCall("clock_nanosleep", (0, 0)))
     after = replace(before, switches=before.switches + 1)
