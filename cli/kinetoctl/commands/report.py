@@ -2,7 +2,7 @@
 
 import re
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +24,7 @@ from kinetoctl.output.units import headings
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
+    from kineto_trace.catalog.first_screen import Runs
     from kineto_trace.open.trace_discovery import Source
     from kineto_trace.view_api.result import Result, ResultColumn
     from kineto_trace.view_api.view import View
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 WHAT_IF = "rank_what_if"
 SNAPSHOT_VIEW = "snapshot_"  # what the names of the views of memory snapshots begin with
 SETTING = Parsed("name=value", parse_setting)
+WITH_VERDICT = ("table", "json", "yaml")  # formats that hold several tables
 DEFAULT_LIMIT = 20
 # Without --view, of one trace: first what the time went to, what to change and what is not in the trace, then details.
 OVERVIEW = ("time_causes", "findings", "not_recorded", "overview", "kernels", "roofline", "operators", "python_samples")
@@ -162,7 +164,7 @@ def _complete_setting(ctx: click.Context, _param: click.Parameter, incomplete: s
     metavar="NAME",
     multiple=True,
     shell_complete=_complete,
-    help="View (analysis) to show; repeatable.  [default: what the time went to, top findings, overview]",
+    help="View (analysis) to show; repeatable.  [default: where the time goes, top findings, overview]",
 )
 @click.option("--list", "listing", is_flag=True, help="List all views, one per line.")
 @click.option(
@@ -231,10 +233,14 @@ def command(**values: Any) -> int:
         if options.html is not None:
             _write_page(options, sources, settings)
             return ExitCode.DONE
-        results = _results(options, sources, short=settings.output == "table" and settings.file is None)
+        runs = _runs(options, sources) if _is_overview(options) else None
+        shown = sources if runs is None else [runs.newest]
+        results = _results(options, shown, short=settings.output == "table" and settings.file is None)
+        if _is_overview(options) and settings.output in WITH_VERDICT:
+            results = {**_first_answer(results, shown, runs), **results}
     if options.columns is not None:
         results = {name: _with_columns(result, options.columns) for name, result in results.items()}
-    elif settings.output == "table" and len(sources) == 1:
+    elif settings.output == "table" and len(shown) == 1:
         results = {name: _without_rank(result) for name, result in results.items()}
     _show(results, options, settings)
     return ExitCode.PARTIAL if any(map(_is_partial, results.values())) else ExitCode.DONE
@@ -269,8 +275,10 @@ def _show_snapshots(options: ReportOptions, settings: CommonOptions) -> None:
 
 
 def _is_partial(result: "Result") -> bool:
-    """Tells whether the view failed, or a rank is missing in it."""
-    return bool(result.failure) or any(MISSING_RANK.match(note) for note in result.notes)
+    """Tells whether the view failed, a rank is missing in it, or a file ended too early."""
+    from kineto_trace.model.trace import TRUNCATED
+
+    return bool(result.failure) or any(MISSING_RANK.match(note) or TRUNCATED in note for note in result.notes)
 
 
 def _sources(options: ReportOptions, settings: CommonOptions) -> AbstractContextManager[list["Source"]]:
@@ -335,6 +343,33 @@ def _results(options: ReportOptions, sources: Sequence["Source"], *, short: bool
         result.view: replace(result, notes=(note, *result.notes)) if result.view in own else result
         for result in results
     }
+
+
+def _is_overview(options: ReportOptions) -> bool:
+    """Tells whether the report is in our own words: no views, columns or figures of other tools were asked for."""
+    return not (options.views or options.compat or options.columns)
+
+
+def _runs(options: ReportOptions, sources: Sequence["Source"]) -> "Runs | None":
+    from kineto_trace.catalog.first_screen import find_runs
+
+    with executor_for(sources, options.workers, options.scheduler) as executor:
+        return find_runs(sources, executor=executor)
+
+
+def _first_answer(
+    results: Mapping[str, "Result"], sources: Sequence["Source"], runs: "Runs | None"
+) -> dict[str, "Result"]:
+    """The verdict, and the table of the runs if the traces are runs of a program."""
+    from kineto_trace.catalog.first_screen import verdict, verdict_result
+
+    traces, ranks = len(sources), len({source.rank for source in sources})
+    time = results["rank_time_causes" if traces > 1 else "time_causes"]
+    told = verdict_result(verdict(results["findings"], time, ranks=ranks, traces=traces))
+    if runs is None:
+        return {told.view: told}
+    table = replace(runs.table, notes=(f"{runs.verdict} The rest of this report is about the newest one.",))
+    return {told.view: told, table.view: table}
 
 
 def _of_the_job(results: Sequence["Result"], sources: Sequence["Source"], top: int | None) -> list["Result"]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from kineto_trace.base.visible_text import one_line, visible
+from kineto_trace.view_api.view_titles import view_title
 from rich.table import Table
 from rich.text import Text
 
@@ -27,13 +28,17 @@ from kinetoctl.output.console import captured, emit, rich_console, say, say_text
 from kinetoctl.output.units import NOTHING, heading, headings, human, is_number
 
 if TYPE_CHECKING:
-    from kineto_trace.view_api.result import Result
+    from kineto_trace.view_api.result import Result, ResultColumn
+    from rich.console import Console
 
+VERDICT = "verdict"  # the name and column of the first result of a report
 SCHEMA_VERSION = 1  # of results as JSON; a new one if anything is taken away or means something else
 PIPE_TEXT_WIDTH = 120
 SHORTEST_TEXT = 36
 GAP = 2  # between columns
 PROSE = ("advice", "evidence")  # columns that hold sentences
+SAVING = {"title", "saving_us", "saving_pct", "saving_per_step_us", "uncertainty_pct", "guess"}  # of findings
+LEAST_PCT = 0.05  # of an uncertainty that is shown
 HIDDEN = ("unit", "finding")  # beside these: of other columns' figures, and a short form of the title
 PROSE_WIDTH = 100  # in a pipe
 LIST_COLUMNS = 11  # a single row with more than these is a list
@@ -63,10 +68,13 @@ def show_results(
 ) -> None:
     """Prints results under their names. limit: rows of each, 0 for all; limits: exceptions for tables for people."""
     if settings.output == "table":
+        results = dict(results)
+        if (first := results.pop(VERDICT, None)) is not None:
+            _print_verdict(first, settings)
         told: set[str] = set()
         for place, (name, result) in enumerate(results.items()):
             if title:
-                _print_title(("\n" if place else "") + name.replace("_", " "), settings)
+                _print_title(("\n" if place or first else "") + _title(name), settings)
             new = tuple(note for note in result.notes if note not in told)
             print_result(replace(result, notes=new), settings, limit=(limits or {}).get(name, limit))
             told.update(new)
@@ -187,20 +195,20 @@ def _print_list(columns: Sequence[_Shown], settings: CommonOptions) -> None:
 def _print_records(result: "Result", count: int, settings: CommonOptions) -> None:
     """Prints each row as a heading with its figures, followed by its sentences and their subjects."""
     console = stdout_console(color=settings.color and sys.stdout.isatty())
-    width = min(console.width, PROSE_WIDTH) if sys.stdout.isatty() else PROSE_WIDTH
+    width = _prose_width(console)
     texts = [column.name for column in result.columns if column.type == "text" and column.name not in HIDDEN]
     title = "title" if "title" in texts else texts[0]
     figures = [c for c in result.columns if c.type not in ("text", "texts") and c.name not in ("rank", "place")]
     details = [c for c in result.columns if c.type in ("text", "texts") and c.name not in (title, *PROSE, *HIDDEN)]
     for row in result.table.slice(0, count).to_pylist():
-        unit = row.get("unit") or ""
-        facts = ", ".join(
-            f"{heading(column.name, column.unit).lower()} {human(row[column.name], column.unit or unit)}"
-            for column in figures
-            if row[column.name] is not None
-        )
-        rank = f"rank {row['rank']}: " if "rank" in row else ""
-        console.print(Text.assemble(rank, (one_line(human(row[title])), "bold"), f"  {facts}" if facts else ""))
+        name = (one_line(human(row[title])), "bold")
+        if row.keys() >= SAVING:
+            console.print(Text.assemble(name))
+            console.print(Text(f"    {_saving(row)}"))
+        else:
+            facts = _facts(row, figures)
+            rank = f"rank {row['rank']}: " if "rank" in row else ""
+            console.print(Text.assemble(rank, name, f"  {facts}" if facts else ""))
         for name in PROSE:
             if row.get(name):
                 console.print(
@@ -212,6 +220,44 @@ def _print_records(result: "Result", count: int, settings: CommonOptions) -> Non
             for place, item in enumerate([value] if isinstance(value, str) else value):
                 lead = " " * len(label) if place else label
                 console.print(Text(lead + units.shortened(_one_line(visible(item)), width - len(label))))
+
+
+def _print_verdict(result: "Result", settings: CommonOptions) -> None:
+    text = result.rows()[0][VERDICT]
+    if text:
+        console = stdout_console(color=settings.color)
+        console.print(Text(textwrap.fill(visible(text), _prose_width(console)), style="bold"))
+
+
+def _title(name: str) -> str:
+    """The title of a view, with its name for --view where that differs."""
+    title = view_title(name)
+    return title if title.lower() == name.replace("_", " ") else f"{title} ({name})"
+
+
+def _prose_width(console: "Console") -> int:
+    return min(console.width, PROSE_WIDTH) if sys.stdout.isatty() else PROSE_WIDTH
+
+
+def _facts(row: Mapping[str, Any], figures: Iterable["ResultColumn"]) -> str:
+    unit = row.get("unit") or ""
+    return ", ".join(
+        f"{heading(column.name, column.unit).lower()} {human(row[column.name], column.unit or unit)}"
+        for column in figures
+        if row[column.name] is not None
+    )
+
+
+def _saving(row: Mapping[str, Any]) -> str:
+    """What a finding promises, how sure that is, and its rank."""
+    from kineto_trace.analysis.finding import ON_RANKS, percent, saving
+
+    parts = [f"could {saving(row)}"] if row["saving_us"] else []
+    parts += ["a rough estimate"] if row["guess"] and parts else []
+    parts += [f"± {percent(row['uncertainty_pct'])}"] if (row["uncertainty_pct"] or 0.0) >= LEAST_PCT else []
+    if "rank" in row:
+        parts.append(f"most on rank {row['rank']}" if row["title"].endswith(ON_RANKS) else f"on rank {row['rank']}")
+    return ", ".join(parts)
 
 
 def _print_title(text: str, settings: CommonOptions) -> None:

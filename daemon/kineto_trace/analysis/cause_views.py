@@ -45,7 +45,7 @@ TITLES: Mapping[str, str] = {
     "other_copies": "copies whose kind of memory is not in the trace, while no kernel runs",
     "fills": "memory fills, while nothing else runs",
     "unrecorded": "the GPU's activities were not recorded",
-    "data_loading": "GPU idle: the host waits for the next batch, or makes it",
+    "data_loading": "GPU idle: waiting for the next batch, or building it",
     "host_communication": "GPU idle: the host waits in a collective",
     "allocation": "GPU idle: the runtime allocates or releases memory",
     "synchronisation": "GPU idle: the host had waited for the GPU, and comes back with work",
@@ -63,7 +63,7 @@ TITLES: Mapping[str, str] = {
     "launch_latency": "GPU idle: from the launching call to the start of its work",
     "kernel_gaps": "GPU idle: short gaps between activities that were launched ahead",
     "queued": "GPU idle: launched work waits in its queue, for an event, another stream or the launch",
-    "unknown": "GPU idle: the trace does not tell why",
+    "unknown": "GPU idle: the trace does not show why",
 }
 _MATRIX = re.compile(
     r"(?<!fb)gemm|gemv|Gemm|wgrad|dgrad|fprop|convolve|conv\d?d|Conv(?!ert)|winograd|implicit|fft2d|[shi]cudnn_"
@@ -88,11 +88,11 @@ OTHERS = "others"
 OF_THE_HOST = f"{NO_GPU}: these are the parts of the host's steps"
 NOTED = 0.01  # A note reports unknown time from this share on.
 HOST_TITLES: Mapping[str, str] = {
-    "host_loading": "the host waits for the next batch, or makes it",
-    "host_forward": "the host computes forward: operators that have a backward",
-    "host_backward": "the host computes backward: operators that autograd runs",
-    "host_optimizer": "the host is in the optimizer's step and zero_grad",
-    "host_other": "the host runs the program's own code, or waits in it: all else",
+    "host_loading": "waiting for the next batch, or building it",
+    "host_forward": "forward pass, on the CPU",
+    "host_backward": "backward pass, on the CPU",
+    "host_optimizer": "optimizer step and zero_grad, on the CPU",
+    "host_other": "everything else: your own Python code, or waits in it",
 }
 HOST_CAUSES = tuple(HOST_TITLES)
 _CLASS = {  # How each cause is classified.

@@ -1,5 +1,7 @@
 """All views: importing this module registers them."""
 
+from difflib import get_close_matches
+
 from kineto_trace.analysis import (  # noqa: F401
     annotation_views,
     cause_views,
@@ -61,5 +63,7 @@ def find_view(name: str) -> View:
     """Returns the view with this name. Raises ViewError if there is none."""
     found = VIEWS.get(name)
     if found is None:
-        raise ViewError(f"no view is called {name!r}; available: {', '.join(sorted(VIEWS))}")
+        like = get_close_matches(name, VIEWS, 3)
+        others = f"did you mean {' or '.join(like)}?" if like else f"there are {len(VIEWS)} others"
+        raise ViewError(f"no view is called {name!r:.80}; {others}")
     return found

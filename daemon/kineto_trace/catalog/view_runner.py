@@ -42,6 +42,7 @@ from kineto_trace.model.trace import Trace
 from kineto_trace.open.remote_traces import needed_bytes, open_remote
 from kineto_trace.open.trace_discovery import Source, find_traces, rank_notes
 from kineto_trace.open.trace_opener import open_trace
+from kineto_trace.open.trace_source import UNSURE
 from kineto_trace.view_api.result import Result, make_result
 from kineto_trace.view_api.view import Compat, View
 
@@ -191,7 +192,7 @@ def opened_context(source: Source, stack: ExitStack) -> tuple[Source, Context]:
     Raises TraceError.
     """
     trace = opened(source, stack)
-    if source.rank_from in ("name", "order") and trace.target.rank is not None:
+    if source.rank_from in UNSURE and trace.target.rank is not None:
         source = replace(source, rank=trace.target.rank, rank_from="trace")
     return source, Context(trace, rank=source.rank, worker=source.worker)
 

@@ -43,6 +43,7 @@ from kineto_trace.merge.rank_trace import (
 from kineto_trace.model import activity_tables as bits
 from kineto_trace.model.trace import OP_TABLES, ORIGIN_COLUMNS, TEXT_ID, Table, Trace, make_table
 from kineto_trace.open.trace_discovery import Source, capture_notes
+from kineto_trace.open.trace_source import UNSURE
 
 _BASE = "baseTimeNanoseconds"
 EARLIEST_UNIX_NS = 1 << 59  # in April 1988; smaller times are not relative to the Unix epoch
@@ -365,7 +366,7 @@ def _facts(sources: Sequence[Source], ranks: Collection[int] | None, *, refine: 
 
     facts = []
     for source in sources:
-        may_differ = source.rank_from in ("name", "order")  # the opened trace may state another rank
+        may_differ = source.rank_from in UNSURE  # the opened trace may state another rank
         if may_differ or wanted(source.rank):
             found = collect_facts(source, collectives=refine)
             if wanted(found.rank):

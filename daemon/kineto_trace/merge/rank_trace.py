@@ -21,6 +21,7 @@ from kineto_trace.model.context import Context
 from kineto_trace.model.trace import COUNTER_TABLES, DEVICE_TABLES, TEXT_ID, Table, Trace
 from kineto_trace.open.trace_discovery import Source
 from kineto_trace.open.trace_opener import open_trace
+from kineto_trace.open.trace_source import UNSURE
 
 PROCESS_ROWS = ("process_name", "process_labels", "process_sort_index")
 EARLIEST_NS = -(2**62)  # lower limit of times that can still be moved to 0 or later
@@ -102,7 +103,7 @@ def collect_facts(source: Source, *, collectives: bool) -> RankTraceFacts:
             "remove it, or merge the other ranks without this one (--rank)"
         )
     rank = source.rank
-    if source.rank_from in ("name", "order") and trace.target.rank is not None:
+    if source.rank_from in UNSURE and trace.target.rank is not None:
         rank = trace.target.rank
     processes = _processes(trace, tables)
     return RankTraceFacts(

@@ -57,6 +57,7 @@ ORIGIN_COLUMNS = (
         "place", "uint32", "number of the event in the file, from 0 on: HTA's figures need the order over all tables"
     ),
 )
+TRUNCATED = "the file is truncated in"  # what the note begins with on a file that ends before its last activity
 TEXT_ID = -(2**62)
 NO_SEQUENCE = -1
 NO_STRING = -1

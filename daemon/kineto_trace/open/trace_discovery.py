@@ -239,4 +239,4 @@ def _ranks_by_last_number(sources: list[Source]) -> None:
             numbers[place] = int(match[1])
     if len(numbers) == len(open_places) == len(set(numbers.values())):
         for place, number in numbers.items():
-            sources[place] = replace(sources[place], rank=number, rank_from="name")
+            sources[place] = replace(sources[place], rank=number, rank_from="number")

@@ -17,7 +17,9 @@ from kineto_trace.store.output_formats import COLUMNS_DIRECTORY
 from kineto_trace.store.upload_manifest import FLEET_LABEL
 
 MAX_PLACE = 120
-RankFrom = Literal["given", "trace", "name", "order"]
+RankFrom = Literal["given", "trace", "name", "number", "order"]
+WEAK = ("number", "order")  # origins of a rank that are no evidence of one
+UNSURE = ("name", *WEAK)  # that give way to what the opened trace states
 HEAD_BYTES = 1 << 18  # of an unpacked file, used to recognise its form
 PACKED_HEAD_BYTES = 1 << 16
 MAX_DEPTH = 4  # levels of folders that are searched
@@ -68,7 +70,7 @@ class Source:
     """A trace that has not been opened yet.
 
     path: on this machine; for a trace in an object store, its location without the scheme, used only for names.
-    rank_from: the origin of the rank.
+    rank_from: the origin of the rank; a "number" is the last one of a name that does not say "rank".
     worker, span: for a TensorBoard log folder, the process and the position of the trace among its traces in order of
         time, counted from 1; otherwise "" and 0.
     process, capture: see TraceOrigin; for a TensorBoard log folder, the span.

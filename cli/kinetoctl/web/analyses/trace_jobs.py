@@ -16,6 +16,7 @@ from urllib.parse import urlencode
 
 from kineto_trace.analysis.diff.diff_views import compare_jobs
 from kineto_trace.analysis.diff.view_differences import extent, view_differences
+from kineto_trace.catalog.first_screen import first_requests, first_screen
 from kineto_trace.catalog.view_catalog import VIEWS, find_view
 from kineto_trace.catalog.view_runner import (
     NO_MEMORY,
@@ -29,7 +30,6 @@ from kineto_trace.catalog.view_runner import (
 from kineto_trace.conversion.time_cut import longest, with_margin, write_timeline
 from kineto_trace.errors import FileError, TraceError
 from kineto_trace.html.documents import titles
-from kineto_trace.html.report import first_requests, first_screen
 from kineto_trace.html.snapshot_map import MapLinks, segment_map
 from kineto_trace.html.time_charts import ChartLine, Marks, curves
 from kineto_trace.html.view_charts import MAX_BARS, page_parts
@@ -175,7 +175,7 @@ class TraceJobs:
         return [
             {
                 "facts": found.facts,
-                "lead": found.lead,
+                "verdict": found.verdict,
                 "several": len(sources) > 1,
                 "time": _document(found.time, "", MAX_ROWS),
                 "compared": self.views(COMPARED_FIRST, paths, base, compare=COMPARED_FIRST, base_rank=base_rank)

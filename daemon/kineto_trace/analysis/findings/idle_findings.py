@@ -398,7 +398,7 @@ def unknown(context: Context) -> Iterator[Finding]:
     number = CAUSES.index("unknown")
     for title, reasons in (
         ("The GPU waits for the host, and the trace does not tell what it does", (NO_STACKS, NO_SAMPLE, NO_EVENT)),
-        ("The GPU is idle, and the trace does not tell why", (NO_LAUNCH, NO_CALLS)),
+        ("The GPU is idle, and the trace does not show why", (NO_LAUNCH, NO_CALLS)),
         ("The trace does not show what the GPU did at first", (NOTHING_EARLIER,)),
     ):
         parts = [part for part in found.details if part.cause == number and part.reason in reasons]

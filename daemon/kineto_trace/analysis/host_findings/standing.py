@@ -23,6 +23,7 @@ from kineto_trace.structure.library_calls import CallKind, CodePlace, code_place
 from kineto_trace.structure.python_frames import IDLE, WAITING, callee_kind, callee_samples, line_samples, state_counts
 
 STANDS_STILL = "stands_still"
+NOTHING_MOVED = "Nothing moved: "  # what its title begins with
 LEAST_SAMPLES = 20
 STILL = 0.95
 MOVES = 0.1
@@ -73,7 +74,7 @@ def standing(context: Context) -> Iterator[Finding]:
     window = format_duration(trace.window_end_ns - trace.window_start_ns)
     yield Finding(
         name=STANDS_STILL,
-        title=f"Nothing moved: the main thread {does} in {place.short}",
+        title=f"{NOTHING_MOVED}the main thread {does} in {place.short}",
         saving_ns=0,
         advice=_ADVICE.format(pid=trace.target.pid),
         evidence=f"{of_all} samples of it in {window} are at this line; no step, operator or work of a GPU was "

@@ -32,7 +32,16 @@ from kineto_trace.formats.chrome.chrome_tables import MADE_UP, ChromeRows, build
 from kineto_trace.formats.chrome.chrome_writer import LOSS_KEYS, OPTION_KEYS
 from kineto_trace.model import source_coverage
 from kineto_trace.model.target_info import MAX_RATIO, TargetInfo, base_ns, header_value, repair_json
-from kineto_trace.model.trace import COUNTER_TABLES, FILE_TABLES, TEXT_ID, UNTIMED_TABLES, Losses, Table, Trace
+from kineto_trace.model.trace import (
+    COUNTER_TABLES,
+    FILE_TABLES,
+    TEXT_ID,
+    TRUNCATED,
+    UNTIMED_TABLES,
+    Losses,
+    Table,
+    Trace,
+)
 
 PIECE_BYTES = 4 << 20
 PACKED_BYTES = 1 << 18
@@ -50,7 +59,7 @@ _DAMAGE = {
     native.LOST_EVENT: "{events} at {where} could not be read: {reason}",
     native.LOST_ARGS: "{events} at {where} lost the arguments, which could not be read: {reason}",
     native.LOST_HEAD: "the part before the events could not be read from {where} on: {reason}",
-    native.LOST_END: "the file is truncated in the middle of an event: {read}",
+    native.LOST_END: f"{TRUNCATED} the middle of an event: {{read}}",
     native.LOST_ITEM: "items in the list of events that are not events are left out: {count}, at {where}",
     native.LOST_TAIL: "the part after the events could not be read from {where} on: {reason}",
 }
@@ -239,7 +248,7 @@ class _Document:
         self.truncated = not counts.closed
         lost = [key[0] for key in self._damage]
         if counts.in_events and native.LOST_END not in lost:
-            self.notes.append(f"the file is truncated inside its list of events: {_read(counts.events)}")
+            self.notes.append(f"{TRUNCATED} its list of events: {_read(counts.events)}")
         elif not counts.closed and not counts.in_events:
             self.notes.append("the file is truncated after its events")
         if counts.mended:

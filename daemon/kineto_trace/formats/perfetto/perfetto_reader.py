@@ -32,7 +32,7 @@ from kineto_trace.formats.perfetto.perfetto_writer import unpacked
 from kineto_trace.formats.perfetto_proto import KEPT_ROWS
 from kineto_trace.model.activity_tables import ViewerRow, tables_on
 from kineto_trace.model.target_info import TargetInfo
-from kineto_trace.model.trace import OP_TABLES, Losses, Table, Trace
+from kineto_trace.model.trace import OP_TABLES, TRUNCATED, Losses, Table, Trace
 
 PIECE_BYTES = 4 << 20
 MAX_PACKET_BYTES = 256 << 20  # a longer one is treated as damage
@@ -341,7 +341,7 @@ class _Packets:
                 return
             if not more:
                 if len(data):
-                    self.notes.append(f"the file is truncated in the middle of a packet, at byte {position}")
+                    self.notes.append(f"{TRUNCATED} the middle of a packet, at byte {position}")
                 return
 
     def _take(self) -> bytes:

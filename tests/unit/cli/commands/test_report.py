@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from kineto_trace.catalog.view_catalog import VIEWS
 from kineto_trace.store.parquet_folder import save_columns
+from kineto_trace.view_api.view_titles import view_title
 from kinetoctl.commands.report import JOB_OVERVIEW, OVERVIEW, PLUGIN_OVERVIEW, TOP_FINDINGS
 from support.service import captures
 from support.service.cli import Run, environment, run_here, run_process
@@ -22,6 +23,9 @@ from support.trace_files.traces import trace
 from support.trace_files.training_ranks import Job, write_job
 from support.trace_files.uploaded import upload
 from support.waiting import scaled
+
+NOT_RECORDED = "\nWhat was not recorded (not_recorded)\n"
+MARK = {"time_causes": " (time_causes)", "findings": " (findings)", "not_recorded": " (not_recorded)"}
 
 
 @pytest.fixture
@@ -42,7 +46,18 @@ def test_a_trace_alone_gives_overview_and_findings(run: Run, traces: Path) -> No
     assert (result.code, result.stderr) == (0, "")
     nothing = {"python_samples", "roofline"}  # it has no samples, of neither kind
     for name in OVERVIEW:
-        assert (f"{name.replace('_', ' ')}\n" in result.stdout) == (name not in nothing)
+        assert (f"{view_title(name)}{MARK.get(name, '')}\n" in result.stdout) == (name not in nothing)
+
+
+def steps_of(start_us: float, step_us: float) -> dict[str, object]:
+    """A Chrome trace of three steps, half of each a kernel."""
+    events: list[dict[str, object]] = []
+    for number in range(3):
+        begin = start_us + number * step_us
+        step = {"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{number}", "pid": 7, "tid": 7}
+        kernel = {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "args": {"device": 0, "stream": 7}}
+        events += [{**step, "ts": begin, "dur": step_us}, {**kernel, "ts": begin, "dur": step_us / 2}]
+    return {"traceEvents": events}
 
 
 def test_a_view_is_a_table_with_human_times(run: Run, traces: Path) -> None:
@@ -159,7 +174,7 @@ def test_the_report_says_what_the_trace_lacks_and_how_a_figure_is_explained(run:
     stdout = run("report", str(traces / "rank0")).stdout
     (line,) = (line for line in stdout.splitlines() if line.startswith("Python stacks"))
     assert [text for text in line.split("  ") if text][1].strip() == "kinetoctl trace --with-stack"
-    assert stdout.index("\nfindings\n") < stdout.index("\nnot recorded\n") < stdout.index("\noverview\n")
+    assert stdout.index("\nWhat to change (findings)\n") < stdout.index(NOT_RECORDED) < stdout.index("\nOverview\n")
     assert stdout.endswith("\nkinetoctl report --describe --view VIEW.COLUMN says what a figure means\n")
     rows = run("report", str(traces / "rank0"), "-o", "json").json()["not_recorded"]["rows"]
     assert "kinetoctl trace --memory" in [row["option"] for row in rows]
@@ -172,7 +187,7 @@ def test_a_trace_that_lacks_nothing_has_no_empty_table_for_people_but_an_answer_
         return []
 
     monkeypatch.setitem(VIEWS, "not_recorded", replace(VIEWS["not_recorded"], function=complete))
-    assert "not recorded" not in run("report", str(traces / "rank0")).stdout
+    assert NOT_RECORDED not in run("report", str(traces / "rank0")).stdout
     document = run("report", str(traces / "rank0"), "-o", "json").json()["not_recorded"]
     assert (document["rows"], document["notes"]) == ([], ["nothing that the report uses is missing in the trace"])
 
@@ -180,12 +195,45 @@ def test_a_trace_that_lacks_nothing_has_no_empty_table_for_people_but_an_answer_
 def test_without_a_gpu_the_report_begins_with_what_it_knows_and_says_what_is_missing(run: Run, tmp_path: Path) -> None:
     save_columns(trace({"cpu_op": [{"name": "aten::mm", "duration": 5, "thread": 1}]}), tmp_path / "cpu")
     stdout = run("report", str(tmp_path / "cpu")).stdout
-    assert stdout.startswith("time causes\n")
+    verdict, title = stdout.splitlines()[0], stdout.splitlines()[3]
+    assert verdict.startswith("100 % of the recorded time is everything else: your own Python code, or waits in it. ")
+    assert title == "Where the step time goes, by GPU (time_causes)"
     assert "\n 100.0%" in stdout
     assert "\nGPU activities  kinetoctl trace without --activities " in stdout
-    assert "\nkernels\n" not in stdout
+    assert "\nKernels\n" not in stdout
     (cause,) = run("report", str(tmp_path / "cpu"), "-o", "json").json()["time_causes"]["rows"]
     assert (cause["cause"], cause["share_pct"]) == ("host_other", 100)
+
+
+def test_runs_of_a_program_are_compared_and_the_newest_is_reported(run: Run, tmp_path: Path) -> None:
+    names = ("a.json", "b.json")
+    for name, start_s, step_us in zip(names, (1_000, 2_000), (50, 100), strict=True):
+        (tmp_path / name).write_text(json.dumps(steps_of(1e6 * start_s, step_us)))
+    result = run("report", *(str(tmp_path / name) for name in names))
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith("A step takes 100 µs on average. ")
+    title = lines.index("Runs")
+    assert [line.split()[0] for line in lines[title + 1 : title + 4]] == ["TRACE", "b.json", "a.json"]
+    told = (
+        "note: These are 2 runs, one after the other, not ranks of a job: a step of the newest one takes 100 µs, "
+        f"100 % more than in the run before it. `kinetoctl diff {tmp_path}/a.json {tmp_path}/b.json` compares the last "
+        "two. The rest of this report is about the newest one."
+    )
+    assert told in lines and "Ranks" not in lines
+    documents = run("report", str(tmp_path), "-o", "json").json()
+    assert [row["change_pct"] for row in documents["runs"]["rows"]] == [pytest.approx(100), None]
+    assert "rank_time_causes" not in documents
+
+
+def test_a_truncated_file_has_no_verdict_on_the_time_and_is_a_part(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "cut.json"
+    file.write_text(json.dumps(steps_of(1_000, 50))[:-100])
+    result = run("report", str(file))
+    assert result.code == run("report", str(file), "--view", "kernels").code == 4
+    assert " ".join(result.stdout.splitlines()[:3]).startswith(
+        "The file is truncated in the middle of an event: 5 events were read. Whole kinds of activities may be "
+        "missing, so no share of the time is certain: "
+    )
 
 
 def test_a_job_says_what_the_time_of_each_rank_went_to_and_of_all_together(run: Run, traces: Path) -> None:
@@ -195,8 +243,9 @@ def test_a_job_says_what_the_time_of_each_rank_went_to_and_of_all_together(run: 
         shares = [row["share_pct"] for row in documents["time_causes"]["rows"] if row["rank"] == rank]
         assert sum(shares) == pytest.approx(100)
     stdout = run("report", str(traces)).stdout
-    assert stdout.startswith("rank time causes\n")
-    assert stdout.index("\nrank what if\n") < stdout.index("\ntime causes\n")
+    assert documents["verdict"]["rows"][0]["verdict"].startswith("A step takes 100 µs on average on each of 2 ranks. ")
+    places = [stdout.index(f"({name})\n") for name in ("rank_time_causes", "findings", "rank_what_if", "time_causes")]
+    assert places == sorted(places)
 
 
 @pytest.mark.parametrize(
@@ -205,7 +254,8 @@ def test_a_job_says_what_the_time_of_each_rank_went_to_and_of_all_together(run: 
         ([], 2, "name a trace"),
         (["/no/such.json"], 3, "there is no file /no/such.json\n"),
         (["/no/such*.json"], 3, "no file matches /no/such*.json\n"),
-        (["TRACE", "--view", "kernel_s"], 2, "no view is called 'kernel_s'; available: "),
+        (["TRACE", "--view", "kernls"], 2, "no view is called 'kernls'; did you mean kernels"),
+        (["TRACE", "--view", "qqqq"], 2, f"no view is called 'qqqq'; there are {len(VIEWS)} others"),
         (["TRACE", "--view", "kernels", "--set", "depth=3"], 2, "none of the requested views has the option"),
         (
             ["TRACE", "--view", "kernels", "--columns", "nam"],
@@ -252,7 +302,7 @@ def test_a_view_that_fails_is_a_row_of_the_report_and_the_rest_is_complete(
     assert result.code == 4
     (line,) = (line for line in result.stdout.splitlines() if line.startswith("view findings failed: "))
     assert broken_findings in line and line.endswith("; the rest is complete")
-    assert "\nkernels\n" in result.stdout and "gemm" in result.stdout
+    assert "\nKernels\n" in result.stdout and "gemm" in result.stdout
     result = run("report", str(traces / "rank0"), "-o", "json")
     document = result.json()
     assert (result.code, document["findings"]["rows"], len(document["kernels"]["rows"])) == (4, [], 1)
@@ -315,9 +365,10 @@ def test_a_job_of_many_ranks_says_who_is_slow_and_each_finding_once(run: Run, tm
     result = run("report", str(tmp_path))
     assert result.code == 0
     lines = result.stdout.splitlines()
-    assert lines[0] == "rank time causes"
-    assert lines.index("findings") < lines.index("not recorded") < lines.index("ranks")
-    ranks = lines[lines.index("ranks") + 2]
+    assert lines[0].startswith("A step takes 1.53 ms on average on each of 6 ranks. Transfers between ranks are not")
+    titles = [lines.index(line) for line in ("What to change (findings)", NOT_RECORDED.strip(), "Ranks")]
+    assert titles == sorted(titles)
+    ranks = lines[titles[-1] + 2]
     assert ranks.split()[0] == "5" and "slow: it computes" in ranks
     title = "Transfers between ranks are not hidden behind computation (on 6 of 6 ranks)"
     assert sum(title in line for line in lines) == 1
@@ -382,7 +433,7 @@ def server() -> Iterator[FakeServer]:
 def test_a_snapshot_gives_its_devices_stacks_and_failures(file: Path, run: Run) -> None:
     result = run("report", str(file))
     assert (result.code, result.stderr) == (0, "")
-    for title in ("snapshot devices\n", "snapshot stacks\n", "snapshot ooms\n", "step (train.py:12)", "45.5%"):
+    for title in ("Snapshot devices\n", "Snapshot stacks\n", "Snapshot ooms\n", "step (train.py:12)", "45.5%"):
         assert title in result.stdout
     assert "--describe" not in result.stdout
 

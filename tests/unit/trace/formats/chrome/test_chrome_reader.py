@@ -349,7 +349,7 @@ def test_a_file_that_ends_in_an_event_says_so() -> None:
 @pytest.mark.parametrize("end", ["", ","])
 def test_a_file_that_ends_between_events_says_so(end: str) -> None:
     trace = read(GOOD, end=end)
-    assert trace.notes == ("the file is truncated inside its list of events: 1 event was read",)
+    assert trace.notes == ("the file is truncated in its list of events: 1 event was read",)
     assert trace.losses.undecoded == 0
 
 
