@@ -413,7 +413,7 @@ def _publish(part: Path, path: Path) -> None:
     try:
         path.hardlink_to(part)
     except FileExistsError as exc:
-        raise FileConflict(f"another program has created {path} meanwhile; the trace is in {part}") from exc
+        raise FileConflict(f"another program has created {path} during the download; the trace is in {part}") from exc
     except OSError:  # a file system without hard links
         part.rename(path)
     else:

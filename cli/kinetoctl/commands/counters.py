@@ -119,7 +119,7 @@ def watch(
 
     METRICS are the vendor's names with a submetric, all to be measured in one pass, instead of a set. Without --gpu:
     all GPUs that the caller may watch and that have what is asked for. The figures tell of all processes on a GPU.
-    Nobody else, such as ncu or DCGM before Hopper, can have a GPU's counters meanwhile.
+    Until it ends, nobody else can have a GPU's counters: not ncu, nor DCGM before Hopper.
 
     In a pipe, or with -o json or yaml, samples are printed one after the other, in JSON one per line.
     """

@@ -23,15 +23,13 @@ from kinetoctl.base.common_options import CommonOptions, common_options, current
 from kinetoctl.base.value_types import DURATION, FOLDER, prepare_folder
 from kinetoctl.client.daemon_client import Client
 from kinetoctl.client.tracing import Outcome, TraceRequest
-from kinetoctl.commands import report
+from kinetoctl.commands.report import print_report
 from kinetoctl.commands.trace import run_trace
 from kinetoctl.errors import DemoFailed, Unreachable
 from kinetoctl.exit_codes import ExitCode
 from kinetoctl.output import units
 from kinetoctl.output.console import say
 
-VIEWS_WITHOUT_GPU = {"cpu_op": "operators", "python_function": "python_samples"}  # by the category of events they show
-ROWS = 5
 START_DEADLINE_S = 30.0
 TARGET_DEADLINE_S = 120.0  # importing torch from a cold network disk takes this long, at worst
 STOP_DEADLINE_S = 10.0
@@ -46,19 +44,14 @@ def _say(settings: CommonOptions, text: str) -> None:
 
 
 def _report(path: Path, settings: CommonOptions) -> None:
-    """`kinetoctl report` of the trace, with the views that say something of it."""
+    """`kinetoctl report` of the trace."""
     counts = read_back(path)
     listed = ", ".join(f"{units.count(number)} {category}" for category, number in counts.most_common())
     _say(settings, f"json.load reads it back: {listed}")
-    arguments = [str(path)]
-    if "kernel" not in counts:
-        views = [view for category, view in VIEWS_WITHOUT_GPU.items() if category in counts]
-        arguments = [*(word for view in views for word in ("--view", view)), "--limit", str(ROWS), *arguments]
-    _say(settings, f"[5/5] kinetoctl report {shlex.join(arguments)}")
-    with report.command.make_context("report", arguments, parent=click.get_current_context()) as context:
-        report.command.invoke(context)
+    _say(settings, f"[5/5] kinetoctl report {shlex.quote(str(path))}")
+    print_report([str(path)])
     _say(settings, f"Next: kinetoctl open {shlex.quote(str(path))} shows the trace in the Perfetto UI.")
-    _say(settings, "To trace a process of your own, start kinetod and run kinetoctl trace --pid PID.")
+    _say(settings, "To trace a process of your own, start kinetod and run kinetoctl trace PID --report.")
 
 
 def _trace(client: Client, pid: int, duration_ns: int, folder: Path, settings: CommonOptions) -> Outcome:

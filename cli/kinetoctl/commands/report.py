@@ -201,7 +201,7 @@ def _complete_setting(ctx: click.Context, _param: click.Parameter, incomplete: s
     "--captures",
     metavar="ID",
     default="latest",
-    help="Of several captures of a process, the one to use: its id, latest or all.  [default: latest]",
+    help="Which capture to use if a process has several: an id, latest or all.  [default: latest]",
 )
 @click.option("--fleet", metavar="ID", default="", help="With a URL: only the parts of this capture of several hosts.")
 @job_options
@@ -244,6 +244,12 @@ def command(**values: Any) -> int:
         results = {name: _without_rank(result) for name, result in results.items()}
     _show(results, options, settings)
     return ExitCode.PARTIAL if any(map(_is_partial, results.values())) else ExitCode.DONE
+
+
+def print_report(traces: Sequence[str]) -> int:
+    """`kinetoctl report` of these traces at the end of another command. Returns its exit code."""
+    with command.make_context("report", list(traces), parent=click.get_current_context()) as context:
+        return int(command.invoke(context))
 
 
 def _about_snapshots(options: ReportOptions) -> bool:
@@ -364,7 +370,7 @@ def _first_answer(
     from kineto_trace.catalog.first_screen import verdict, verdict_result
 
     traces, ranks = len(sources), len({source.rank for source in sources})
-    time = results["rank_time_causes" if traces > 1 else "time_causes"]
+    time = results.get("rank_time_causes" if traces > 1 else "time_causes")
     told = verdict_result(verdict(results["findings"], time, ranks=ranks, traces=traces))
     if runs is None:
         return {told.view: told}

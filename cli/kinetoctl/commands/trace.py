@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import click
 from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.store.output_formats import ATTACHMENT_SUFFIXES
 
 from kinetoctl.base.common_options import CommonOptions, common_options, current
 from kinetoctl.base.value_types import (
@@ -24,6 +25,7 @@ from kinetoctl.client.fleet.host_run import Fleet
 from kinetoctl.client.host_targets import Place
 from kinetoctl.client.selection import Selection
 from kinetoctl.client.tracing import Outcome, TraceRequest, trace
+from kinetoctl.commands.report import print_report
 from kinetoctl.options.capture_spec import (
     SECTIONS,
     USUAL,
@@ -112,7 +114,31 @@ def run_trace(client: Client, request: TraceRequest, settings: CommonOptions) ->
     return outcome
 
 
-def _trace_fleet(request: FleetRequest, directory: Path | None, settings: CommonOptions, *, merge: bool) -> Fleet:
+def _traces(outcome: Outcome) -> list[str]:
+    """One file of each process that has a trace."""
+    found = {key[:2]: str(path) for key, path in outcome.paths.items() if key[2] not in ATTACHMENT_SUFFIXES}
+    return list(found.values())
+
+
+def _reported(code: int, traces: Sequence[str], options: TraceOptions) -> int:
+    """Prints the report of the traces if it is asked for. Returns the exit code of both."""
+    if not options.report or not traces:
+        return code
+    say("")
+    return code or print_report(traces)
+
+
+def _check_report(options: TraceOptions, settings: CommonOptions) -> None:
+    """Raises UsageError."""
+    if options.report and options.no_fetch:
+        raise click.UsageError("--report reads the files that --no-fetch leaves in the daemon's store: leave out one")
+    if options.report and settings.output != "table":
+        raise click.UsageError(f"--report prints tables: leave it out, and run `kinetoctl report -o {settings.output}`")
+
+
+def _trace_fleet(
+    request: FleetRequest, directory: Path | None, settings: CommonOptions, *, merge: bool
+) -> tuple[Fleet, Path | None]:
     """Run the capture and print the result. directory None: the files stay in the daemons' stores.
 
     Raises UsageProblem for a start that is too near. KeyboardInterrupt leaves at once.
@@ -134,7 +160,7 @@ def _trace_fleet(request: FleetRequest, directory: Path | None, settings: Common
             progress.note(f"`kinetoctl captures fetch {fleet.id}` with the same hosts downloads what is kept of it")
             raise
     show_fleet_result(fleet, folder, merged, settings)
-    return fleet
+    return fleet, folder
 
 
 def _tell(notes: Iterable[str], settings: CommonOptions) -> None:
@@ -189,7 +215,7 @@ def command(**values: Any) -> int:
     """Trace running processes and download the traces.
 
     \b
-    kinetoctl trace 1234 --duration 5s
+    kinetoctl trace 1234 --duration 5s --report
     kinetoctl trace 1234 --record-shapes --with-stack=trace
     kinetoctl trace --rank 0,8-15 --iterations 20 --roundup 100
     kinetoctl trace --command train.py --activities kernel,gpu_memcpy
@@ -215,6 +241,7 @@ def command(**values: Any) -> int:
         _tell(notes, settings)
     spec = build_spec(options, selects=not (places and all(place.selects for place in places)))
     _check_when(options, spec, several_hosts=bool(places))
+    _check_report(options, settings)
     directory = None if options.no_fetch else prepare_folder(options.output_dir or Path())
     if places:
         if log_file is not None:
@@ -222,8 +249,9 @@ def command(**values: Any) -> int:
                 ["the name in ACTIVITIES_LOG_FILE has no effect: with several hosts, files keep their usual names"],
                 settings,
             )
-        fleet = _fleet_request(options, spec, places, settings)
-        return _trace_fleet(fleet, directory, settings, merge=not options.no_merge).exit_code()
+        wanted = _fleet_request(options, spec, places, settings)
+        fleet, folder = _trace_fleet(wanted, directory, settings, merge=not options.no_merge)
+        return _reported(fleet.exit_code(), [str(folder)] if folder is not None else [], options)
     for option, given in (("--require", options.require), ("--no-merge", options.no_merge)):
         if given:
             raise click.UsageError(
@@ -238,7 +266,8 @@ def command(**values: Any) -> int:
     with Client(settings.address, timeout_s=settings.timeout_s) as client:
         if options.when is not None:
             _wait(client, spec, options.when, options.when_within, settings)
-        return run_trace(client, request, settings).exit_code()
+        outcome = run_trace(client, request, settings)
+    return _reported(outcome.exit_code(), _traces(outcome), options)
 
 
 @click.command("memory")

@@ -194,9 +194,8 @@ class TraceOptions:
     memory: bool | None = _switch(_WHAT, "Record allocations and frees of CUDA memory as [memory] events.", usual=True)
     counters: tuple[str, tuple[str, ...]] | None = _option(  # a set, or metrics
         _WHAT,
-        "Sample hardware counters of the GPUs meanwhile: a set of `kinetoctl counters sets`, or the vendor's "
-        "metrics. Without a value: overview. NVIDIA's GPUs take some 30 W more meanwhile; at their power limit "
-        "they are about 1 % slower.",
+        "Sample hardware counters of the GPUs, too: a set of `kinetoctl counters sets`, or the vendor's "
+        "metrics. Without a value: overview. Costs about 30 W per NVIDIA GPU; at the power limit, about 1 % of speed.",
         type=COUNTERS,
         metavar="SET|METRIC,…",
         is_flag=False,
@@ -244,6 +243,7 @@ class TraceOptions:
     output_dir: Path | None = _option(  # noqa: RUF009 - as above
         _FILES, "Folder for the files.  [default: .]", type=FOLDER, usual=True
     )
+    report: bool = _option(_FILES, "Print the report of the traces at the end.", is_flag=True, usual=True)
     no_fetch: bool = _option(_FILES, "Leave the files in the daemon's store.", is_flag=True)
     no_merge: bool = _option(_FILES, "With several hosts: do not merge the traces into one.", is_flag=True)
     labels: tuple[tuple[str, str], ...] = _option(

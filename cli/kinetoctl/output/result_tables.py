@@ -201,14 +201,14 @@ def _print_records(result: "Result", count: int, settings: CommonOptions) -> Non
     figures = [c for c in result.columns if c.type not in ("text", "texts") and c.name not in ("rank", "place")]
     details = [c for c in result.columns if c.type in ("text", "texts") and c.name not in (title, *PROSE, *HIDDEN)]
     for row in result.table.slice(0, count).to_pylist():
-        name = (one_line(human(row[title])), "bold")
+        head = (one_line(human(row[title])), "bold")
         if row.keys() >= SAVING:
-            console.print(Text.assemble(name))
+            console.print(Text.assemble(head))
             console.print(Text(f"    {_saving(row)}"))
         else:
             facts = _facts(row, figures)
             rank = f"rank {row['rank']}: " if "rank" in row else ""
-            console.print(Text.assemble(rank, name, f"  {facts}" if facts else ""))
+            console.print(Text.assemble(rank, head, f"  {facts}" if facts else ""))
         for name in PROSE:
             if row.get(name):
                 console.print(

@@ -177,11 +177,11 @@ def _moment(unix_ns: int) -> str:
     return shown if not local.utcoffset() else f"{local:%Y-%m-%d %H:%M:%S %Z} ({shown})"
 
 
-def verdict(findings: Result, time: Result, *, ranks: int, traces: int) -> str:
+def verdict(findings: Result, time: Result | None, *, ranks: int, traces: int) -> str:
     """Returns where the time goes and what to change, in a sentence or two; "" if nothing is known.
 
     findings: those of the trace or job, the most important one first.
-    time: view time_causes, or rank_time_causes of several traces.
+    time: view time_causes, or rank_time_causes of several traces; None if it has no rows.
     """
     cut = next((note for note in findings.notes if TRUNCATED in note), None)
     if cut is not None:
@@ -189,7 +189,7 @@ def verdict(findings: Result, time: Result, *, ranks: int, traces: int) -> str:
             f"{cut[:1].upper()}{cut[1:]}. Whole kinds of activities may be missing, so no share of the time is "
             "certain: copy the file or record the trace again."
         )
-    rows, causes = findings.rows(), time.rows()
+    rows, causes = findings.rows(), [] if time is None else time.rows()
     standing = [row for row in rows if row["finding"] == STANDS_STILL]
     if standing:
         return _standstill(standing)

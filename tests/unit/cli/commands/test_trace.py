@@ -1,5 +1,6 @@
 """`kinetoctl trace` against a scripted daemon."""
 
+import json
 import re
 import signal
 import subprocess
@@ -188,6 +189,30 @@ def test_no_fetch_leaves_the_file_and_says_how_to_get_it(trace: Trace, tmp_path:
     assert result.code == 0
     assert "`kinetoctl captures fetch c0ffee`" in result.stdout
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_report_comes_behind_the_summary_and_its_exit_code_counts(trace: Trace, tmp_path: Path) -> None:
+    event = {"ph": "X", "name": "ProfilerStep#0", "cat": "user_annotation", "pid": 7, "tid": 7, "dur": 50}
+    events = [{**event, "name": f"ProfilerStep#{number}", "ts": 1_000 + 50 * number} for number in range(3)]
+    events.append({**event, "name": "aten::mm", "cat": "cpu_op", "ts": 1_010, "dur": 20})
+    whole = json.dumps({"traceEvents": events}).encode()
+    for content, code, told in ((whole, 0, "A step takes 50 µs"), (whole[:-30], 4, "The file is truncated")):
+        trace.profiler.content = content
+        done = ended(captures.done_target(content=content))
+        trace.profiler.watches = [[*happy_script()[:-1], done]]
+        result = trace("--report", "--output-dir", str(tmp_path / str(code)))
+        assert result.code == code, result
+        summary, _, report = result.stdout.partition("\n\n" + told)
+        assert report and "kinetoctl report" in summary
+
+
+def test_a_report_needs_the_files_and_is_in_tables(trace: Trace) -> None:
+    for arguments, message in (
+        (("--no-fetch",), "--report reads the files that --no-fetch leaves in the daemon's store: leave out one"),
+        (("-o", "json"), "--report prints tables: leave it out, and run `kinetoctl report -o json`"),
+    ):
+        result = trace("--report", *arguments)
+        assert (result.code, message in " ".join(result.stderr.split())) == (2, True), result.stderr
 
 
 @pytest.mark.parametrize(
