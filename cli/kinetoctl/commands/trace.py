@@ -33,6 +33,7 @@ from kinetoctl.options.capture_spec import (
     asked_for,
     build_spec,
     configured,
+    named_by_options,
     trace_option,
     trace_options,
 )
@@ -263,7 +264,7 @@ def command(**values: Any) -> int:
         directory=directory,
         log_file=log_file,
     )
-    with Client(settings.address, timeout_s=settings.timeout_s) as client:
+    with named_by_options(), Client(settings.address, timeout_s=settings.timeout_s) as client:
         if options.when is not None:
             _wait(client, spec, options.when, options.when_within, settings)
         outcome = run_trace(client, request, settings)
@@ -316,5 +317,5 @@ def memory(
     )
     directory = None if no_fetch else prepare_folder(output_dir or Path())
     request = TraceRequest(spec=spec, idempotency_key=uuid.uuid4().hex, directory=directory)
-    with Client(settings.address, timeout_s=settings.timeout_s) as client:
+    with named_by_options(), Client(settings.address, timeout_s=settings.timeout_s) as client:
         return run_trace(client, request, settings).exit_code()

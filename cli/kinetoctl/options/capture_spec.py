@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -39,6 +40,7 @@ from kinetoctl.client.condition_wait import DEFAULT_LASTS_NS, FIGURES, SHARES, G
 from kinetoctl.client.enum_names import RECORDERS
 from kinetoctl.client.fleet.fleet_run import REQUIREMENTS
 from kinetoctl.client.selection import Selection
+from kinetoctl.errors import UsageProblem
 from kinetoctl.options.selection_options import PARAMETERS, PLACE_OPTIONS, place_options, required, selector_options
 
 DEFAULT_DURATION_NS = 5_000_000_000
@@ -271,6 +273,42 @@ USUAL = (
     *("pids", "command_regex", "ranks", "job_ids", "lists", "help_all", "help"),
     *(name for name, option in _DECLARED.items() if option.usual),
 )
+
+
+_FIELD = re.compile(r"\bspec\.([a-z_]+(?:\.[a-z_]+)?)(?:\[[^\]]*\])?(?=:? )")
+_FIELD_OPTIONS = {  # those of the request whose names are not those of the options
+    "activity_types": "--activities",
+    "formats": "--format",
+    "iterations.count": "--iterations",
+    "iterations.start": "--start-iteration",
+    "iterations.warmup": "--warmup-iterations",
+    "keep_agent_ns": "--keep-agent",
+    "labels": "--label",
+    "options.profile_memory": "--memory",
+    "options.stack_sample_hz": "--stack-hz",
+    "counters.interval_ns": "--counter-interval",
+    "counters.metrics": "--counters",
+    "counters.set": "--counters",
+    "selector.command_regex": "--command",
+    "selector.job_ids": "--job-id",
+    "selector.pids": "--pid",
+    "selector.ranks": "--rank",
+    "start_time_ns": "--start-at",
+}
+
+
+def _option_of(match: re.Match[str]) -> str:
+    name = match[1].rpartition(".")[2].removesuffix("_ns").removesuffix("_bytes")
+    return _FIELD_OPTIONS.get(match[1]) or (option_name(name) if name in _DECLARED else match[0])
+
+
+@contextmanager
+def named_by_options() -> Iterator[None]:
+    """What the daemon says of a field of the request is said of the option."""
+    try:
+        yield
+    except UsageProblem as exc:
+        raise UsageProblem(_FIELD.sub(_option_of, str(exc)), reason_code=exc.reason_code) from exc
 
 
 def trace_option(field_name: str) -> Callable[[F], F]:

@@ -183,7 +183,7 @@ def test_a_day_is_refused_by_the_daemon_with_its_limit(
 ) -> None:
     result = run(daemon, "trace", "--pid", str(child.pid), "--duration", "24h", cwd=tmp_path)
     assert result.code == 2
-    assert "spec.duration_ns:" in result.stderr
+    assert "--duration:" in result.stderr
     assert "kinetod --max-duration" in result.stderr
 
 

@@ -233,6 +233,24 @@ def test_a_refused_capture_tells_the_daemons_words(
     assert result.stderr.startswith(f"error: pid 4242: that does not go [{reason}]\n")
 
 
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("spec.duration_ns: 2 h is longer than 10 min", "--duration: 2 h is longer than 10 min"),
+        ("spec.activity_types[0]: no source knows 'kernal'", "--activities: no source knows 'kernal'"),
+        ("spec.labels['a b']: no key", "--label: no key"),
+        ("spec.options.stack_sample_hz: must be 0 to 1000", "--stack-hz: must be 0 to 1000"),
+        ("spec.buffer_limit_bytes: must not be negative", "--buffer-limit: must not be negative"),
+        ("spec.iterations.start: must not be negative", "--start-iteration: must not be negative"),
+        ("spec.unheard_of: must not be negative", "spec.unheard_of: must not be negative"),
+    ],
+)
+def test_what_the_daemon_says_of_a_field_is_said_of_the_option(trace: Trace, said: str, told: str) -> None:
+    trace.profiler.created = Abort(grpc.StatusCode.INVALID_ARGUMENT, said, "INVALID_FIELD")
+    result = trace()
+    assert (result.code, result.stderr.splitlines()[0]) == (2, f"error: {told} [INVALID_FIELD]")
+
+
 def test_the_request_carries_every_option(trace: Trace) -> None:
     trace.profiler.watches = [[*happy_script()]]
     trace(
