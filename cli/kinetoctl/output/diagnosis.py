@@ -87,13 +87,14 @@ def print_checks(title: str, checks: "Iterable[pb.Check]", last: str, *, color: 
 def explanation_lines(rows: "Sequence[Explanation]") -> Iterator[Line]:
     """The rows of one code, with a blank line between two."""
     for place, row in enumerate(rows):
-        status = f" ({row.status})" if row.status else ""
         if place:
             yield "", False
-        yield f"{row.code}{status}: {row.where.lower()}", True
-        yield _paragraph(row.meaning), False
+        title = textwrap.wrap(f"{row.code}: {row.meaning}", WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+        yield from ((line, True) for line in title)
         if row.remedy:
             yield _paragraph(f"What to do: {row.remedy}"), False
+        status = f": {row.status}" if row.status else ""
+        yield _paragraph(f"Where: {row.where.lower()}{status}"), False
 
 
 def _paragraph(text: str) -> str:

@@ -541,10 +541,7 @@ def _no_match(wanted: TargetRequest) -> NotFound:
             f"other process, {HOW_TO_GET_AN_AGENT}"
         )
     else:
-        text = (
-            f"no process that has an agent or uses a GPU, and no Python process found by command, rank, job or pod, "
-            f"matches {wanted.match}; `kinetoctl ps --all` lists all processes, and --pid accepts any of them"
-        )
+        text = f"no process matches {wanted.match}; `kinetoctl ps --all` lists what there is, and --pid takes any"
     return NotFound(Reason.NO_MATCH, text)
 
 

@@ -186,9 +186,9 @@ def test_a_code_is_explained_with_its_remedy_without_a_daemon(explain: Explain) 
     result = explain("RECORDS_DROPPED")
     assert result.code == 0
     assert result.stdout.splitlines() == [
-        "RECORDS_DROPPED (PARTIAL): verdicts from the daemon",
-        "  buffers were full and records were lost",
+        "RECORDS_DROPPED: buffers were full and records were lost",
         "  What to do: use a larger `--buffer-limit`, a shorter `--duration`, or fewer `--activities`",
+        "  Where: verdicts from the daemon: PARTIAL",
     ]
 
 

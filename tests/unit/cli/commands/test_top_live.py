@@ -190,9 +190,9 @@ def test_explain_says_what_the_reason_code_of_the_last_trace_means(server: FakeS
     top.press("ty")
     top.until_text("capture c0ffee of pid 4194000: FAILED AGENT_SILENT; so it was")
     top.press("e")
-    top.until_text("AGENT_SILENT (FAILED): verdicts from the daemon")
+    top.until_text("Where: verdicts from the daemon: FAILED")
     lines = top.until_text("What to do: check whether the process is stopped")
-    assert "AGENT_SILENT (FAILED): verdicts from the daemon" in lines
+    assert "Where: verdicts from the daemon: FAILED" in lines
 
 
 def test_a_refused_trace_is_told_and_can_be_explained(server: FakeServer, top: PseudoTerminal) -> None:
@@ -200,7 +200,7 @@ def test_a_refused_trace_is_told_and_can_be_explained(server: FakeServer, top: P
     top.press("ty")
     top.until_text("trace of pid 4194000: a capture is running in it [BUSY]")
     top.press("e")
-    top.until_text("BUSY (FAILED_PRECONDITION): refused calls")
+    top.until_text("Where: refused calls: FAILED_PRECONDITION")
     top.press("\x1b\x1b")
     top.until(lambda lines: "sorted" in lines[-2] and not any("[BUSY]" in line for line in lines), "Esc takes it away")
 
