@@ -74,7 +74,7 @@ def show_results(
         told: set[str] = set()
         for place, (name, result) in enumerate(results.items()):
             if title:
-                _print_title(("\n" if place or first else "") + _title(name), settings)
+                _print_title(("\n" if place or first else "") + _title(name, result), settings)
             new = tuple(note for note in result.notes if note not in told)
             print_result(replace(result, notes=new), settings, limit=(limits or {}).get(name, limit))
             told.update(new)
@@ -229,9 +229,9 @@ def _print_verdict(result: "Result", settings: CommonOptions) -> None:
         console.print(Text(textwrap.fill(visible(text), _prose_width(console)), style="bold"))
 
 
-def _title(name: str) -> str:
-    """The title of a view, with its name for --view where that differs."""
-    title = view_title(name)
+def _title(name: str, result: "Result") -> str:
+    """The title of a view, with its name for --view where that differs; of a part of a comparison, its name."""
+    title = view_title(name) if name == result.view else name
     return title if title.lower() == name.replace("_", " ") else f"{title} ({name})"
 
 

@@ -26,5 +26,5 @@ def test_its_report_begins_with_what_the_main_thread_waits_for(
         traced = run_process(["trace", str(pid), "--duration", "1s", "--output-dir", str(tmp_path)], environ)
     assert traced.code == 0, traced.stderr
     (file,) = tmp_path.glob("*.json.gz")
-    first = run_process(["report", str(file)], environ).stdout.splitlines()[1]
+    first = run_process(["report", str(file)], environ).stdout.splitlines()[0]
     assert first.startswith(f"Nothing moved: the main thread {words} in {kind}.hangs (hanging.py:")

@@ -192,7 +192,7 @@ def test_explain_says_what_the_reason_code_of_the_last_trace_means(server: FakeS
     top.press("e")
     top.until_text("Where: verdicts from the daemon: FAILED")
     lines = top.until_text("What to do: check whether the process is stopped")
-    assert "Where: verdicts from the daemon: FAILED" in lines
+    assert "  Where: verdicts from the daemon: FAILED" in lines
 
 
 def test_a_refused_trace_is_told_and_can_be_explained(server: FakeServer, top: PseudoTerminal) -> None:

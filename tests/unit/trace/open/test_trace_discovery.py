@@ -53,7 +53,7 @@ def test_without_one_the_name_says_the_rank(tmp_path: Path) -> None:
 
 def test_last_numbers_are_ranks_if_all_names_have_different_ones(tmp_path: Path) -> None:
     files = [chrome(tmp_path / name) for name in ("trace_3.json", "trace_1.json")]
-    assert found(*files) == [("trace_1.json", 1, "name"), ("trace_3.json", 3, "name")]
+    assert found(*files) == [("trace_1.json", 1, "number"), ("trace_3.json", 3, "number")]
     files.append(chrome(tmp_path / "other.json"))
     assert found(*files) == [("trace_3.json", 0, "order"), ("trace_1.json", 1, "order"), ("other.json", 2, "order")]
 
