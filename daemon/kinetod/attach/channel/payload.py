@@ -61,7 +61,7 @@ _MAX_PACKET_BYTES = 64 * 1024  # the bootstrap's buffer size
 _MAX_ANSWER_BYTES = 1024
 _OWN_WORDS = ("OSError(", "ImportError(", "MemoryError(")  # they say enough
 _LOOK_EVERY_S = 0.25  # whether it has been stopped or frozen meanwhile
-_LOOKS, _LOOK_S = 5, 0.01
+_LOOKS, _RUNNING_LOOKS, _LOOK_S = 5, 100, 0.01
 _ELF_HEADER = struct.Struct("<4sBB10xHH")  # magic, class, byte order, (rest of e_ident), e_type, e_machine
 _MACHINES = {"x86_64": 62, "aarch64": 183}
 _ELF_CLASS_64 = 2
@@ -130,17 +130,26 @@ def _ended(pid: int) -> AttachError:
 
 
 def _timeout(pid: int) -> AttachError:
-    delay = next(filter(None, _looks(pid)), "")
-    why = f"the agent's thread waits for {delay}" if delay else "it gives other threads no share of the GIL"
-    reason = f"process {pid} did not load the agent in time: {why}; try again"
+    reason = f"process {pid} did not load the agent in time: {_delay(pid)}; try again"
     return AttachError(AttachCode.TIMEOUT, reason)
 
 
-def _looks(pid: int) -> Iterator[str]:
-    """Pauses between looks, since a thread that has just begun to wait still looks as if it ran."""
-    for _ in range(_LOOKS):
-        yield standstill.delay(pid)
+def _delay(pid: int) -> str:
+    """Explains what the agent's thread waits for.
+
+    Looks several times, since a thread that has just begun to wait still looks as if it ran, on a busy machine for as
+    long as it gets no processor.
+    """
+    looks, found = 0, None
+    for _ in range(_RUNNING_LOOKS):
+        found = standstill.delay(pid)
+        looks += found is not None
+        if found or looks == _LOOKS:
+            break
         time.sleep(_LOOK_S)
+    if found is None:
+        return "the agent's thread is still at work: the machine is busy, or the process's CPU quota is used up"
+    return f"the agent's thread waits for {found}" if found else "it gives other threads no share of the GIL"
 
 
 def check_machine(pid: int, proc: Path = Path("/proc")) -> None:

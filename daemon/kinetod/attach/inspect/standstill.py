@@ -41,13 +41,19 @@ def check(pid: int, proc: Path = PROC) -> None:
     raise AttachError(AttachCode.UNSUITABLE, f"process {pid} cannot be attached to: {what}; {advice}")
 
 
-def delay(pid: int, proc: Path = PROC) -> str:
-    """Explains what the agent's starting thread waits for without the GIL; "" if no known reason applies."""
+def delay(pid: int, proc: Path = PROC) -> str | None:
+    """Explains what the agent's starting thread waits for without the GIL; "" if no known reason applies.
+
+    None if it runs, or waits for a processor.
+    """
     for task in (proc / str(pid) / "task").glob("*"):
         with contextlib.suppress(OSError, ValueError, AttachError):  # it has ended, or runs
             if (task / "comm").read_text().rstrip("\n") != _AGENT:
                 continue
-            number, argument = (int(word, 0) for word in (task / "syscall").read_text().split()[:2])
+            words = (task / "syscall").read_text().split()
+            if words[:1] == ["running"]:
+                return None
+            number, argument = (int(word, 0) for word in words[:2])
             if number in _FILE_CALLS:
                 return "a file of Python's standard library: its file system does not answer"
             files = [each.path for each in read_maps(pid, proc) if each.start <= argument < each.end]

@@ -4,6 +4,7 @@ import fcntl
 import os
 import shutil
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -76,7 +77,7 @@ def captures(connection: Connection, *more: str) -> bool:
 
 
 def until_delayed(target: LiveTarget, by: str) -> None:
-    until(lambda: by in standstill.delay(target.pid), f"the agent's thread waits for {by}")
+    until(lambda: by in (standstill.delay(target.pid) or ""), f"the agent's thread waits for {by}")
 
 
 CALLS_CUDA = """
@@ -218,3 +219,24 @@ def test_a_file_system_that_never_answers_is_told_and_the_program_goes_on(target
         assert target.ask("6 * 7") == 42
     until(lambda: target.threads() == 1, "the agent has left")
     assert target.end() == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("seen", "told"),
+    [
+        ([None] * 20 + ["a file"], "the agent's thread waits for a file"),
+        (["", None, "", "the loader"], "the agent's thread waits for the loader"),
+        ([""] * 9, "it gives other threads no share of the GIL"),
+        ([None] * 100, "the agent's thread is still at work: the machine is busy"),
+    ],
+)
+def test_a_thread_that_gets_no_processor_is_looked_at_until_it_waits(
+    monkeypatch: pytest.MonkeyPatch, seen: list[str | None], told: str
+) -> None:
+    looks = iter(seen)
+    monkeypatch.setattr(standstill, "delay", lambda _pid: next(looks))
+    monkeypatch.setattr(payload, "_LOOK_S", 0)
+    ours, theirs = socket.socketpair()
+    with ours, theirs, pytest.raises(AttachError) as caught:
+        payload.send(ours, os.getpid(), Deadline(0.0))
+    assert f"did not load the agent in time: {told}" in caught.value.reason
