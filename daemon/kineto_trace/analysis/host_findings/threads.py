@@ -33,7 +33,7 @@ from kineto_trace.base.quantities import format_duration, times
 from kineto_trace.kernel_traits.kernel_types import matches
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import EVALUATE_FUNCTION, ops
-from kineto_trace.structure.library_calls import CallKind, code_place, functions_named
+from kineto_trace.structure.library_calls import CallKind, CodePlace, code_place, functions_named
 from kineto_trace.structure.python_frames import RUNNING, ThreadUse, state_counts, thread_use, window_ns
 
 LEAST_SHARE = 0.05  # of the time of the training thread: less is within the error of its CPU time
@@ -151,14 +151,14 @@ def garbage(context: Context) -> Iterator[Finding]:
     weight, count = float(lost.sum()), int(np.count_nonzero(lost))
     if not is_enough(context, weight, count):
         return
-    place = str(commonest_place(context, np.flatnonzero(lost > 0), lost[lost > 0]) or "")
+    place = commonest_place(context, np.flatnonzero(lost > 0), lost[lost > 0])
     yield Finding(
         name="garbage_collector",
-        title="Python's garbage collector runs in the steps" + (f", most in {place}" if place else ""),
+        title="Python's garbage collector runs in the steps" + (f", most in {place.short}" if place else ""),
         saving_ns=int(weight),
         advice=finding.REMEDIES[CallKind.GARBAGE],
         evidence=f"{per_step(context, weight)}, {margin(context, weight)}",
-        where=place,
+        where=str(place or ""),
     )
 
 
@@ -179,15 +179,15 @@ def paging(context: Context) -> Iterator[Finding]:
         return  # without major faults it waited for another thread that maps memory
     if not is_enough(context, weight, count + int(unseen * (faults or 0))):
         return
-    place = str(commonest_place(context, np.flatnonzero(lost > 0), lost[lost > 0]) or "")
+    place = commonest_place(context, np.flatnonzero(lost > 0), lost[lost > 0])
     yield Finding(
         name="paging",
-        title="The training thread waits for memory from storage" + (f", most in {place}" if place else ""),
+        title="The training thread waits for memory from storage" + (f", most in {place.short}" if place else ""),
         saving_ns=int(weight),
         advice=finding.PAGING,
         evidence=f"{per_step(context, weight)}, {margin(context, weight)}"
         + ("" if faults is None else f"; {faults:,} of its page faults waited for storage"),
-        where=place,
+        where=str(place or ""),
     )
 
 
@@ -220,14 +220,13 @@ def processors(context: Context) -> Iterator[Finding]:
         return
     busy = [use for use in uses if use.cpu_ns > BUSY * window or use is own]
     cores = sum(use.cpu_ns for use in uses) / window
-    noun = "thread" if len(busy) == 1 else "threads"
     yield Finding(
         name="no_processor",
-        title=f"The training thread is ready to run but has no CPU: {len(busy)} busy {noun} on {cores:.1f} cores",
+        title=f"The training thread is short of CPU: it got {had:.1f} of a core",
         saving_ns=int(weight),
         advice=_advice(busy, cores),
-        evidence=f"{per_step(context, weight)}; the thread was ready to run or running in {100 * ready:.0f} % of "
-        f"{own.samples} samples, and had the CPU for {100 * had:.0f} % of the time",
+        evidence=f"{per_step(context, weight)}; it had work in {100 * ready:.0f} % of {own.samples} samples, but ran "
+        f"only {100 * had:.0f} % of the time; {times(len(busy), 'busy thread')} had {cores:.1f} cores",
         where=f"thread {context.trace.target.threads.get(own.thread, own.thread)}",
     )
 
@@ -415,19 +414,19 @@ def graph_breaks(context: Context) -> Iterator[Finding]:
     yield Finding(
         name="graph_breaks",
         title=f"torch.compile has split the model: {pieces:.0f} compiled pieces run in each step"
-        + (f", most in {where}" if where else ""),
+        + (f", most in {where.short}" if where else ""),
         saving_ns=int(saving),
         advice="Look for graph breaks (TORCH_LOGS=graph_breaks; fullgraph=True raises at the first one), and keep "
         "print, .item() and conditions on the values of tensors out of compiled code: use torch.where or torch.cond, "
         "and check values once a step, outside of it.",
         evidence=f"{per_step(context, saving)}, {margin(context, saving)}, in calling the pieces; "
         f"graph breaks so far: {counted}",
-        where=where,
+        where=str(where or ""),
     )
 
 
-def _split_function(context: Context, rows: Ints) -> str:
-    """Returns the user's function that is, or contains, compiled code most often at these moments; "" if none."""
+def _split_function(context: Context, rows: Ints) -> CodePlace | None:
+    """Returns the user's function that is, or contains, compiled code most often at these moments."""
     calls, found, slices = context.get(user_calls), context.get(moments), context.get(thread_slices)
     places = calls.user_slice[found.place[rows]]
     places = places[places != NOTHING]
@@ -467,15 +466,15 @@ def _caller(context: Context, rows: Ints) -> str:
     """Returns the user's function around most of these moments."""
     calls, found, slices = context.get(user_calls), context.get(moments), context.get(thread_slices)
     places = calls.user_slice[found.place[rows]]
-    return _commonest(context, slices.row[places[places != NOTHING]])
+    return str(_commonest(context, slices.row[places[places != NOTHING]]) or "")
 
 
-def _commonest(context: Context, rows: Ints) -> str:
-    """Returns the function of most of these rows of python_function; "" without rows."""
+def _commonest(context: Context, rows: Ints) -> CodePlace | None:
+    """Returns the function of most of these rows of python_function; None without rows."""
     if not len(rows):
-        return ""
+        return None
     names, counts = np.unique(context.trace.table("python_function")["name"][rows], return_counts=True)
-    return str(code_place(context.trace.strings[int(names[np.argmax(counts)])]))
+    return code_place(context.trace.strings[int(names[np.argmax(counts)])])
 
 
 def second_backward(context: Context) -> Iterator[Finding]:
