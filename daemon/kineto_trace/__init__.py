@@ -7,7 +7,7 @@
     ranks = kt.find_traces("logs/", "more/*.json.gz")  # many ranks: with path and rank of each
     steps = kt.run_view("stragglers", ranks)          # on all cores, memory bounded per rank
     kt.query("SELECT name, count(*) FROM kernel GROUP BY 1", trace)  # the same tables and views in SQL, also a Result
-    kernels.to_pandas(), .to_polars(), .plot()        # with pip install 'kinetod[notebook]'
+    kernels.to_pandas(), .to_polars(), .plot()        # with pip install pandas matplotlib
     kt.save_trace(trace, "trace.kineto")              # a folder of columns that opens in milliseconds
     kt.export_trace(trace, "trace.pftrace")           # or .json.gz, .json, a TensorBoard log folder, …
     kt.run_view("kernels", trace)                     # the same by the name of the view

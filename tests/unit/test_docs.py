@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 import pytest
+import tomllib
 from kineto_agent.sources.torch.object_layouts import LAYOUTS
 from kineto_agent.system import env
 from kineto_protos import endpoints
@@ -228,3 +229,14 @@ def test_links_between_documents_lead_somewhere() -> None:
     for path in (ROOT / "README.md", *sorted(DOCS.glob("*.md"))):
         for target in re.findall(r"\]\(([^)#]+)[^)]*\)", path.read_text()):
             assert "://" in target or (path.parent / target).exists(), f"{path.name}: {target}"
+
+
+def test_advice_to_install_something_names_packages_of_our_extras() -> None:
+    """They can be had however kinetod itself was installed; an extra of `kinetod` only where an index has that."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    offered = {re.split(r"[<>=;\[ ]", line)[0] for lines in project["optional-dependencies"].values() for line in lines}
+    texts = [path.read_text() for folder in ("daemon", "cli") for path in (ROOT / folder).rglob("*.py")]
+    texts += [path.read_text() for path in DOCS.glob("*.md")]
+    advised = {word for text in texts for word in re.findall(r"pip install ([a-z][\w-]+)", text)}
+    assert advised - offered <= {"kinetod", "nvidia-cuda-cupti"}  # the latter: a newer libcupti
+    assert not [text[:60] for text in texts if "pip install 'kinetod[" in text]

@@ -353,7 +353,7 @@ class Cluster:
             import kubernetes.stream
         except ImportError as exc:
             raise KubeFailed(
-                "--kube needs the official Kubernetes client, which is not installed: pip install 'kinetod[kubernetes]'"
+                "--kube needs the official Kubernetes client, which is not installed: pip install kubernetes"
             ) from exc
         self._kubernetes: Any = kubernetes
         self._configuration: Any = kubernetes.client.Configuration()

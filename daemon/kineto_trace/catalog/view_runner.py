@@ -152,7 +152,7 @@ def cluster(address: str) -> Iterator[Executor]:
     try:
         from distributed import Client
     except ImportError as exc:
-        raise TraceError("a cluster needs Dask: run pip install 'kinetod[dask]'") from exc
+        raise TraceError("a cluster needs Dask: run pip install distributed") from exc
     try:
         client = Client(address, set_as_default=False)  # type: ignore[no-untyped-call]
     except (OSError, ValueError) as exc:

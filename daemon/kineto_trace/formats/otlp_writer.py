@@ -8,7 +8,7 @@ Theory of operation
 
     Profile ids are derived from the capture, the process and the type, so that a resent request can be recognised.
 
-    The schema is under development: the package is an extra (`kinetod[otlp]`), and its release decides the version.
+    The schema is under development: the package is an extra (`otlp`), and its release decides the version.
 """
 
 import hashlib
@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from opentelemetry.proto.common.v1 import common_pb2 as common
     from opentelemetry.proto.profiles.v1development import profiles_pb2 as pb
 
-EXTRA = "otlp"
-MISSING = f"OTLP profiles need the package opentelemetry-proto; install it with: pip install 'kinetod[{EXTRA}]'"
+MISSING = "OTLP profiles need the package opentelemetry-proto; install it with: pip install opentelemetry-proto"
 SCOPE = "kinetod"
 FRAME_TYPE = "profile.frame.type"  # of OpenTelemetry's semantic conventions
 PYTHON_FRAME = "cpython"

@@ -9,13 +9,8 @@ from urllib.parse import urlsplit
 
 from kineto_trace.errors import FileError
 
-# Scheme -> the module that fsspec needs for it, and our extra that contains it.
-SCHEMES = {
-    "s3": ("s3fs", "s3"),
-    "gs": ("gcsfs", "gcs"),
-    "az": ("adlfs", "azure"),
-    "file": ("fsspec", ""),
-}
+# Scheme -> the module, and package, that fsspec needs for it.
+SCHEMES = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs", "file": "fsspec"}
 CONNECT_S = 10.0
 TIMEOUT_S = 60.0  # of one request
 READ_TRIES = 4
@@ -35,14 +30,13 @@ def scheme_of(url: str) -> str:
     return url.partition(_SEPARATOR)[0]
 
 
-def missing_extra(url: str) -> str:
-    """Returns the extra to install before this store can be used; "" if there is none."""
+def missing_package(url: str) -> str:
+    """Returns what to install before this store can be used; "" if nothing is missing."""
     if not url:
         return ""
-    module, extra = SCHEMES[scheme_of(url)]
-    if importlib.util.find_spec(module) is not None:
-        return ""
-    return f"{module} is not installed: run pip install 'kinetod[{extra}]'"
+    module = SCHEMES[scheme_of(url)]
+    found = importlib.util.find_spec(module)
+    return "" if found is not None else f"{module} is not installed: run pip install {module}"
 
 
 def open_store(url: str, *, endpoint: str = "", timeout_s: float = TIMEOUT_S) -> tuple[Any, str]:
@@ -131,7 +125,7 @@ def checked_store(url: str) -> tuple[Any, str]:
     if scheme not in SCHEMES:
         known = ", ".join(f"{name}{_SEPARATOR}" for name in SCHEMES)
         raise FileError(f"{url}: traces are read from {known} and from this machine, not from {scheme!r:.20}")
-    if problem := missing_extra(url):
+    if problem := missing_package(url):
         raise FileError(f"{url}: {problem}")
     try:
         fs, path = open_store(url)

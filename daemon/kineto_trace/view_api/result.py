@@ -60,7 +60,7 @@ class Result(ResultData):
         Types are pandas' nullable ones (Int64, Float64, boolean, string), so that integers stay integers and missing
         values are pd.NA; Unix times are datetimes in UTC; lists are arrays. Raises TraceError without pandas.
         """
-        pd = needed("pandas", "notebook")
+        pd = needed("pandas")
         types = {
             pa.int64(): pd.Int64Dtype(),
             pa.float64(): pd.Float64Dtype(),
@@ -77,7 +77,7 @@ class Result(ResultData):
 
         polars keeps no units: they are in `columns`.
         """
-        return needed("polars", "polars").from_arrow(self.to_arrow())
+        return needed("polars").from_arrow(self.to_arrow())
 
     def plot(self, ax: "Axes | None" = None) -> "Axes":
         """Draws the result with matplotlib and returns the axes: `ax` if given, otherwise those of a new figure.

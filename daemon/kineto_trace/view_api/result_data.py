@@ -49,10 +49,11 @@ class ResultData:
         return found
 
 
-def needed(module: str, extra: str) -> Any:
+def needed(module: str) -> Any:
     """Returns the module. Raises TraceError that says how to install it."""
     try:
         return import_module(module)
     except ImportError as exc:
         reason = "is not installed" if isinstance(exc, ModuleNotFoundError) else f"cannot be imported ({exc})"
-        raise TraceError(f"{module.partition('.')[0]} {reason}: run pip install 'kinetod[{extra}]'") from exc
+        package = module.partition(".")[0]
+        raise TraceError(f"{package} {reason}: run pip install {package}") from exc

@@ -54,7 +54,7 @@ def plot(result: ResultData, ax: "Axes | None" = None) -> "Axes":
     if ax is None:
         bars = not isinstance(shape, (Curve, Histogram, Points))
         height = BAR_INCHES * min(len(result), MAX_BARS) + 1 if bars else 0
-        figure = needed("matplotlib.pyplot", "notebook").figure
+        figure = needed("matplotlib.pyplot").figure
         ax = figure(figsize=(WIDTH_INCHES, max(height, HEIGHT_INCHES)), layout="constrained").add_subplot()
     assert ax is not None
     more = _DRAW[type(shape)](result, shape, ax)

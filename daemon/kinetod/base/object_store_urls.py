@@ -5,7 +5,7 @@ from pathlib import PurePosixPath
 from urllib.parse import urlsplit
 
 from kineto_trace.store.object_stores import SCHEMES, scheme_of
-from kineto_trace.store.object_stores import missing_extra as missing_extra
+from kineto_trace.store.object_stores import missing_package as missing_package
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 

@@ -25,7 +25,7 @@ from kineto_protos.endpoints import is_loopback
 
 from kinetod.base import notify
 from kinetod.base.http_headers import headers_in, webhook_secret_in
-from kinetod.base.object_store_urls import missing_extra
+from kinetod.base.object_store_urls import missing_package
 from kinetod.config.addresses import ProfileForm, default_config_file, parse_profiles
 from kinetod.config.metrics_settings import COMPAT_OFF, JSON_LOG_OFF
 from kinetod.config.settings import BY_NAME, KEYS, SECOND_NS, SECTIONS, Config, Settings
@@ -360,7 +360,7 @@ def hook_problems(config: Config) -> Iterable[tuple[str, str]]:
             yield "hooks.webhook_secret", f"{config.hook_secret} {exc}"
     pushes_otlp = config.hook_profiles and parse_profiles(config.hook_profiles).form is not ProfileForm.PYROSCOPE
     if pushes_otlp and not has_otlp():
-        yield "hooks.profiles", "OTLP needs the package opentelemetry-proto; run pip install 'kinetod[otlp]'"
+        yield "hooks.profiles", "OTLP needs the package opentelemetry-proto; run pip install opentelemetry-proto"
     if config.hook_profiles_headers is not None:
         try:
             headers_in(config.hook_profiles_headers.read_bytes())
@@ -438,7 +438,7 @@ RULES: tuple[Callable[[Config], Iterable[tuple[str, str]]], ...] = (
     lambda config: [("metrics.listen", problem)] if (problem := metrics_problem(config)) else [],
     dynolog_problems,
     compat_problems,
-    lambda config: [("upload.url", problem)] if (problem := missing_extra(config.upload_url)) else [],
+    lambda config: [("upload.url", problem)] if (problem := missing_package(config.upload_url)) else [],
 )
 
 

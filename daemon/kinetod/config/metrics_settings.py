@@ -101,7 +101,7 @@ class CountersConfig(ForeignToolsConfig):  # classes with slots can only be comb
         "counters.backend", Choice("auto", "amdgpu", "cupti", "cupti-python", "level-zero"), "auto",
         meaning="what samples in a kinetod-counters that the daemon starts: auto: all that the host has GPUs for; "
         "cupti: NVIDIA's GPUs, by its own use of libcupti; cupti-python: the same by NVIDIA's package (pip install "
-        "'kinetod[cupti]'); amdgpu: AMD's GPUs, by the kernel's driver; level-zero: Intel's, by Level Zero's tools",
+        "cupti-python); amdgpu: AMD's GPUs, by the kernel's driver; level-zero: Intel's, by Level Zero's tools",
     )
     counters_library: Path | None = setting(
         "counters.library", Maybe(ExistingFile()), None,

@@ -49,7 +49,7 @@ _LOOK_ROUND_S = 0.5
     default=AUTO,
     show_default=True,
     help="What samples. auto: all that this host has GPUs for. cupti: NVIDIA's, by kinetod's own use of libcupti. "
-    "cupti-python: the same by NVIDIA's package (pip install 'kinetod[cupti]'). amdgpu: AMD's, by the kernel's "
+    "cupti-python: the same by NVIDIA's package (pip install cupti-python). amdgpu: AMD's, by the kernel's "
     "driver. level-zero: Intel's, by Level Zero's tools.",
 )
 @click.option(

@@ -129,7 +129,7 @@ def _collectors() -> Any:
     try:
         return importlib.import_module("cupti.pm_sampling")
     except Exception as exc:
-        reason = f"cupti-python cannot be imported ({exc}): pip install 'kinetod[cupti]', or choose the backend cupti"
+        reason = f"cupti-python cannot be imported ({exc}): pip install cupti-python, or choose the backend cupti"
         raise CounterError(CounterCode.UNAVAILABLE, reason) from exc
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from kinetod.base.safe_text import clean
 from kinetod.gpus.gpu_types import GpuState, LibraryError, LibraryState
 
-INSTALL = "pyrsmi is not installed (pip install 'kinetod[amd]')"
+INSTALL = "pyrsmi is not installed (pip install pyrsmi)"
 _DRIVER_VERSION = Path("/sys/module/amdgpu/version")
 _ERROR = -1  # returned by pyrsmi's functions instead of raising
 

@@ -34,7 +34,7 @@ _ALL_LINKS = 0xFFFFFFFF  # NVML: the sum over all NVLinks
 _MAX_EVENTS = 1000  # Xids taken per reading
 T = TypeVar("T")
 
-INSTALL = "nvidia-ml-py is not installed (pip install 'kinetod[nvidia]')"
+INSTALL = "nvidia-ml-py is not installed (pip install nvidia-ml-py)"
 # NVML's numbers; with DCGM's fields in dcgmlib/src/dcgm_fields.cpp (DcgmFieldIdToNvmlGpmMetricId).
 METRICS = {
     "graphics_active": 1,  # NVML_GPM_METRIC_GRAPHICS_UTIL, DCGM 1001

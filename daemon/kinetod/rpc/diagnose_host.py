@@ -48,8 +48,8 @@ VENDORS = {"nvml": ("nvidia",), "amdsmi": ("amd",), "sysman": ("intel",), "drm":
 _BESIDE_THE_KERNEL = ("amdsmi", "sysman")  # the kernel's files describe the same GPUs
 _PRODUCTS = {"nvidia": "NVIDIA", "amd": "AMD", "intel": "Intel"}
 _ADVICE = {
-    ("nvml", LibraryState.ABSENT): "install the driver's libnvidia-ml.so.1 and `pip install 'kinetod[nvidia]'`",
-    ("amdsmi", LibraryState.ABSENT): "install AMD SMI of ROCm 6 or later and `pip install 'kinetod[amd]'`",
+    ("nvml", LibraryState.ABSENT): "install the driver's libnvidia-ml.so.1 and `pip install nvidia-ml-py`",
+    ("amdsmi", LibraryState.ABSENT): "install AMD SMI of ROCm 6 or later and `pip install pyrsmi`",
     ("sysman", LibraryState.ABSENT): "install Intel's Level Zero loader and driver (libze1, intel-level-zero-gpu)",
 }
 _RESTARTS = {

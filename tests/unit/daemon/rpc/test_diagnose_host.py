@@ -27,7 +27,8 @@ def test_no_library_is_needed_where_there_is_no_gpu() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "advice"), [(LibraryState.ABSENT, "kinetod[nvidia]"), (LibraryState.LATE, "the driver may have to be")]
+    ("state", "advice"),
+    [(LibraryState.ABSENT, "pip install nvidia-ml-py"), (LibraryState.LATE, "the driver may have to be")],
 )
 def test_gpus_that_cannot_be_measured_are_a_note_with_advice(state: LibraryState, advice: str) -> None:
     status, detail, said = found(state, gpus=1, detail="it is late")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from kineto_trace.store.object_stores import scheme_of
-from kinetod.base.object_store_urls import capture_url, checked_endpoint, checked_url, missing_extra
+from kinetod.base.object_store_urls import capture_url, checked_endpoint, checked_url, missing_package
 from kinetod.uploads.upload_job import Throttle
 from kinetod.uploads.upload_worker import Worker
 from kinetod.uploads.worker_protocol import WorkerOptions, credential_variables, secrets_of
@@ -48,7 +48,7 @@ def test_endpoints_are_http_and_have_no_key() -> None:
 
 
 def test_a_missing_library_is_named_with_its_extra() -> None:
-    assert missing_extra("file:///x") == missing_extra("") == missing_extra("s3://b") == ""
+    assert missing_package("file:///x") == missing_package("") == missing_package("s3://b") == ""
 
 
 def test_a_capture_cannot_leave_its_prefix() -> None:
