@@ -288,7 +288,7 @@ class Capture:
     def __repr__(self) -> str:
         hosts = len(self._fleet.members)
         running = sum(member.is_running for member in self._fleet.members)
-        state = f"not known to have ended on {running:,}" if running else "ended"
+        state = f"running on {running:,}" if running else "ended"
         return f"<Capture {shown(self.id)} on {hosts:,} host{'s' if hosts > 1 else ''}: {state}>"
 
     @property

@@ -31,8 +31,8 @@ def command(include_without_agent: bool, selection: Selection, watches: bool, **
 
     TRACE is ready (an agent is waiting), attached (likewise; `kinetoctl trace` attached it for a while), attach
     (`kinetoctl trace` will attach one; nothing was seen that prevents it), busy (a capture is running), or why there
-    can be no trace; `kinetoctl doctor PID` says more. KINETO is polls where the process's own libkineto asks kinetod
-    for requests, as it would ask Dynolog, and traces while it records. ITER is the number of training iterations that
+    can be no trace; `kinetoctl doctor PID` says more. KINETO: "polls" if the process's own libkineto polls this daemon
+    (as it would Dynolog); "traces" while it records. ITER is the number of training iterations that
     the agent has counted, ITER/S how many there are in a second now.
     """
     settings = current()

@@ -152,7 +152,7 @@ def _overhead_lines(target: "pb.Target") -> Iterator[Line]:
     if cost.step_ratio:
         parts.append(f"step time {TIMES}{cost.step_ratio:.2f}")
     elif cost.least_step_ratio:
-        parts.append(f"step time {TIMES}{cost.least_step_ratio:.2f} or more, as its pace changed")
+        parts.append(f"step time {TIMES}{cost.least_step_ratio:.2f} or more (its own pace changed)")
     if parts:
         yield "overhead", ", ".join(parts)
     if target.requested_ns and target.collecting_ns and target.collected_ns and target.stored_ns:

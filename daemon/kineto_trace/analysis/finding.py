@@ -38,8 +38,8 @@ REMEDIES = {
     "torch.optim.swa_utils.AveragedModel), or copy less often.",
     CallKind.JSON: f"Serialise less (a JSON text of numbers is slow): send figures, not tensors; {_LESS}.",
     CallKind.PICKLE: f"Pickle less: send figures, not tensors or models; {_LESS}.",
-    CallKind.SUBPROCESS: "Do not start a process in each step: read what it tells from /proc or a library, or ask in "
-    "another thread, and every so many seconds.",
+    CallKind.SUBPROCESS: "Do not start a process in each step: read the same from /proc or a library, or ask in "
+    "another thread, every few seconds.",
     CallKind.IMPORT: "Import modules once, before the loop: to import, reload or look for one again reads files and "
     "runs the module.",
     CallKind.TOKENS: "Tokenise before the training, or in worker processes of a DataLoader (num_workers); regular "
@@ -62,8 +62,8 @@ REMEDIES = {
     "all ranks at once; or raise gc.set_threshold(). If the line itself calls gc.collect(), call it less often.",
     CallKind.COLLECTIVE: "Run fewer and larger collectives, and overlap them with computation: let "
     "DistributedDataParallel or FSDP reduce gradients in buckets during the backward, put several small tensors into "
-    "one, reduce metrics every so many steps and read them later (async_op=True). What a rank waits for another one "
-    "is not gained: the view rank_what_if over all ranks tells it.",
+    "one, reduce metrics every so many steps and read them later (async_op=True). Waiting for other ranks is "
+    "not counted as a saving; see rank_what_if.",
     CallKind.CLIP: "Clip all gradients at once (torch.nn.utils.clip_grad_norm_ with foreach=True, or a fused optimizer "
     "that clips), and not at all if their norm never reaches the limit; with gradient accumulation, once for each step "
     "of the optimizer.",

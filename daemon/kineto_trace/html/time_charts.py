@@ -174,7 +174,7 @@ def _chart(frame: _Frame, parts: Sequence[Markup], series: Sequence[ChartLine], 
             for tick in range(TICKS + 1)
         )
     ]
-    over = f"{shown_unit or 'value (unit unknown)'} over {time_unit} since the recording began"
+    over = f"{shown_unit or 'value (unit unknown)'}; time in {time_unit} since the start"
     summary = f"{', '.join(each.name for each in series)}: {over}; at most {figure(frame.high * factor)}"
     caption = Markup('<div class="unit">{}</div>').format(over)
     place = Markup(

@@ -75,7 +75,7 @@ def test_a_capture_says_whether_it_is_known_to_have_ended() -> None:
     request = FleetRequest(id="c1", places=[members[0].place], spec=pb.CaptureSpec())
     assert repr(api.Capture(request, fleet)) == "<Capture c1 on 1 host: ended>"
     members[0].capture = pb.Capture(targets=[pb.Target()])
-    assert repr(api.Capture(request, fleet)) == "<Capture c1 on 1 host: not known to have ended on 1>"
+    assert repr(api.Capture(request, fleet)) == "<Capture c1 on 1 host: running on 1>"
 
 
 EVERYBODY = api.Selection(ranks=(api.ANY_RANK,))

@@ -27,12 +27,12 @@ _LARGEST = sys.float_info.max  # JSON has larger integers
 _RATES = {
     "cpu_ns": ("process: CPU time", "cores", 1e9),
     "host_busy_ns": ("host: CPU time of all processes", "cores", 1e9),
-    "minor_faults": ("process: page faults without storage", "1/s", 1),
-    "major_faults": ("process: page faults from storage", "1/s", 1),
+    "minor_faults": ("process: minor page faults", "1/s", 1),
+    "major_faults": ("process: major page faults (from storage)", "1/s", 1),
     "read_bytes": ("process: read from storage", "B/s", 1),
     "written_bytes": ("process: written to storage", "B/s", 1),
-    "read_chars": ("process: read by calls", "B/s", 1),
-    "written_chars": ("process: written by calls", "B/s", 1),
+    "read_chars": ("process: bytes read", "B/s", 1),
+    "written_chars": ("process: bytes written", "B/s", 1),
     "throttled_ns": ("process: throttled by its CPU quota", "s/s", 1e9),
 }
 NO_COUNTERS = (

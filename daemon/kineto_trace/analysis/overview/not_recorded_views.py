@@ -31,6 +31,7 @@ _FILLED_BY = {  # the first table that a source fills -> what it records
 _WARM_UP = "kinetoctl trace --warmup or --warmup-iterations"
 _NO_STEPS = "the trace has no marks of steps"
 _NO_MARKS = f"{_NO_STEPS}; programs without torch's optimizers call kineto_agent.step() after each"
+_NO_GPU_USED = "this process used no GPU while it was recorded"
 _BUFFERS = "kinetoctl trace with a larger --buffer-limit"
 ENOUGH = 98.0  # % of rows: those at the edges of a recording always lack something
 STEPS = "training steps"
@@ -213,7 +214,8 @@ def _missing(context: Context) -> Iterator[MissingPart]:
         concerns = not part.of or any(len(context.trace.table(kind)) for kind in part.of)
         if part.option and part.is_present(found) is False and concerns:
             why = _why(part, found, context.trace)
-            useless = _refusal(part, context.trace.target) or (part.name == STEPS and not found.rows)
+            no_steps, no_gpu = part.name == STEPS and not found.rows, why == _NO_GPU_USED
+            useless = _refusal(part, context.trace.target) or no_steps or no_gpu
             option = None if useless else part.option
             yield MissingPart(part.name, why, option, None if ours else part.missing, part.needed_for)
 
@@ -253,7 +255,7 @@ def _why(part: TracePart, found: PartRows, trace: Trace) -> str:
     if part.request and not requested and not (ours and part.by_default):
         return "not requested" if ours else "unknown: the trace does not say whether it was requested"
     if ours and trace.coverage and part.kinds:
-        return "no source recorded it"
+        return _NO_GPU_USED if part.kinds == GPU_TABLES else "no source recorded it"
     return "unknown: the trace does not say why it has none"
 
 

@@ -79,7 +79,7 @@ def test_of_a_pace_that_changed_the_least_cost_is_told() -> None:
     target = full_target()
     target.overhead.CopyFrom(pb.Overhead(start_ns=12_000_000, least_step_ratio=1.094))
     (line,) = (text for label, text in target_lines(captures.capture(target), target, {}) if label == "overhead")
-    assert line == "start 12 ms, step time \N{MULTIPLICATION SIGN}1.09 or more, as its pace changed"
+    assert line == "start 12 ms, step time \N{MULTIPLICATION SIGN}1.09 or more (its own pace changed)"
 
 
 def test_a_live_attach_is_told_with_what_it_took() -> None:

@@ -7,7 +7,7 @@ from kineto_trace.html.time_charts import ChartLine, Marks, areas, curves
 def test_a_value_holds_until_the_next_one() -> None:
     text = str(curves([ChartLine("held", [0.0, 10.0, 20.0], [0.0, 5.0, 5.0])], "bytes"))
     assert 'points="64,190 506,190 506,10 948,10"' in text
-    assert "B over µs since the recording began" in text
+    assert "B; time in µs since the start" in text
 
 
 def test_nothing_is_drawn_while_a_value_is_not_known() -> None:
@@ -46,4 +46,4 @@ def test_a_chart_shows_moments_and_a_span_inside_of_it() -> None:
 
 def test_units_fit_the_largest_value() -> None:
     text = str(curves([ChartLine("read", [0.0, 2e6], [0.0, 3 * 2**30])], "B/s"))
-    assert "GiB/s over s since the recording began; at most 3" in text
+    assert "GiB/s; time in s since the start; at most 3" in text

@@ -21,7 +21,7 @@ const load = async () => {
 try {
   const [buffer] = await Promise.all([load(), ready]);
   frame.contentWindow.postMessage({perfetto: {buffer, title: name, keepApiOpen: true}}, ui);
-  state.textContent = `${name} was given to the Perfetto UI.`;
+  state.textContent = `${name} is open below.`;
 } catch (error) {
   state.textContent = `The trace could not be loaded: ${error.message}`;
 }

@@ -18,6 +18,7 @@ from support.trace_files.traces import START_NS, target, trace
 
 MS = 1_000_000
 OPS = {"cpu_op": [{"name": "aten::mm", "duration": 5, "thread": 1}]}
+NO_GPU = "this process used no GPU while it was recorded"
 
 
 def whys(found: Context) -> dict[str, str]:
@@ -74,7 +75,7 @@ def test_what_was_named_in_activities_was_requested() -> None:
 
 def test_without_activities_the_defaults_were_requested() -> None:
     found = whys(Context(trace(OPS, target=target(activity_types=[]), coverage=(covered(OP_TABLES),))))
-    assert found["GPU activities"] == found["Python stacks"] == "no source recorded it"
+    assert (found["GPU activities"], found["Python stacks"]) == (NO_GPU, "no source recorded it")
     assert found["allocations"] == "not requested"
 
 
@@ -99,9 +100,11 @@ def test_stacks_are_recorded_by_default_so_that_their_absence_does_not_say_that_
     assert whys(Context(trace(OPS, coverage=(covered(OP_TABLES),))))["Python stacks"] == "no source recorded it"
 
 
-def test_a_trace_without_a_gpu_says_that_no_source_recorded_one() -> None:
-    found = whys(Context(trace(OPS, coverage=(covered(OP_TABLES),))))
-    assert found["GPU activities"] == "no source recorded it"
+def test_a_trace_without_a_gpu_says_so_and_asks_for_nothing() -> None:
+    context = Context(trace(OPS, coverage=(covered(OP_TABLES),)))
+    found = whys(context)
+    assert found["GPU activities"] == NO_GPU
+    assert [row["option"] for row in not_recorded(context).rows() if row["what"] == "GPU activities"] == [None]
     assert "calls of the runtime and driver" not in found  # they matter beside GPU activities
     assert whys(Context(trace(OPS)))["GPU activities"] == "unknown: the trace does not say why it has none"
     gpus = covered((*GPU_TABLES, *API_TABLES))
@@ -200,7 +203,7 @@ def test_of_several_ranks_each_thing_is_told_once() -> None:
     rows = not_recorded.combine(partials).rows()
     assert [(row["what"], row["why"], row["ranks"]) for row in rows[:2]] == [
         ("operators", "recorded from 300 ms after the beginning on", "0-1"),
-        ("GPU activities", "no source recorded it", "0-2"),
+        ("GPU activities", NO_GPU, "0-2"),
     ]
 
 
