@@ -1544,8 +1544,8 @@ class Views:
         The parts of the step and the option step_ends are those of step_breakdown, the GPU figures those of gpu_summary,
         and the tensor-core figures those of tensor_core_use. Steps that the recording cut off do not count, nor first steps
         that do not show the pace: warm-up, and those in which the host ran ahead of the GPU. If no step is complete, the
-        shares are those of the parts that were recorded. Without any GPU activity in the trace, the figures of
-        GPUs are missing, not zero.
+        shares are those of the parts that were recorded, and in a trace without steps those of the whole trace. Without any
+        GPU activity in the trace, the figures of GPUs are missing, not zero.
 
         compat=plugin: the figures are those of these views with compat=plugin.
 

@@ -43,6 +43,7 @@ _OF_GPUS = (  # columns of step_breakdown and overview
     "gpus",
     "kernels",
 )
+_WHOLE = (("all",), ("0",))  # steps of a trace without steps, by our rules and the plug-in's
 _NO_KERNELS = "the trace has no kernels"
 _NO_EVENTS = "the trace has no events to form a step from"
 _TITLES = {
@@ -145,8 +146,8 @@ def _step_notes(found: Breakdown, without_steps: str) -> list[str]:
     notes = []
     if not found.steps:
         notes.append(without_steps)
-    elif found.steps in (("all",), ("0",)):
-        notes.append('the trace has no "ProfilerStep#N": the whole trace counts as one step')
+    elif found.steps in _WHOLE:
+        notes.append('the trace has no "ProfilerStep#N": shares are those of the whole trace')
     if found.cut:
         longest = float(found.lengths_us[list(found.cut)].max())
         notes.append(incomplete_note([found.steps[place] for place in found.cut], len(found.measured), longest))
@@ -258,11 +259,13 @@ def overview(context: Context, *, step_ends: StepEnds = "host") -> Answer:
     The parts of the step and the option step_ends are those of step_breakdown, the GPU figures those of gpu_summary,
     and the tensor-core figures those of tensor_core_use. Steps that the recording cut off do not count, nor first steps
     that do not show the pace: warm-up, and those in which the host ran ahead of the GPU. If no step is complete, the
-    shares are those of the parts that were recorded. Without any GPU activity in the trace, the figures of
-    GPUs are missing, not zero.
+    shares are those of the parts that were recorded, and in a trace without steps those of the whole trace. Without any
+    GPU activity in the trace, the figures of GPUs are missing, not zero.
     """
     found = _chosen_breakdown(context, step_ends)
     answer = overview_columns(found, context.get(gpu_figures), context.get(tensor_use), _NO_EVENTS)
+    if found.steps in _WHOLE:
+        answer = Answer({**answer.values, "steps": [0], "step_us": [None]}, answer.notes)
     if len(context.get(gpu)):
         return answer
     notes = [note for note in answer.notes if note != _NO_KERNELS]

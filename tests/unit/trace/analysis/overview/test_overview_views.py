@@ -87,12 +87,14 @@ def test_the_plugin_counts_steps_on_the_device() -> None:
     assert result.values("kernel_pct") == [33.33, 40.0, 36.36]
 
 
-def test_a_trace_without_steps_is_one_step() -> None:
+def test_a_trace_without_steps_is_one_part_and_has_no_step_time() -> None:
     rows = {"kernel": [us(50, 10, "k")], "cpu_op": [us(0, 20, "aten::a", id=1)]}
     result = step_breakdown(Context(traces.trace(rows)))
     assert result.values("step") == ["all", "average"]
     assert result.values("total_us") == [60, 60]
-    assert "the whole trace counts as one step" in result.notes[0]
+    assert "shares are those of the whole trace" in result.notes[0]
+    (row,) = overview(Context(traces.trace(rows))).rows()
+    assert (row["steps"], row["step_us"], row["kernel_pct"]) == (0, None, pytest.approx(100 / 6))
     plugin = step_breakdown(Context(traces.trace(rows)), compat=Compat.PLUGIN)
     assert plugin.values("step") == ["0", "average"]
     assert plugin.values("total_us") == pytest.approx([20, 20], abs=0.01)
