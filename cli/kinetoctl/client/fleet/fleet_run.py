@@ -523,33 +523,49 @@ def unmet(requirement: str, *, hosts: int, begun: int, whole: int) -> str:
 def run_fleet(fleet_run: FleetRun, *steps: Callable[[], Awaitable[None]]) -> None:
     """Runs the steps of a capture, one after the other. Raises KeyboardInterrupt on the second Ctrl-C.
 
-    The first one cancels the capture. If Ctrl-C is ignored, or handled by the program, that is not changed.
+    The first one cancels the capture, also where another thread runs the loop, as in Jupyter. If Ctrl-C is ignored, or
+    handled by the program, that is not changed.
     """
-    is_ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    is_ours = is_ours and threading.current_thread() is threading.main_thread()
+    tasks: list[asyncio.Task[None]] = []
+    is_ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # asyncio.run() changes it
 
     async def work() -> None:
-        with _interrupts(fleet_run) if is_ours else contextlib.nullcontext():
+        tasks.append(_own_task())
+        here = is_ours and threading.current_thread() is threading.main_thread()
+        with _interrupts(fleet_run, tasks[0]) if here else contextlib.nullcontext():
             async with fleet_run:
                 for step in steps:
                     await step()
 
-    run(work)
+    def interrupted() -> None:
+        if not tasks or fleet_run.fleet.interrupted:
+            raise KeyboardInterrupt
+        tasks[0].get_loop().call_soon_threadsafe(_interrupted, fleet_run, tasks[0])
+
+    run(work, interrupted)
+
+
+def _own_task() -> asyncio.Task[None]:
+    task = asyncio.current_task()
+    assert task is not None
+    return task
+
+
+def _interrupted(fleet_run: FleetRun, task: asyncio.Task[None]) -> bool:
+    """The first time stops the capture, then cancels the task. Tells which."""
+    if fleet_run.fleet.interrupted:
+        return task.cancel()
+    fleet_run.interrupt()
+    return False
 
 
 @contextlib.contextmanager
-def _interrupts(fleet_run: FleetRun) -> Iterator[None]:
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    assert task is not None
-    left = False
+def _interrupts(fleet_run: FleetRun, task: asyncio.Task[None]) -> Iterator[None]:
+    loop, left = task.get_loop(), False
 
     def interrupted() -> None:
         nonlocal left
-        left = fleet_run.fleet.interrupted
-        if left:
-            task.cancel()
-        else:
-            fleet_run.interrupt()
+        left = _interrupted(fleet_run, task)
 
     loop.add_signal_handler(signal.SIGINT, interrupted)
     try:

@@ -190,8 +190,11 @@ async def close_all(clients: Iterable[HostClient]) -> None:
     await asyncio.gather(*(client.close() for client in clients))
 
 
-def run(work: Callable[[], Awaitable[T]]) -> T:
-    """Runs the work to its end, in a new thread if this thread has a running event loop."""
+def run(work: Callable[[], Awaitable[T]], interrupted: Callable[[], None] | None = None) -> T:
+    """Runs the work to its end, in a new thread if this thread has a running event loop.
+
+    interrupted: called on a KeyboardInterrupt while that thread works; waits on unless it raises.
+    """
 
     async def awaited() -> T:
         return await work()
@@ -201,7 +204,14 @@ def run(work: Callable[[], Awaitable[T]]) -> T:
     except RuntimeError:
         return asyncio.run(awaited())
     with ThreadPoolExecutor(1, thread_name_prefix="fleet") as pool:
-        return pool.submit(asyncio.run, awaited()).result()
+        future = pool.submit(asyncio.run, awaited())
+        while True:
+            try:
+                return future.result()
+            except KeyboardInterrupt:
+                if interrupted is None or future.done():
+                    raise
+                interrupted()
 
 
 async def in_thread(work: Callable[[], T]) -> T:
