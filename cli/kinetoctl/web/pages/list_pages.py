@@ -6,6 +6,7 @@ from dataclasses import asdict
 from http import HTTPStatus
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlencode
 
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.base.quantities import format_duration
@@ -215,8 +216,8 @@ class LiveRow(NamedTuple):
 
 
 def live_page(context: PageContext, request: WebRequest, session: WebSession) -> WebAnswer:
-    """What `kinetoctl ps` lists; with all=1 what it lists with --all."""
-    every, failure = _every(request), ""
+    """What `kinetoctl ps` lists; with all=1 what it lists with --all. duration: as typed, perhaps wrongly."""
+    every, failure, duration = _every(request), "", request.first("duration", DEFAULT_DURATION)
     found: HostsFound[pb.Process] = HostsFound([])
     try:
         found = context.daemons.processes(every=every)
@@ -244,7 +245,8 @@ def live_page(context: PageContext, request: WebRequest, session: WebSession) ->
         unanswered=found.unanswered,
         every=every,
         failure=failure,
-        duration=request.first("duration", DEFAULT_DURATION),
+        duration=duration,
+        wrong=_duration_ns(duration) is None,
         command=context.command("ps", *(["--all"] if every else [])),
         json="/live.json" + ("?all=1" if every else ""),
     )
@@ -257,14 +259,23 @@ def live_json(context: PageContext, request: WebRequest, _session: WebSession) -
 
 
 def trace_form(context: PageContext, request: WebRequest, _session: WebSession) -> WebAnswer:
-    """Starts a capture and shows it. Raises WebError, and the client's errors."""
+    """Starts a capture and shows it, or the form again. Raises WebError, and the client's errors."""
+    duration_ns = _duration_ns(request.first("duration"))
+    if duration_ns is None:
+        return redirect(f"/live?{urlencode({'duration': request.first('duration')})}")
     try:
         selector, at = named_process(request.first("pid"))
-        duration_ns = parse_positive_duration_ns(request.first("duration"))
     except ValueError as exc:
-        raise WebError(HTTPStatus.BAD_REQUEST, f"the form was not understood: {exc}") from exc
+        raise WebError(HTTPStatus.BAD_REQUEST, str(exc)) from exc
     spec = pb.CaptureSpec(selector=selector, duration_ns=duration_ns)
     return redirect(f"/c/{context.daemons.create(at, spec).id}")
+
+
+def _duration_ns(text: str) -> int | None:
+    try:
+        return parse_positive_duration_ns(text)
+    except ValueError:
+        return None
 
 
 def _every(request: WebRequest) -> bool:

@@ -206,6 +206,20 @@ def test_the_look_at_a_process_leads_to_that_at_its_job(server: FakeServer, brow
     assert "Where does it stand?" not in browser.ask("/live/stacks?job=4242").text
 
 
+def test_a_duration_that_is_none_comes_back_in_its_field_with_what_to_write(
+    server: FakeServer, browser: Browser
+) -> None:
+    server.profiler.processes = [process()]
+    fields = {"pid": "4242", "duration": "for ever & a day", "form_secret": browser.form_secret("/live")}
+    answer = browser.ask("/live/trace", "POST", fields)
+    assert answer.status == 303
+    again = browser.ask(answer.headers["Location"]).text
+    assert 'value="for ever &amp; a day"' in again and 'aria-invalid="true"' in again
+    assert 'role="alert">Use a duration such as 500ms, 5s or 1min<' in again
+    assert "for example 500ms" in browser.ask("/live").text
+    assert not any(isinstance(each, pb.CreateCaptureRequest) for each in server.profiler.requests)
+
+
 def test_a_pid_that_none_can_be_is_a_form_that_was_not_understood(server: FakeServer, browser: Browser) -> None:
     server.profiler.processes = [process()]
     fields = {"pid": "99999999999", "duration": "1s", "form_secret": browser.form_secret("/live")}
