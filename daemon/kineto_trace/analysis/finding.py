@@ -22,7 +22,7 @@ GUESSES = frozenset(
         "throttled_clock",
     }
 )
-ON_RANKS = " ranks)"  # what the title of a finding that several ranks have ends with
+ON_RANKS = (" ranks)", " captures)")  # what the title of a finding that several traces have ends with
 _WHOLE_PCT = 10.0  # from here on without decimals
 _LESS = "do it less often, or in another thread or process"
 REMEDIES = {

@@ -196,13 +196,13 @@ def verdict(findings: Result, time: Result | None, *, ranks: int, traces: int) -
     lead = _length(causes, ranks, traces)
     best = next((row for row in rows if row["saving_us"] and not row["guess"]), None)
     if best is not None:
-        return f"{lead}{_title(best)}. Changing that could {saving(best)}."
+        return f"{lead}{_title(best, traces)}. Changing that could {saving(best)}."
     if not causes:
         return ""
     largest, whole = max(causes, key=lambda row: row["share_pct"]), "it" if lead else "the recorded time"
     parts = [f"{lead}{percent(largest['share_pct'])} of {whole} is {_cause(largest['meaning'])}."]
     if rows:
-        parts.append(f"A rough estimate of what helps most: {_lowered(_title(rows[0]))}.")
+        parts.append(f"A rough estimate of what helps most: {_lowered(_title(rows[0], traces))}.")
     elif not findings.failure:
         parts.append("Nothing was found that would save half a per cent or more.")
     return " ".join(parts)
@@ -226,8 +226,11 @@ def _rank(row: Row) -> str:
     return "" if row["title"].endswith(ON_RANKS) or row.get("rank") is None else f"rank {row['rank']}: "
 
 
-def _title(row: Row) -> str:
-    return str(row["title"]).rstrip(".")
+def _title(row: Row, traces: int) -> str:
+    """Returns the title of a finding; in a job, with the rank if only one has it."""
+    title = str(row["title"]).rstrip(".")
+    rank = "" if traces == 1 or title.endswith(ON_RANKS) else f"rank {row['rank']}"
+    return f"{title} (on {rank})" if rank and rank not in title else title
 
 
 def _lowered(text: str) -> str:
@@ -272,7 +275,9 @@ def find_runs(sources: Sequence[Source], *, executor: Executor | None = None) ->
         return None
     results = {result.view: result.rows() for result in run_views(_OF_RUNS, sources, executor=executor)}
     recordings = {row["rank"]: row for row in results["recordings"]}
-    if len(recordings) < len(sources) or any(row["world_size"] or not _has_window(row) for row in recordings.values()):
+    if set(recordings) != {source.rank for source in sources} or len(recordings) < len(sources):
+        return None  # some say which ranks they are, or several are of one process
+    if any((row["world_size"] or 1) > 1 or not _has_window(row) for row in recordings.values()):
         return None
     ordered = sorted(sources, key=lambda source: recordings[source.rank]["start_ns"])
     windows = [recordings[source.rank] for source in ordered]

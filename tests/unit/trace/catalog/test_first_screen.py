@@ -72,6 +72,7 @@ def test_several_captures_of_a_rank_are_no_ranks(tmp_path: Path) -> None:
     titles = found.findings.values("title")
     assert titles and all("in 3 of 3 captures" in title for title in titles)
     assert found.verdict.startswith("A step takes 19.9 ms on average in 3 captures. ")
+    assert "on rank" not in found.verdict
 
 
 CAUSE = {"device": 0, "share_pct": 70.4, "step_us": 100.0, "meaning": "GPU computes: other kernels"}
@@ -120,6 +121,16 @@ def test_where_nothing_helps_the_verdict_says_so() -> None:
     assert told([]) == ""
 
 
+def test_a_finding_that_one_rank_of_a_job_has_names_it() -> None:
+    for title, shown in (
+        ("The host is late", "The host is late (on rank 0)"),
+        ("The host is late: the others wait for rank 0", "The host is late: the others wait for rank 0"),
+        ("The host is late (on 2 of 4 ranks)", "The host is late (on 2 of 4 ranks)"),
+    ):
+        found = told([{**FINDING, "title": title}], CAUSE, ranks=4)
+        assert found.startswith(f"A step takes 100 µs on average on each of 4 ranks. {shown}. Changing that could ")
+
+
 def test_a_step_of_several_gpus_is_as_long_as_that_of_each() -> None:
     assert told([FINDING], CAUSE, {**CAUSE, "device": 1}).startswith("A step takes 100 µs on average. ")
 
@@ -160,3 +171,4 @@ def test_traces_that_say_that_they_are_ranks_are_no_runs(tmp_path: Path) -> None
     assert runs_at(tmp_path / "names", *starts, name="rank{}") is None
     assert runs_at(tmp_path / "world", *starts, world_size=2) is None
     assert runs_at(tmp_path / "alone", starts[0]) is None
+    assert runs_at(tmp_path / "single", *starts, world_size=1) is not None
