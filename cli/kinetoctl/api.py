@@ -235,8 +235,8 @@ class CaptureOptions(HostOptions):
         warmup_s: collection before the window that is not kept; None for 0.5 s. Both apply to durations only.
     What: activities: Kineto's types; empty for all that cost little. recording: fields of Options in profiler.proto,
         for example {"record_shapes": True}. formats: files to write; empty for chrome.
-        counters: hardware counters to sample meanwhile, a set such as "overview" or a sequence of the vendor's metrics;
-        None for none. counter_interval_s: the time between two samples; 0 for 1 ms or the shortest of the GPU, if that
+        counters: hardware counters to sample, a set such as "overview" or a sequence of the vendor's metrics; None for
+        none. counter_interval_s: the time between two samples; 0 for 1 ms or the shortest of the GPU, if that
         is longer.
         attach: whether an agent may be brought into a process that has none. recorder: "agent" or "kineto", who records
         in processes that were started with KINETO_USE_DAEMON; None for what the daemon is set to.

@@ -148,7 +148,7 @@ class Owned:
                 f"{path} should belong to {self.user}:{self.group}, but that user or group does not exist"
             )
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:  # both apply to the same file, whatever is put in its place meanwhile
+        try:  # both apply to the same file, whatever is put in its place in between
             os.fchown(descriptor, *numbers)
             os.fchmod(descriptor, self.mode)
         finally:

@@ -472,7 +472,7 @@ def translated(failure: LevelZeroFailure, gpu: str = "", proc: Path = PROC) -> C
             return CounterError(CounterCode.BUSY, f"{of}another process has its counters")
         if failure.code == UNKNOWN:
             reason = (
-                "the driver cannot open its counters and does not tell why; if another process has them, end it: "
+                "the driver cannot open its counters and does not say why; if another process has them, end it: "
                 "sudo ls -l /proc/*/fd shows it with a file i915_perf or xe_oa"
             )
             return CounterError(CounterCode.FAILED, f"{of}{reason}")

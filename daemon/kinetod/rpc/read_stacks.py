@@ -36,7 +36,7 @@ class StackSource(Protocol):
         """The stacks of a process of this user. Raises ProcessLookupError if it does not exist."""
 
 
-class _GpusMeanwhile:
+class _GpusDuringLook:
     """The GPUs of this host between its making and the first call of `of`, at least GPUS_S later."""
 
     def __init__(self, reader: GpuReader) -> None:
@@ -87,7 +87,7 @@ class StackLooker:
             raise NotFound(Reason.NO_MATCH, text)
         if len(found) > MAX_PROCESSES:
             raise invalid("selector", f"matches {len(found)} processes, more than {MAX_PROCESSES}; select fewer")
-        gpus = _GpusMeanwhile(self._gpus) if any(each.process.gpus for each in found) else None
+        gpus = _GpusDuringLook(self._gpus) if any(each.process.gpus for each in found) else None
         reading = [asyncio.create_task(self._of(each, gpus)) for each in found]
         try:
             for done in asyncio.as_completed(reading):
@@ -114,7 +114,7 @@ class StackLooker:
                 raise problem
         return await self._registry.narrowed(match, named)
 
-    async def _of(self, candidate: Candidate, gpus: _GpusMeanwhile | None) -> pb.ProcessStacks:
+    async def _of(self, candidate: Candidate, gpus: _GpusDuringLook | None) -> pb.ProcessStacks:
         key, before = candidate.key, candidate.facts.credentials
         try:
             async with self._slots.turn():

@@ -153,7 +153,7 @@ def _copy(source: int, copy: BinaryIO, size: int) -> None:
         copy.write(chunk)
         done += len(chunk)
     if done != size:
-        raise WriteRefused("the stored trace has become shorter meanwhile")
+        raise WriteRefused("the stored trace became shorter while it was read")
 
 
 def _check_replaceable(folder: int, name: str) -> None:

@@ -7,7 +7,7 @@
  *     so that ctypes declares them word for word; kc_abi_version guards against a stale library.
  *
  *     No global state but that of spilling, no allocation but there, in the interner and kc_longest, no calls back into
- *     Python: the interpreter lock is free meanwhile, and threads may work on separate objects. Input bytes are untrusted: every read is
+ *     Python: the interpreter lock is free while they run, and threads may work on separate objects. Input bytes are untrusted: every read is
  *     checked against the end of the buffer, every write against the capacity given.
  */
 #ifndef KINETO_CODEC_H

@@ -65,7 +65,7 @@ _ADVICE = (
     "Give all ranks equal work and equal machines: compare this rank with another one (kinetoctl diff), its batches, "
     "its data, its host and the clocks of its GPU."
 )
-_ALONE = "The other ranks wait meanwhile: give all ranks equal shares of this work, or do it where no collective waits."
+_ALONE = "The other ranks wait for it: give all ranks equal shares of this work, or do it where no collective waits."
 Row = dict[str, Any]
 SMALL_COLLECTIVES = "small_collectives"
 HOST_WORK = frozenset({"host_bound", "host_python", "host_annotation", "small_operators", SMALL_COLLECTIVES})

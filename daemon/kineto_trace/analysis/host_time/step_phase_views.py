@@ -77,7 +77,7 @@ _MEANINGS = {
     "optimizer": "the optimizer's step and zero_grad",
     "backward": "operators that autograd runs backward",
     "forward": "operators that have a backward",
-    OTHER: "all else: the program's own code",
+    OTHER: "everything else: the program's own code",
 }
 SamplesBy = Literal["function", "line"]
 

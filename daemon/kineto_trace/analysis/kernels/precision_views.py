@@ -116,7 +116,7 @@ def activity_precisions(context: Context) -> Ints:
 @view(
     "kernel_precision",
     columns(
-        ("precision", "text", "", "fp64, fp32, tf32, bf16, fp16, fp8, fp4 or int8; missing: nothing tells it"),
+        ("precision", "text", "", "fp64, fp32, tf32, bf16, fp16, fp8, fp4 or int8; missing: nothing shows it"),
         ("bits", "int", "", "size of a stored value"),
         ("calls", "int", "", "number of kernels"),
         ("total_us", "float", "us", "sum of their durations"),

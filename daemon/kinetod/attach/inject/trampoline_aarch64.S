@@ -109,7 +109,7 @@ leave:  ldr     x0, [x19, #SEE_SIGNALS]
         ldr     x1, [x19, #PENDING]
         bics    x0, x1, x0
         b.eq    restore
-        mov     x0, #-EINTR                     // a signal came meanwhile: it interrupts the call, as it would have
+        mov     x0, #-EINTR                     // a signal came during the wait: it interrupts the call, as it would have
         str     x0, [x20, #FRAME_X0]
         ldr     x0, [x19, #PC_INTERRUPTED]
         str     x0, [x20, #FRAME_PC]

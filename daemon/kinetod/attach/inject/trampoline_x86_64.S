@@ -120,7 +120,7 @@ leave:  cmpq    $0, SEE_SIGNALS(%rbx)
         notq    %rax
         andq    PENDING(%rbx), %rax
         jz      restore
-        movq    $-EINTR, SAVED_RAX(%rbp)        /* a signal came meanwhile: it interrupts the call, as it would have */
+        movq    $-EINTR, SAVED_RAX(%rbp)        /* a signal came during the wait: it interrupts the call, as it would have */
         movq    PC_INTERRUPTED(%rbx), %rax
         movq    %rax, SAVED_RIP(%rbp)
 

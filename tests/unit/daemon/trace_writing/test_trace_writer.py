@@ -152,7 +152,7 @@ def test_no_more_is_read_than_there_was_at_first_and_no_half_trace_is_left(
     monkeypatch.setattr(trace_writer, "_check_replaceable", changing)
     with source.open("rb") as stored:
         if size < len(TRACE):
-            with pytest.raises(trace_writer.WriteRefused, match="has become shorter meanwhile"):
+            with pytest.raises(trace_writer.WriteRefused, match="became shorter while it was read"):
                 trace_writer.written(stored.fileno(), folder, "t.json", 1 << 20)
             assert list(root.iterdir()) == []
         else:

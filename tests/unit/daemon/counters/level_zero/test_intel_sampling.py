@@ -155,7 +155,7 @@ def test_times_of_another_clock_end_the_sampling_instead_of_being_told(sampler: 
     [
         ("zetContextActivateMetricGroups", 0x7FFFFFFE, CounterCode.FAILED, "returned 0x7ffffffe"),
         ("zetMetricStreamerOpen", 0x70010001, CounterCode.BUSY, "has its counters, which one process can have"),
-        ("zetMetricStreamerOpen", 0x7FFFFFFE, CounterCode.FAILED, "does not tell why; if another process"),
+        ("zetMetricStreamerOpen", 0x7FFFFFFE, CounterCode.FAILED, "does not say why; if another process"),
         ("zetMetricStreamerOpen", 0x70010000, CounterCode.NOT_PERMITTED, "CAP_PERFMON"),
         ("zetMetricStreamerOpen", 0x70000001, CounterCode.UNAVAILABLE, "the driver has lost the GPU"),
     ],

@@ -96,7 +96,7 @@ def test_the_work_of_a_slower_host_that_others_do_not_have_says_so_and_how_to_ge
 def test_a_slower_host_is_no_reason_of_findings_about_other_things_than_its_work() -> None:
     (found,) = slower_host(finding="host_sleep", title="publish sleeps", advice="Sleep less.")
     assert found["title"] == "publish sleeps: the others wait for rank 1"
-    assert found["advice"].startswith("Sleep less. The other ranks wait meanwhile")
+    assert found["advice"].startswith("Sleep less. The other ranks wait for it")
 
 
 def test_a_slower_host_without_other_findings_is_a_slow_rank_with_the_same_advice() -> None:
@@ -149,7 +149,7 @@ def test_what_the_others_wait_for_is_told_so_with_what_to_do_about_it() -> None:
     even = {**late, "rank": 0, "saving_us": 0.0, "saving_pct": 0.0, "more_work_us": 0.0}
     first = common_findings(losses, 2, result(rank_what_if, late, even)).rows()[0]
     assert (first["title"], first["saving_pct"]) == ("publish sleeps: the others wait for rank 1", 20.0)
-    assert first["advice"].startswith("Sleep less. The other ranks wait meanwhile: give all ranks equal shares")
+    assert first["advice"].startswith("Sleep less. The other ranks wait for it: give all ranks equal shares")
 
 
 def test_what_a_rank_does_not_work_more_than_the_others_counts_as_theirs_too() -> None:
