@@ -38,6 +38,7 @@ SHORTEST_TEXT = 36
 GAP = 2  # between columns
 PROSE = ("advice", "evidence")  # columns that hold sentences
 SAVING = {"title", "saving_us", "saving_pct", "saving_per_step_us", "uncertainty_pct", "guess"}  # of findings
+MEANING, ANSWERS = "MEANING", ("WHAT", "CAUSE")  # titles of columns
 LEAST_PCT = 0.05  # of an uncertainty that is shown
 HIDDEN = ("unit", "finding")  # beside these: of other columns' figures, and a short form of the title
 PROSE_WIDTH = 100  # in a pipe
@@ -270,10 +271,19 @@ def _print_columns(columns: list[_Shown], settings: CommonOptions) -> None:
         return
     console = rich_console(sys.stdout, no_color=not settings.color)
     fitting, text_width = fit(columns, console.width)
+    if len(fitting) < len(columns):
+        fitting, text_width = fit(answers_first(columns), console.width)
     console.print(_table(fitting, text_width))
     left_out = [column.title for column in columns if column not in fitting]
     if left_out:
         say(f"… more columns: {', '.join(left_out).lower()} (-o wide, --columns or a wider terminal)")
+
+
+def answers_first(columns: Sequence[_Shown]) -> list[_Shown]:
+    """For a narrow terminal: functions, lines and short names stay, and what a row means in general goes."""
+    place = next((number for number, column in enumerate(columns) if column.title == MEANING), len(columns))
+    before, meaning, behind = columns[:place], columns[place : place + 1], columns[place + 1 :]
+    return [*before, *sorted(behind, key=lambda column: column.title not in ANSWERS), *meaning]
 
 
 def fit(columns: Sequence[_Shown], width: int) -> tuple[list[_Shown], int]:

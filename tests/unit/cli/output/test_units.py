@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 import pytest
-from kinetoctl.output.result_tables import _Shown, fit
+from kinetoctl.output.result_tables import _Shown, answers_first, fit
 from kinetoctl.output.units import heading, headings, human, source_file
 
 
@@ -58,6 +58,20 @@ def test_columns_that_do_not_fit_a_terminal_are_left_out_from_the_right() -> Non
     chosen, text_width = fit([name, *numbers], 80)
     assert [column.title for column in chosen] == ["NAME", *(f"COLUMN{place}" for place in range(4))]  # 36 + 4 * 9 = 72
     assert sum(column.width(text_width) + 2 for column in chosen) - 2 <= 80
+
+
+def test_in_a_narrow_terminal_function_and_line_stay_and_the_meaning_goes() -> None:
+    numbers = [_Shown(name, ["100.0%"], True) for name in ("SHARE %", "STEP")]
+    meaning, what, cause = (
+        _Shown("MEANING", ["m" * 60], False),
+        _Shown("WHAT", ["w" * 60], False),
+        _Shown("CAUSE", ["data"], False),
+    )
+    columns = [*numbers, meaning, what, _Shown("TOTAL", ["1 ms"], True), cause]
+    assert [column.title for column in fit(columns, 80)[0]] == ["SHARE %", "STEP", "MEANING"]
+    narrow = [column.title for column in fit(answers_first(columns), 80)[0]]
+    assert narrow == ["SHARE %", "STEP", "WHAT", "CAUSE", "TOTAL"]
+    assert answers_first(numbers) == numbers
 
 
 def test_texts_take_the_width_that_is_left() -> None:
