@@ -510,12 +510,18 @@ def _unknown(found: TimeCauses) -> list[str]:
     ]
 
 
-def detail_text(context: Context, detail: Detail) -> str | None:
-    """Returns the detail as text: a Python function with file and line, a name, or why it is unknown."""
+def detail_text(context: Context, detail: Detail, *, short: bool = False) -> str | None:
+    """Returns the detail as text: a Python function with file and line, a name, or why it is unknown.
+
+    short: with the name of the file alone.
+    """
     if detail.name < 0:
         return REASONS[detail.reason] or None
     name = context.trace.strings[detail.name]
-    return str(code_place(name, detail.line)) if detail.frame >= 0 else name
+    if detail.frame < 0:
+        return name
+    place = code_place(name, detail.line)
+    return place.short if short else str(place)
 
 
 def _over_ranks(partials: Sequence[tuple[int, RankCauses]], *, least: float = 0.0) -> Answer:

@@ -200,7 +200,7 @@ def _waited_for(row: Row, gain: Row, *, alone: bool) -> Row:
 
     alone: the other ranks do not have most of it.
     """
-    title = f"{row['title']}: the others wait for rank {row['rank']}"
+    title = f"{row['title']}; the others wait for rank {row['rank']}"
     if gain.get("host_pace") and row["finding"] in HOST_WORK:
         told = {**row, "advice": f"{_slow_host(gain)} {row['advice']}".rstrip()}
         return {**told, "title": f"{title}, since {gain['cause']}"} if alone else told

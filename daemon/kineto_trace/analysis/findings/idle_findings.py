@@ -149,7 +149,7 @@ def host_functions(context: Context) -> Iterator[Finding]:
                 continue  # autograd's waits belong to the GIL finding, which replays the steps
             yield Finding(
                 name=f"host_{cause}",
-                title=f"The GPU waits for the host in {detail_text(context, part)}: {does}",
+                title=f"The GPU waits for the host in {detail_text(context, part, short=True)}: {does}",
                 saving_ns=time,
                 advice=advice,
                 evidence=f"{format_duration(time)} of the GPU's idle time in "
@@ -157,6 +157,7 @@ def host_functions(context: Context) -> Iterator[Finding]:
                 f"{_told_by(context, part)}{around}" + (_holder(context) if cause == "gil" else ""),
                 causes=(cause,),
                 frame=part.frame,
+                where=(detail_text(context, part) or "") if part.frame >= 0 else "",
             )
         if left > least:
             yield Finding(

@@ -124,7 +124,7 @@ def test_where_nothing_helps_the_verdict_says_so() -> None:
 def test_a_finding_that_one_rank_of_a_job_has_names_it() -> None:
     for title, shown in (
         ("The host is late", "The host is late (on rank 0)"),
-        ("The host is late: the others wait for rank 0", "The host is late: the others wait for rank 0"),
+        ("The host is late; the others wait for rank 0", "The host is late; the others wait for rank 0"),
         ("The host is late (on 2 of 4 ranks)", "The host is late (on 2 of 4 ranks)"),
     ):
         found = told([{**FINDING, "title": title}], CAUSE, ranks=4)

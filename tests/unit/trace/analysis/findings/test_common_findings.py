@@ -88,14 +88,14 @@ def slower_host(**found: Any) -> list[Row]:
 def test_the_work_of_a_slower_host_that_others_do_not_have_says_so_and_how_to_get_a_faster_one() -> None:
     (found,) = slower_host(finding="host_bound", title="The GPU waits", advice="Launch less.")
     assert found["title"] == (
-        "The GPU waits: the others wait for rank 1, since the same operators take 1.30 times as long on its host"
+        "The GPU waits; the others wait for rank 1, since the same operators take 1.30 times as long on its host"
     )
     assert found["advice"] == f"{SLOW_CORE} Launch less."
 
 
 def test_a_slower_host_is_no_reason_of_findings_about_other_things_than_its_work() -> None:
     (found,) = slower_host(finding="host_sleep", title="publish sleeps", advice="Sleep less.")
-    assert found["title"] == "publish sleeps: the others wait for rank 1"
+    assert found["title"] == "publish sleeps; the others wait for rank 1"
     assert found["advice"].startswith("Sleep less. The other ranks wait for it")
 
 
@@ -148,7 +148,7 @@ def test_what_the_others_wait_for_is_told_so_with_what_to_do_about_it() -> None:
     late = {"rank": 1, "saving_us": 18.0, "saving_pct": 18.0, "more_work_us": 18.0, "change": "", "about": ""}
     even = {**late, "rank": 0, "saving_us": 0.0, "saving_pct": 0.0, "more_work_us": 0.0}
     first = common_findings(losses, 2, result(rank_what_if, late, even)).rows()[0]
-    assert (first["title"], first["saving_pct"]) == ("publish sleeps: the others wait for rank 1", 20.0)
+    assert (first["title"], first["saving_pct"]) == ("publish sleeps; the others wait for rank 1", 20.0)
     assert first["advice"].startswith("Sleep less. The other ranks wait for it: give all ranks equal shares")
 
 

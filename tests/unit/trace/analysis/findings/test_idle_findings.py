@@ -19,8 +19,8 @@ Row = dict[str, Any]
 US = 1000
 STEP, STEPS = 30_000, 6
 LIBRARY = "/usr/lib/python3/dist-packages/jax/_src/callback.py(8): call"
-FUNCTION = "The GPU waits for the host in weights (/job/train.py:4): it runs Python"
-CALLER = "The GPU waits for the host in main (/job/train.py:9): it runs Python"
+FUNCTION = "The GPU waits for the host in weights (train.py:4): it runs Python"
+CALLER = "The GPU waits for the host in main (train.py:9): it runs Python"
 
 
 def tables(*rows: dict[str, object]) -> dict[str, list[dict[str, object]]]:
