@@ -214,7 +214,7 @@ def test_an_api_server_that_forwards_nothing_is_given_up(
 
 def test_without_the_client_the_extra_is_named(cluster: fake.ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "kubernetes", None)
-    with pytest.raises(KubeFailed, match=r"pip install 'kinetod\[kubernetes\]'"):
+    with pytest.raises(KubeFailed, match=r"pip install kubernetes"):
         found(cluster, "training/llama-0")
 
 

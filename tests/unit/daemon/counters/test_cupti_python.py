@@ -210,6 +210,6 @@ def test_a_missing_package_is_told_with_what_to_install(
     backend: CuptiPythonBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "cupti.pm_sampling", None)
-    with pytest.raises(CounterError, match=r"pip install 'kinetod\[cupti\]'") as told:
+    with pytest.raises(CounterError, match=r"pip install cupti-python") as told:
         backend.devices()
     assert told.value.code is CounterCode.UNAVAILABLE

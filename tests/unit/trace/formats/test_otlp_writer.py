@@ -109,7 +109,7 @@ def test_ids_of_profiles_are_the_same_each_time_and_differ_by_type_and_process()
 
 def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.proto.profiles.v1development", None)
-    with pytest.raises(FormatError, match=r"pip install 'kinetod\[otlp\]'"):
+    with pytest.raises(FormatError, match=r"pip install opentelemetry-proto"):
         otlp_message(profile(Context(trace({}))))
 
 
