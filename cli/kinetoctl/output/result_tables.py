@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from kineto_trace.base.visible_text import one_line, visible
-from kineto_trace.view_api.view_titles import view_title
+from kineto_trace.view_api.cell_texts import VERDICT, view_title
 from rich.table import Table
 from rich.text import Text
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from kineto_trace.view_api.result import Result, ResultColumn
     from rich.console import Console
 
-VERDICT = "verdict"  # the name and column of the first result of a report
 SCHEMA_VERSION = 1  # of results as JSON; a new one if anything is taken away or means something else
 PIPE_TEXT_WIDTH = 120
 SHORTEST_TEXT = 36

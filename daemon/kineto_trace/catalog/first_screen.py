@@ -27,6 +27,7 @@ from kineto_trace.base.visible_text import one_line
 from kineto_trace.catalog.view_runner import Request, run_views
 from kineto_trace.model.trace import TRUNCATED
 from kineto_trace.open.trace_source import WEAK, Source
+from kineto_trace.view_api.cell_texts import VERDICT
 from kineto_trace.view_api.result import Result, columns, make_result
 
 LEAST_SHARE = 1.0  # %: causes with less are one row
@@ -38,7 +39,7 @@ _ALWAYS = ("recordings", "not_recorded", "findings")
 OF_SEVERAL = ("rank_time_causes", "rank_what_if")
 _OF_RUNS = ("recordings", "time_causes", "findings")
 _GPU_IDLE, _GPU_COMPUTES = "GPU idle: ", "GPU computes: "
-VERDICT, RUNS = "verdict", "runs"
+RUNS = "runs"
 _VERDICT_COLUMNS = columns(("verdict", "text", "", "where the time goes and what to change, in a sentence"))
 _RUN_COLUMNS = columns(
     ("trace", "text", "", "file or folder of the run"),
@@ -112,8 +113,8 @@ def first_screen(results: Collection[Result], traces: int) -> FirstScreen:
 
 def _cause_first(result: Result) -> Result:
     """Returns the result with the chart's name of a cause in the first column."""
-    columns = sorted(result.columns, key=lambda column: column.name != "cause")
-    return replace(result, columns=tuple(columns), table=result.table.select([column.name for column in columns]))
+    ordered = sorted(result.columns, key=lambda column: column.name != "cause")
+    return replace(result, columns=tuple(ordered), table=result.table.select([column.name for column in ordered]))
 
 
 def _facts(rows: Sequence[Mapping[str, Any]], ranks: int) -> list[tuple[str, str]]:

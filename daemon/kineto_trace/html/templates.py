@@ -5,7 +5,7 @@ from jinja2 import BaseLoader, ChoiceLoader, Environment, PackageLoader, StrictU
 from kineto_trace.base.visible_text import visible
 from kineto_trace.html.charts import figure
 from kineto_trace.html.documents import table_columns, titles, tree_levels, unit_text
-from kineto_trace.view_api.view_titles import view_sentence, view_title
+from kineto_trace.view_api.cell_texts import view_sentence, view_title
 
 
 def environment(*loaders: BaseLoader) -> Environment:

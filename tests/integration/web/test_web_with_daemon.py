@@ -5,7 +5,7 @@ import re
 from typing import Any
 
 import pytest
-from kineto_trace.view_api.view_titles import view_title
+from kineto_trace.view_api.cell_texts import view_title
 from support.service.cli import wait_for_agent
 from support.service.daemon import Daemon
 from support.targets.programs import crunching, program

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
-from kineto_trace.view_api.view_titles import view_sentence
+from kineto_trace.view_api.cell_texts import view_sentence
 
 from kinetoctl.base.view_settings import COMPARED_FIRST
 from kinetoctl.output.console import plain

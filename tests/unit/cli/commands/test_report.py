@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from kineto_trace.catalog.view_catalog import VIEWS
 from kineto_trace.store.parquet_folder import save_columns
-from kineto_trace.view_api.view_titles import view_title
+from kineto_trace.view_api.cell_texts import view_title
 from kinetoctl.commands.report import JOB_OVERVIEW, OVERVIEW, PLUGIN_OVERVIEW, TOP_FINDINGS
 from support.service import captures
 from support.service.cli import Run, environment, run_here, run_process

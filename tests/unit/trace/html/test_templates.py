@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 from kineto_trace.html.templates import environment
-from kineto_trace.view_api.view_titles import view_sentence, view_title
+from kineto_trace.view_api.cell_texts import view_sentence, view_title
 
 
 def test_whoever_only_shows_results_loads_no_arrays() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from kineto_trace.model.target_info import TargetInfo
 from kineto_trace.store.parquet_folder import save_columns
-from kineto_trace.view_api.view_titles import view_title
+from kineto_trace.view_api.cell_texts import view_title
 from support.counters.trace_samples import sample
 from support.trace_files.traces import START_NS, target, trace
 from support.web.browsing import Browser, browsing
