@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
 from kinetod.attach.attach_types import NEWEST_TRIED, AttachCode, AttachError, Deadline, Finding, Status
-from kinetod.attach.inject.arch import this_machine
+from kinetod.attach.inject.arch import InterruptedCall, this_machine
 from kinetod.attach.inject.thread_policy import standing_call, thread_ids
 from kinetod.attach.inspect import process_inspection, standstill
 from kinetod.attach.inspect.process_inspection import (
@@ -94,15 +94,15 @@ def find(image: TargetImage) -> TracebackWatchdog | None:
     period_s = _period_s(image) if tids else None
     if period_s is None:
         return None
-    runs = False
+    dumps = False
     for _look in range(_LOOKS):
         for tid in tids:
             call = standing_call(image, tid)
-            runs = runs or call is None
+            dumps = dumps or _may_dump(call)
             if call is not None and call.number == this_machine().futex and call.arguments[3]:
                 return TracebackWatchdog(period_s, _left_s(image, call.arguments[1], call.arguments[3]))
         time.sleep(_LOOK_S)
-    return TracebackWatchdog(period_s, 0.0) if runs else None
+    return TracebackWatchdog(period_s, 0.0) if dumps else None
 
 
 def await_quiet(image: TargetImage, deadline: Deadline) -> None:
@@ -119,7 +119,13 @@ def _may_be_one(image: TargetImage, tid: int) -> bool:
     call, machine = standing_call(image, tid), this_machine()
     if call is not None and call.number == machine.futex:
         return bool(call.arguments[3])
-    return call is None or call.number not in (*machine.parked_calls, *machine.waiting_calls)  # it may be writing
+    return _may_dump(call)
+
+
+def _may_dump(call: InterruptedCall | None) -> bool:
+    """Whether a thread may be dumping: it runs, or stands in a call that is no wait (a slow file's write)."""
+    machine = this_machine()
+    return call is None or call.number not in (*machine.parked_calls, *machine.waiting_calls)
 
 
 def _period_s(image: TargetImage) -> float | None:

@@ -1,5 +1,6 @@
 """What is refused, with which code and in which words; and what is not."""
 
+import itertools
 import os
 import shutil
 import signal
@@ -13,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 from kinetod.attach.attach_types import AttachCode, AttachError, Deadline, Finding, Status
+from kinetod.attach.inject.thread_policy import standing_call, thread_ids
 from kinetod.attach.inspect import standstill
 from kinetod.attach.inspect.process_inspection import (
     Access,
@@ -100,8 +102,30 @@ def test_one_that_was_cancelled_is_gone(python: str) -> None:
 def test_an_attach_waits_until_a_dump_that_is_due_has_been_written(tmp_path: Path) -> None:
     file = tmp_path / "dump"
     with watched("0.4", file) as process:
-        await_quiet(TargetImage(process.pid), Deadline(scaled(60)))
+        image = TargetImage(process.pid)
+        until(lambda: find(image) is not None or "Timeout" in file.read_text(), "its watchdog runs")
+        await_quiet(image, Deadline(scaled(60)))
         assert "Timeout" in file.read_text()
+
+
+def test_a_dump_that_stands_in_the_write_to_a_slow_file_is_one_that_is_due(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    ends = [os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)]
+    try:
+        with pytest.raises(BlockingIOError):
+            while True:
+                os.write(ends[1], bytes(4096))
+        with watched("0.1", pipe) as process:
+            image, write = TargetImage(process.pid), {"x86_64": 1, "aarch64": 64}[os.uname().machine]
+            calls = map(standing_call, itertools.repeat(image), itertools.cycle(thread_ids(image)))
+            until(lambda: (call := next(calls)) is not None and call.number == write, "it waits for the pipe")
+            found = find(image)
+            assert found is not None
+            assert found.left_s == 0
+    finally:
+        for end in ends:
+            os.close(end)
 
 
 def refusal(pid: int) -> AttachError:
