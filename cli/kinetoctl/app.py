@@ -63,7 +63,7 @@ def cli() -> None:
 
     \b
     kinetoctl ps                                list what trains or uses a GPU
-    kinetoctl trace 1234 --duration 5s          trace a process; no preparation needed
+    kinetoctl trace 1234 --report               trace a process, and see where its time goes
     kinetoctl memory 1234                       take a snapshot of its CUDA memory
     kinetoctl doctor 1234                       find out why it cannot be traced
     kinetoctl stacks --rank all                 it stands still: find out where each rank is

@@ -21,7 +21,7 @@
     │   └── ProjectExists        5    the folder of a new plug-in exists
     ├── SlurmFailed              5    Slurm's programs are missing, or get no answer
     ├── KubeFailed               5    the Kubernetes client is missing, or the API server does not answer
-    ├── DemoFailed               5    a step of the demo failed
+    ├── ChildFailed              5    this machine: a process that the command started failed
     ├── PluginRefused            5    a plug-in that kinetod would not take
     ├── NotInstalled             5    this machine: a step of an installation failed
     ├── NotMigrated              5    another daemon's files cannot be read, or kinetod would not take the result
@@ -213,11 +213,11 @@ class KubeFailed(CliError):
     )
 
 
-class DemoFailed(CliError):
-    """A step of the demo failed."""
+class ChildFailed(CliError):
+    """A process that the command started for itself failed: a daemon of its own, or what the demo runs."""
 
     exit_code = ExitCode.FAILED
-    help_text = "The lines above are what it said last. Run `kinetoctl demo` again, and report it if it stays."
+    help_text = "The lines above are the last that it wrote. Run the command again, and report it if it fails again."
 
 
 class PluginRefused(CliError):

@@ -119,13 +119,16 @@ _PREFIX = "kinetoctl."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommonOptions:
-    """The values of the common options. timeout_s: limit for each answer of the daemon, in seconds.
+    """The values of the common options.
 
+    address: of the daemon; address_given: whether an option or KINETO_ADDRESS names it.
+    timeout_s: limit for each answer of the daemon, in seconds.
     wide: whether a table is to have all its columns, whatever the width of the terminal; output is then "table".
     file: where a table command writes its result instead of stdout; output is then the format of the file.
     """
 
     address: str
+    address_given: bool = False
     output: str
     wide: bool = False
     file: Path | None = None
@@ -213,8 +216,10 @@ def current() -> CommonOptions:
     meta = click.get_current_context().meta
     output = meta.get(f"{_PREFIX}output", "table")
     file = None if output in TABLE_OUTPUTS else Path(output)
+    address = meta.get(f"{_PREFIX}address")
     return CommonOptions(
-        address=_address(meta.get(f"{_PREFIX}address")),
+        address=_address(address),
+        address_given=bool(address or os.environ.get(endpoints.ADDRESS_VARIABLE)),
         output=_plain_form(output) if file is None else file.suffix.lower().removeprefix("."),
         wide=output == WIDE,
         file=file,

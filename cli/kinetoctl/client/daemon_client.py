@@ -101,8 +101,11 @@ class StackAnswer(NamedTuple):
 class Client:
     """One connection to a daemon. Use it as a context manager.
 
+    outlives_command: whether the daemon runs on when the command has ended.
     metadata: goes with each call, as does the span of TRACEPARENT in `environ`, which the daemon notes in captures.
     """
+
+    outlives_command = True
 
     def __init__(
         self,

@@ -177,9 +177,12 @@ def _stop(client: Client, capture: pb.Capture, progress: Progress) -> None:
     if not count:
         progress.note(f"capture {capture.id} has ended already; press Ctrl-C again to exit at once")
         return
+    again = "discard it"
+    if client.outlives_command:
+        again = f"exit at once (`kinetoctl captures delete {capture.id}` discards it)"
     progress.note(
         f"stopping capture {capture.id} in {count} {'process' if count == 1 else 'processes'} and keeping what was "
-        f"recorded (`kinetoctl captures delete {capture.id}` discards it); press Ctrl-C again to exit at once"
+        f"recorded; press Ctrl-C again to {again}"
     )
     capture.CopyFrom(client.cancel(capture.id, keep_partial=True))
     progress.update(capture)
@@ -279,10 +282,12 @@ def trace(client: Client, request: TraceRequest, progress: Progress) -> Outcome:
         if request.directory is not None:
             fetch_files(client, outcome, request.directory, progress, log_file=request.log_file)
     except RETRYABLE:
-        progress.note(f"`kinetoctl captures show {outcome.capture.id}` shows how the capture ended")
+        if client.outlives_command:
+            progress.note(f"`kinetoctl captures show {outcome.capture.id}` shows how the capture ended")
         raise
     except KeyboardInterrupt:
-        progress.note(f"`kinetoctl captures fetch {outcome.capture.id}` downloads what the daemon keeps of it")
+        if client.outlives_command:
+            progress.note(f"`kinetoctl captures fetch {outcome.capture.id}` downloads what the daemon keeps of it")
         raise
     for target in outcome.capture.targets:
         outcome.problems += broken_promise(target, enum_names.target(target))

@@ -34,10 +34,10 @@ def command(pid: int | None) -> int:
     touched. Without PID, it checks the daemon's host: rights, other profilers, GPUs, disk and clock. The exit code is
     5 if the process cannot be traced, or if a check of the host is a PROBLEM.
     """
-    from kinetoctl.client.daemon_client import Client  # 60 ms that `explain` does not need
+    from kinetoctl.base.own_daemon import reachable_daemon  # 60 ms that `explain` does not need
 
     settings = current()
-    with Client(settings.address, timeout_s=settings.timeout_s) as client:
+    with reachable_daemon(settings, say) as client:
         found: Any = client.diagnose_host() if pid is None else client.diagnose(pid)
     if pid is None:
         title, last, prevented = f"host {found.hostname}", host_verdict(found), bool(problems(found.checks))

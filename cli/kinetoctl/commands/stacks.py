@@ -10,7 +10,7 @@ import click
 from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetoctl.base.common_options import CommonOptions, common_options, current
-from kinetoctl.client.daemon_client import Client
+from kinetoctl.base.own_daemon import reachable_daemon
 from kinetoctl.client.selection import Selection
 from kinetoctl.exit_codes import ExitCode
 from kinetoctl.options.selection_options import named_places, place_options, required, selector_options
@@ -85,7 +85,7 @@ def command(all_threads: bool, watches: bool, interval: int, selection: Selectio
         required(selection)
     selector = selection.to_proto()
     with contextlib.ExitStack() as stack:
-        client = None if places else stack.enter_context(Client(settings.address, timeout_s=settings.timeout_s))
+        client = None if places else stack.enter_context(reachable_daemon(settings, say))
 
         def load() -> StackLook:
             if client is None:

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kinetoctl.base.common_options import CommonOptions, common_options, current
-from kinetoctl.client.daemon_client import Client, kept_open
+from kinetoctl.base.own_daemon import reachable_daemon
+from kinetoctl.client.daemon_client import kept_open
 from kinetoctl.client.selection import Selection
 from kinetoctl.exit_codes import ExitCode
 from kinetoctl.options.capture_spec import DEFAULT_DURATION_NS
 from kinetoctl.options.selection_options import selector_options
-from kinetoctl.output.console import captured, emit, emit_one_of_many, plain, rich_console, say_text
+from kinetoctl.output.console import captured, emit, emit_one_of_many, plain, rich_console, say, say_text
 from kinetoctl.output.listing import interval_option
 from kinetoctl.output.top_live import LiveView, can_show
 from kinetoctl.output.top_view import ORDERS, TopView, ordered, render
@@ -74,7 +75,7 @@ def command(
     one after the other, in JSON one per line.
     """
     settings = current()
-    with Client(settings.address, timeout_s=settings.timeout_s) as client:
+    with reachable_daemon(settings, say) as client:
         samples = partial(
             kept_open,
             lambda: client.watch_host(

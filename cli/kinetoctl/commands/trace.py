@@ -1,16 +1,22 @@
 """`kinetoctl trace`, the main job, and `kinetoctl memory`, a capture of nothing but a memory snapshot."""
 
+import os
+import shlex
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.base.own_processes import python
 from kineto_trace.store.output_formats import ATTACHMENT_SUFFIXES
 
 from kinetoctl.base.common_options import CommonOptions, common_options, current
+from kinetoctl.base.own_daemon import OwnDaemon, reachable_daemon
 from kinetoctl.base.value_types import (
     DURATION,
     SIZE,
@@ -47,6 +53,7 @@ SNAPSHOT = "memory_snapshot"  # the activity type of `kinetoctl memory`
 SNAPSHOT_AFTER_NS = 10_000_000_000
 MAX_STACK_HZ = 1000  # above that the sampler would distort what it measures
 HELP_ALL = "--help-all"
+_NOT_PERMITTED = "ATTACH_NOT_PERMITTED"
 
 
 class SectionedCommand(click.Command):
@@ -112,7 +119,18 @@ def run_trace(client: Client, request: TraceRequest, settings: CommonOptions) ->
         if outcome.interrupted and not any(target.files for target in outcome.capture.targets):
             progress.note(f"capture {outcome.capture.id} was stopped before anything was recorded")
     show_capture(outcome.capture, outcome.paths, settings, outcome.problems)
+    if isinstance(client, OwnDaemon):
+        _end_with(client, outcome)
     return outcome
+
+
+def _end_with(daemon: OwnDaemon, outcome: Outcome) -> None:
+    """Keeps the daemon's folder if files could not be downloaded, and says what a daemon of root could do."""
+    if outcome.problems:
+        daemon.keeps_folder = True
+        say(f"what the daemon of this command has recorded stays in {daemon.folder / 'state'}", err=True)
+    if os.geteuid() and any(target.reason_code == _NOT_PERMITTED for target in outcome.capture.targets):
+        say(f"root may trace it: sudo {shlex.join(python('kinetoctl', *sys.argv[1:]))}", err=True)
 
 
 def _traces(outcome: Outcome) -> list[str]:
@@ -209,6 +227,12 @@ def _wait(
         say(f"GPU {met.gpu}: {when.figure} is {when.shown(met.value)}; tracing", err=True)
 
 
+def _daemon(settings: CommonOptions, no_fetch: bool) -> AbstractContextManager[Client]:
+    if no_fetch:  # what it leaves in the store must outlast the command
+        return Client(settings.address, timeout_s=settings.timeout_s)
+    return reachable_daemon(settings, say)
+
+
 @click.command("trace", cls=SectionedCommand, sections=SECTIONS, usual=USUAL)
 @trace_options
 @common_options
@@ -225,9 +249,10 @@ def command(**values: Any) -> int:
 
     Select the processes with at least one condition; if several are given, all must hold. Launchers and
     DataLoader workers are left out: `kinetoctl ps` with the same options lists what would be traced. A process
-    needs no preparation: the daemon attaches an agent, which is removed again after a while. Ctrl-C stops the
-    capture and keeps what was recorded; a second Ctrl-C exits without waiting for that. Several hosts all start at
-    the same time; hosts that fail are reported, and the traces are also merged into one.
+    needs no preparation: the daemon attaches an agent, which is removed again after a while. If no kinetod runs
+    here, the command starts one that ends with it. Ctrl-C stops the capture and keeps what was recorded; a second
+    Ctrl-C exits without waiting for that. Several hosts all start at the same time; hosts that fail are reported, and
+    the traces are also merged into one.
 
     By default it records PyTorch operators, Python stacks, CUDA calls and GPU activity. While it records, steps
     take about 1.2 times as long if the GPU waits for launches, and 1.01 times otherwise. Options that use torch's
@@ -264,7 +289,7 @@ def command(**values: Any) -> int:
         directory=directory,
         log_file=log_file,
     )
-    with named_by_options(), Client(settings.address, timeout_s=settings.timeout_s) as client:
+    with named_by_options(), _daemon(settings, options.no_fetch) as client:
         if options.when is not None:
             _wait(client, spec, options.when, options.when_within, settings)
         outcome = run_trace(client, request, settings)
@@ -317,5 +342,5 @@ def memory(
     )
     directory = None if no_fetch else prepare_folder(output_dir or Path())
     request = TraceRequest(spec=spec, idempotency_key=uuid.uuid4().hex, directory=directory)
-    with named_by_options(), Client(settings.address, timeout_s=settings.timeout_s) as client:
+    with named_by_options(), _daemon(settings, no_fetch) as client:
         return run_trace(client, request, settings).exit_code()

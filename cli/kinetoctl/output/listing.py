@@ -18,6 +18,7 @@ import click
 from kineto_trace.base.quantities import format_duration
 
 from kinetoctl.base.common_options import CommonOptions
+from kinetoctl.base.own_daemon import reachable_daemon
 from kinetoctl.base.value_types import DURATION
 from kinetoctl.client import enum_names
 from kinetoctl.client.daemon_client import Client
@@ -262,7 +263,7 @@ def show_list(
     Reports hosts that do not answer, and raises their error if none answers.
     """
     with contextlib.ExitStack() as stack:
-        client = None if places else stack.enter_context(Client(settings.address, timeout_s=settings.timeout_s))
+        client = None if places else stack.enter_context(_client(kind, settings))
 
         def find() -> Found:
             if client is None:
@@ -275,6 +276,12 @@ def show_list(
         entries, code = find()
     show(ordered(entries, kind, order, reverse=reverse), kind, settings)
     return entries, code
+
+
+def _client(kind: ListKind, settings: CommonOptions) -> contextlib.AbstractContextManager[Client]:
+    if kind is PROCESSES:  # a daemon that starts now has nothing else to list
+        return reachable_daemon(settings, say)
+    return Client(settings.address, timeout_s=settings.timeout_s)
 
 
 def _of_hosts(

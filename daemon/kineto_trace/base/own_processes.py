@@ -27,11 +27,22 @@ from kineto_trace.base.without_pandas import go_without_pandas
 T = TypeVar("T")
 _ORDINARY = frozenset({"PATH", "HOME", "LANG", "TZ", "TMPDIR", "VIRTUAL_ENV"})
 _ORDINARY_PREFIXES = ("LC_", "LD_", "PYTHON")
+# prctl(PR_SET_PDEATHSIG, SIGTERM), which exec keeps; the parent may have died before
+_TIED = (
+    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); os.getppid() == int(sys.argv[1]) or sys.exit(1); "
+    "os.execv(sys.executable, [sys.executable, *sys.argv[2:]])"
+)
 
 
 def python(module: str, *arguments: str) -> tuple[str, ...]:
     """Returns the command that runs one of our modules; it imports nothing from the working directory."""
     return (sys.executable, "-P", "-m", module, *arguments)
+
+
+def tied_python(module: str, *arguments: str) -> tuple[str, ...]:
+    """Returns `python`'s command such that the kernel sends SIGTERM when the thread that starts it ends."""
+    program, *rest = python(module, *arguments)
+    return (program, "-P", "-c", _TIED, str(os.getpid()), *rest)
 
 
 def safe_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -7,7 +7,7 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pytest
-from kineto_trace.base.own_processes import ProcessPool, python, safe_environment
+from kineto_trace.base.own_processes import ProcessPool, python, safe_environment, tied_python
 from kineto_trace.base.quantities import free_memory
 
 ROOT = Path(__file__).parents[4]
@@ -31,6 +31,25 @@ def test_what_may_be_taken_over_has_variables_without_credentials_alone() -> Non
     kept = {"PATH": "/bin", "HOME": "/root", "LC_ALL": "C", "LD_LIBRARY_PATH": "/lib", "PYTHONPATH": "/code"}
     others = {"AWS_SECRET_ACCESS_KEY": "a", "HTTPS_PROXY": "http://user:b@c", "KINETOD_TLS_KEY": "d", "PASSPATH": "e"}
     assert safe_environment({**kept, **others}) == kept
+
+
+def test_a_tied_process_ends_with_the_one_that_started_it(tmp_path: Path) -> None:
+    (tmp_path / "endless.py").write_text("import signal\nprint('ready', flush=True)\nsignal.pause()\n")
+    program = "import subprocess; from kineto_trace.base.own_processes import tied_python as tied; "
+    program += "subprocess.Popen(tied('endless')); input()"
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", program], env=environ, **pipes) as parent:  # type: ignore[call-overload]
+        assert parent.stdout.readline() == b"ready\n"
+        parent.kill()
+        assert parent.stdout.read() == b""  # nobody has the pipe any more
+
+
+def test_one_whose_parent_has_ended_does_not_begin() -> None:
+    command = [*tied_python("this")]
+    command[command.index(str(os.getpid()))] = "1"
+    done = subprocess.run(command, capture_output=True)
+    assert (done.returncode, done.stdout) == (1, b"")
 
 
 def test_calls_are_answered_by_other_processes() -> None:

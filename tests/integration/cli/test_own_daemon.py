@@ -1,0 +1,98 @@
+"""Commands on a machine where no kinetod runs, each with a daemon of its own."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from support.service import subjects
+from support.service.cli import environment, kinetoctl, run_process
+from support.waiting import until
+
+NUMBERS = """
+def crunch_numbers():
+    return sum(i * i for i in range(20_000))
+while True:
+    crunch_numbers()
+"""
+SAID = "kinetod does not run here: starting one that ends with this command"
+pytestmark = pytest.mark.slow
+privileged = pytest.mark.skipif(os.geteuid() != 0, reason="mounting takes root")
+
+
+@pytest.fixture
+def pid() -> Iterator[int]:
+    with subjects.running(sys.executable, "-c", NUMBERS) as started:
+        yield started
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    """Where no daemon has its sockets, and temporary folders are counted."""
+    for name in ("run", "tmp"):
+        (tmp_path / name).mkdir(mode=0o700)
+    changed = environment(XDG_RUNTIME_DIR=str(tmp_path / "run"), TMPDIR=str(tmp_path / "tmp"))
+    return {name: value for name, value in changed.items() if name != "KINETO_ADDRESS"}
+
+
+def daemons(tmp_path: Path) -> list[int]:
+    return [
+        process.pid
+        for process in psutil.process_iter(["cmdline"])
+        if any(str(tmp_path) in part for part in process.info["cmdline"] or ()) and "kinetod" in process.info["cmdline"]
+    ]
+
+
+def test_a_trace_needs_no_daemon_and_leaves_none(pid: int, environ: dict[str, str], tmp_path: Path) -> None:
+    arguments = ["trace", str(pid), "--duration", "1s", "--report", "--output-dir", str(tmp_path / "out")]
+    result = run_process(arguments, environ)
+    assert (result.code, result.stderr.splitlines()[0]) == (0, SAID), result
+    assert "crunch_numbers" in result.stdout
+    assert len(list((tmp_path / "out").iterdir())) == 1
+    assert (list((tmp_path / "tmp").iterdir()), daemons(tmp_path)) == ([], [])
+    assert psutil.pid_exists(pid)
+
+
+@pytest.mark.parametrize("command", [["ps", "--all"], ["stacks"], ["doctor"], ["top", "--once", "--all"]])
+def test_a_look_needs_none_either(command: list[str], pid: int, environ: dict[str, str], tmp_path: Path) -> None:
+    result = run_process([*command, str(pid), "-q"], environ)
+    assert (result.code, result.stderr) == (0, ""), result
+    assert str(pid) in result.stdout
+    assert (list((tmp_path / "tmp").iterdir()), daemons(tmp_path)) == ([], [])
+
+
+def test_what_must_outlast_the_command_needs_a_daemon_that_does(environ: dict[str, str], tmp_path: Path) -> None:
+    for arguments in (["trace", "1", "--no-fetch"], ["captures", "list"]):
+        result = run_process(arguments, environ)
+        assert (result.code, "no daemon at" in result.stderr) == (7, True), result
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_the_daemon_ends_with_a_command_that_is_killed(pid: int, environ: dict[str, str], tmp_path: Path) -> None:
+    command = kinetoctl("trace", str(pid), "--duration", "60s", "--output-dir", str(tmp_path / "out"))
+    with subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert any("COLLECT" in line for line in process.stderr)
+        assert daemons(tmp_path)
+        process.send_signal(signal.SIGKILL)
+    until(lambda: not daemons(tmp_path), "the daemon has ended")
+
+
+@privileged
+def test_a_trace_that_does_not_fit_here_stays_with_what_the_daemon_had(
+    pid: int, environ: dict[str, str], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    mount = f'mount -t tmpfs -o size=4k none {out} && exec "$@"'
+    arguments = ["trace", str(pid), "--duration", "1s", "-q", "--output-dir", str(out)]
+    result = run_process(arguments, environ, prefix=["unshare", "-m", "sh", "-c", mount, "sh"])
+    assert (result.code, "is full" in result.stderr) == (5, True), result
+    kept = re.search(r"what the daemon of this command has recorded stays in (.*)", result.stderr)
+    assert kept is not None, result
+    assert [path.name for path in Path(kept.group(1)).rglob("*.json.gz")]
