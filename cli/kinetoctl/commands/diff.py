@@ -387,11 +387,15 @@ def _exit_code(
 # Names come from traces, so that they may hold anything: control characters are spelled out (XML cannot hold them at
 # all), and Markdown has names as code, in which nothing is a link or a tag.
 def headline(results: Mapping[str, "Result"]) -> list[str]:
-    """Says how the step time changed, if it was compared."""
+    """Says how the step time changed, if it was compared: the typical one where `report` has the plain mean."""
+    from kineto_trace.analysis.diff.diff_views import TRIMMED
     from kineto_trace.analysis.diff.view_differences import change_text
 
-    rows = results["steps"].rows() if "steps" in results and "verdict" in results["steps"].table.column_names else []
-    return [f"step time: {change_text(row)}" for row in rows if row["name"] == "step"]
+    steps = results.get("steps")
+    if steps is None or "verdict" not in steps.table.column_names:
+        return []
+    what = "typical step time" if any(TRIMMED in note for note in steps.notes) else "step time"
+    return [f"{what}: {change_text(row)}" for row in steps.rows() if row["name"] == "step"]
 
 
 def without_noise(name: str, result: "Result") -> "Result":

@@ -20,6 +20,7 @@ from kineto_trace.analysis.diff.step_noise import (
     ERROR_RATE,
     GPU,
     HOST,
+    MANY_STEPS,
     NS_PER_US,
     Differences,
     StepSamples,
@@ -58,6 +59,7 @@ SLOWER, FASTER, NEW, GONE = "slower", "faster", "new", "gone"
 NOISE, UNKNOWN = "within noise", "unknown"
 CHANGES = (SLOWER, FASTER, NEW, GONE)
 PER_STEP, PER_SECOND = "step", "second"
+TRIMMED = "means leave out the slowest and the fastest tenth of the steps"  # those of rows that every step has
 FEW_STEPS = 4
 
 
@@ -267,6 +269,8 @@ def _notes(first: StepSamples, second: StepSamples) -> list[str]:
         told += "; no difference is judged, because one step does not show how much steps vary"
     elif min(counts) < FEW_STEPS:
         told += "; with so few steps only large differences stand out from the noise"
+    if max(counts) >= MANY_STEPS:
+        told += f"; {TRIMMED}"
     return [told, *notes]
 
 

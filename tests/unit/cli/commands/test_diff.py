@@ -42,11 +42,17 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_longer_trace_of_the_same_program_shows_no_change(run: Run, traces: Path) -> None:
     result = run(traces / "before", traces / "same")
     assert result.code == 0
-    assert result.stdout.startswith("step time: ")
+    assert result.stdout.startswith("typical step time: ")  # the mean of what is left of 20 steps, unlike `report`'s
+    assert "; means leave out the slowest and the fastest tenth of the steps" in result.stdout
     assert "per step" in result.stdout and ": within noise\n" in result.stdout.splitlines(keepends=True)[0]
     ops = result.stdout[result.stdout.index("\nops\n") :]
     assert ops.startswith("\nops\n(nothing)\nnote: 3 rows are within the noise (--all shows them)\n")
     assert "aten::mm" in run(traces / "before", traces / "same", "--all").stdout
+
+
+def test_of_few_steps_none_is_left_out(run: Run, traces: Path) -> None:
+    result = run(traces / "before", traces / "slow")
+    assert (result.stdout.startswith("step time: "), "leave out" in result.stdout) == (True, False)
 
 
 def test_other_formats_have_every_row_with_its_interval(run: Run, traces: Path) -> None:
