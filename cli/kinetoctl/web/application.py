@@ -37,7 +37,7 @@ from kinetoctl.web.http.web_messages import (
     ui_origin,
     ui_policy,
 )
-from kinetoctl.web.pages.capture_page import capture_json, capture_page
+from kinetoctl.web.pages.capture_page import capture_json, capture_page, stop_form
 from kinetoctl.web.pages.chart_pages import (
     counters_json,
     counters_page,
@@ -81,6 +81,7 @@ _ROUTES: tuple[tuple[str, re.Pattern[str], Page], ...] = tuple(
         ("GET", r"/sql\.csv", sql_csv),
         ("GET", f"/c/{_ID}", capture_page),
         ("GET", rf"/c/{_ID}\.json", capture_json),
+        ("POST", f"/c/{_ID}/stop", stop_form),
         ("GET", f"/c/{_ID}/view/{_NAME}", view_page),
         ("GET", rf"/c/{_ID}/view/{_NAME}\.json", view_json),
         ("GET", rf"/c/{_ID}/view/{_NAME}\.csv", view_csv),

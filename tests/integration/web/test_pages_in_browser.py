@@ -55,7 +55,7 @@ def test_the_next_address_works_in_the_tab_that_refused_the_last_one(new_tab: An
 
 def test_no_page_has_an_error_and_no_name_in_a_trace_acts(new_tab: Any, server: Browser, ids: list[str]) -> None:
     tab = entered(new_tab, server)
-    views = re.findall(r'/view/(\w+)"', server.shown(f"/c/{ids[0]}").text)
+    views = set(re.findall(r'/view/(\w+)"', server.shown(f"/c/{ids[0]}").text))
     addresses = [f"/c/{ids[0]}", "/sql", *(f"/c/{ids[0]}/view/{view}?base={ids[2]}" for view in views)]
     for address in addresses:
         server.shown(address)

@@ -29,10 +29,14 @@ def test_a_process_is_traced_by_a_click_and_its_verdict_is_shown(
         tab.page.keyboard.press("Enter")  # chooses no process
         tab.page.get_by_role("button", name=f"Trace process {child.pid}", exact=True).click()
         tab.page.wait_for_url("**/c/**")
-        tab.page.locator("section h2 .status", has_text="DONE").wait_for()
-        tab.page.get_by_role("heading", name="Every view").wait_for()
+        tab.page.locator("h1 .status", has_text="DONE").wait_for()
+        tab.page.get_by_role("heading", name="Look closer").wait_for()
+        tab.page.get_by_text("What was recorded, and what it cost").click()
         assert "dropped" in tab.page.locator("main").inner_text()
         assert tab.page.locator("h1 .status").inner_text() == "DONE"
+        tab.page.get_by_text(re.compile(r"All \d+ views")).click()
+        tab.page.get_by_label("Search views").fill("samples python")
+        assert tab.page.get_by_role("link", name=view_title("kernels"), exact=True).count() == 0
         tab.page.get_by_role("link", name=view_title("python_samples"), exact=True).click()
         tab.page.locator("td", has_text="crunch_numbers").first.wait_for()
         capture_id = re.findall(r'href="/c/([\w-]+)"', server.ask("/").text)[0]

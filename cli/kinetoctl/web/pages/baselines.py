@@ -57,8 +57,10 @@ def baseline_values(
     """What templates show of a baseline and its choices. ranks: of the trace itself, with which it can be compared."""
     own = [(trace_id, "the same, another rank")] if len(ranks) > 1 or chosen.trace_id == trace_id else []
     name = context.name(chosen.trace_id)
+    others, before = baselines(context, trace_id)
     return {
-        "bases": [*own, *baselines(context, trace_id)],
+        "bases": [*own, *others],
+        "before": before,
         "base": chosen.trace_id,
         "base_name": f"rank {chosen.rank} of {name}" if chosen.rank else name,
         "base_ranks": _ranks(context, chosen) if chosen.trace_id else [],
@@ -93,20 +95,29 @@ def _ranks(context: PageContext, chosen: Baseline) -> list[tuple[str, str]]:
     return found if listed else [*found, (chosen.rank, chosen.rank)]
 
 
-def baselines(context: PageContext, trace_id: str) -> list[tuple[str, str]]:
-    """The id of each other trace, and what people call it. Without an answer of the daemon there are none."""
+def baselines(context: PageContext, trace_id: str) -> tuple[list[tuple[str, str]], str]:
+    """The id of each other trace with what people call it; and the id of the capture before of the same process, or "".
+
+    Without an answer of the daemon there are none.
+    """
     if context.files:
-        return [(each, argument) for each, argument in context.library.files.items() if each != trace_id]
+        return [(each, argument) for each, argument in context.library.files.items() if each != trace_id], ""
     try:
         captures = listed(context.daemons.captures(MAX_CAPTURES).items)[:MAX_CAPTURES]
     except CliError:
-        return []
-    own = {job for capture_id, parts in captures if capture_id == trace_id for job in _jobs(parts)}
+        return [], ""
+    place = next((place for place, (capture_id, _) in enumerate(captures) if capture_id == trace_id), len(captures))
+    own = captures[place][1] if place < len(captures) else []
+    before = next(
+        (each for each, parts in captures[place + 1 :] if has_trace(parts) and _processes(own) & _processes(parts)), ""
+    )
     others = [each for each in captures if each[0] != trace_id and has_trace(each[1])]
-    return [
-        (capture_id, _title(capture_id, parts))
-        for capture_id, parts in sorted(others, key=lambda each: not own & _jobs(each[1]))
-    ]
+    others.sort(key=lambda each: (each[0] != before, not _jobs(own) & _jobs(each[1])))
+    return [(capture_id, _title(capture_id, parts)) for capture_id, parts in others], before
+
+
+def _processes(parts: "Sequence[OfHost[pb.Capture]]") -> set[tuple[str, int, int]]:
+    return {(part.place.host, target.pid, target.start_time_ns) for part in parts for target in part.item.targets}
 
 
 def _jobs(parts: "Sequence[OfHost[pb.Capture]]") -> set[str]:

@@ -1,17 +1,20 @@
 """One capture or file: the verdicts, what the time went to, what to change, and the way to every view."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from http import HTTPStatus
 from typing import Any
 
 from kineto_trace.view_api.cell_texts import view_sentence
 
 from kinetoctl.base.view_settings import COMPARED_FIRST
+from kinetoctl.client.tracing import has_ended
+from kinetoctl.errors import Refused
 from kinetoctl.output.console import plain
 from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest, WebSession, redirect
 from kinetoctl.web.pages.baselines import baseline_of, baseline_values, comparison_command
 from kinetoctl.web.pages.chart_pages import only_snapshots, shows_snapshot
-from kinetoctl.web.pages.list_pages import facts, has_trace, running, status_of, target_facts
+from kinetoctl.web.pages.list_pages import all_done, facts, has_trace, running, status_of, target_facts
 from kinetoctl.web.pages.page_context import WAIT_S, Asked, PageContext, ask, hosts_answer, json_answer, render
 
 # A view belongs to the first group that one of whose words begins its name; all others are in the last one.
@@ -29,6 +32,17 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "Compared with a baseline": ("diff",),
 }  # fmt: skip
 OTHERS = "Others"
+# What most people ask first: the link, its place below the capture, and the question that it answers.
+QUESTIONS = (
+    ("Step time", "view/time_causes", "Where does the time of a step go?"),
+    ("Kernels", "view/kernels", "Which kernels take the GPU's time?"),
+    ("Idle GPU", "view/idle_causes", "Is the GPU waiting, and for what?"),
+    ("Memory", "memory", "What is in the GPU's memory, and what allocated it?"),
+    ("Ranks", "ranks", "Which rank is slow, and which ones wait for it?"),
+    ("Timeline", "timeline", "What happens when, on which thread and stream?"),
+    ("Flame graphs", "flame", "Which operators and Python functions take the time?"),
+    ("Counters", "counters", "What did the processors, the memory and the GPUs' units do?"),
+)
 
 
 def capture_page(context: PageContext, request: WebRequest, session: WebSession, capture_id: str) -> WebAnswer:
@@ -46,6 +60,7 @@ def capture_page(context: PageContext, request: WebRequest, session: WebSession,
     catalog = ask(lambda: context.catalog(WAIT_S))
     first = asked.documents[0] if asked.documents else None
     name = context.name(capture_id)
+    groups = [] if unfinished else grouped(catalog.documents)
     return render(
         "capture.html",
         context,
@@ -60,7 +75,9 @@ def capture_page(context: PageContext, request: WebRequest, session: WebSession,
         asked=asked,
         first=first,
         **({"bases": []} if unfinished else baseline_values(context, capture_id, baseline, ranks)),
-        groups=[] if unfinished else grouped(catalog.documents),
+        questions=QUESTIONS,
+        groups=groups,
+        count=sum(len(views) for _, views in groups),
         command=comparison_command(context, capture_id, baseline, COMPARED_FIRST)
         if baseline.trace_id
         else context.command("report", name),
@@ -68,7 +85,17 @@ def capture_page(context: PageContext, request: WebRequest, session: WebSession,
         headers={**asked.headers, **catalog.headers},
         facts=facts(parts) if parts else _facts(first),
         targets=target_facts(parts),
+        whole=not unfinished and all_done(parts),
     )
+
+
+def stop_form(context: PageContext, _request: WebRequest, _session: WebSession, capture_id: str) -> WebAnswer:
+    """Stops a capture, which keeps what was recorded, and shows it. Raises the client's errors."""
+    for part in context.parts(capture_id):
+        if not has_ended(part.item):
+            with context.daemons.client(part.place) as client, suppress(Refused):  # it has ended by itself
+                client.cancel(part.item.id, keep_partial=True)
+    return redirect(f"/c/{capture_id}")
 
 
 def capture_json(context: PageContext, _request: WebRequest, _session: WebSession, capture_id: str) -> WebAnswer:

@@ -18,6 +18,7 @@ from kinetoctl.client.tracing import has_ended
 from kinetoctl.errors import CliError
 from kinetoctl.options.trace_arguments import CAPTURE_ID
 from kinetoctl.output import units
+from kinetoctl.output.capture_progress import summed, time_text
 from kinetoctl.output.capture_summary import target_lines
 from kinetoctl.output.listing import PROCESSES, ListColumn, commands, shown_columns, stored, traceable
 from kinetoctl.output.units import NOTHING
@@ -144,9 +145,11 @@ def facts(parts: "Sequence[OfHost[pb.Capture]]") -> list[tuple[str, str]]:
 
 
 def target_facts(parts: "Sequence[OfHost[pb.Capture]]") -> list[dict[str, Any]]:
-    """Of each process: its verdict, and the lines that `kinetoctl captures show` prints of it."""
+    """Of each process: how far it is or its verdict, and the lines that `kinetoctl captures show` prints of it."""
+    now_ns = time.time_ns()
     return [
         {
+            "progress": _progress(target, part.item.spec, now_ns),
             "name": " ".join(filter(None, (part.place.host, enum_names.target(target)))),
             "command": " ".join(target.process.command),
             "state": _state(target),
@@ -165,6 +168,18 @@ def running(parts: "Sequence[OfHost[pb.Capture]]") -> bool:
 def has_trace(parts: "Sequence[OfHost[pb.Capture]]") -> bool:
     """Whether there is anything to analyse."""
     return any(target.files for part in parts for target in part.item.targets)
+
+
+def all_done(parts: "Sequence[OfHost[pb.Capture]]") -> bool:
+    """Whether every process has a whole trace."""
+    return all(enum_names.verdict(target.verdict) == "DONE" for part in parts for target in part.item.targets)
+
+
+def _progress(target: "pb.Target", spec: "pb.CaptureSpec", now_ns: int) -> str:
+    if target.state == pb.TARGET_STATE_ENDED:
+        return ""
+    so_far = time_text(target, spec, max(0, now_ns - target.state_since_ns) / 1e9) if target.state_since_ns else ""
+    return ", ".join(filter(None, (so_far, *summed([target]))))
 
 
 def _state(target: "pb.Target") -> str:

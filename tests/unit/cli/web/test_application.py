@@ -80,7 +80,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def views(browser: Browser, ids: list[str]) -> list[str]:
-    return re.findall(r'/view/(\w+)"', browser.shown(f"/c/{ids[0]}").text)
+    return list(dict.fromkeys(re.findall(r'/view/(\w+)"', browser.shown(f"/c/{ids[0]}").text)))
 
 
 def test_without_a_session_there_is_nothing_but_the_way_in(browser: Browser, ids: list[str]) -> None:

@@ -20,6 +20,16 @@ for (const place of document.querySelectorAll("[data-live]")) {
   }, Number(place.dataset.live));
 }
 
+for (const field of document.querySelectorAll("details input[type=search]")) {
+  field.addEventListener("input", () => {
+    const words = field.value.toLowerCase().split(/\s+/);
+    for (const list of field.closest("details").querySelectorAll("ul")) {
+      for (const item of list.children) item.hidden = !words.every((word) => item.textContent.toLowerCase().includes(word));
+      list.hidden = list.previousElementSibling.hidden = [...list.children].every((item) => item.hidden);
+    }
+  });
+}
+
 for (const area of document.querySelectorAll(".sql textarea")) {
   area.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) area.form.requestSubmit();

@@ -1,5 +1,9 @@
 """What the page of a capture offers."""
 
+import re
+import time
+
+import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kinetoctl.web.pages.capture_page import OTHERS, grouped
 from support.service import captures
@@ -29,3 +33,44 @@ def test_a_capture_that_failed_shows_the_reason_and_the_remedy_and_no_views() ->
     assert "no answer for 15 s [AGENT_SILENT]" in page and "kinetoctl explain AGENT_SILENT" in page
     assert "This capture has no trace; the verdicts above say why." in page
     assert "/c/c0ffee/view/" not in page and "What to change" not in page
+
+
+def test_a_running_capture_shows_how_far_it_is_and_can_be_stopped() -> None:
+    target = captures.target(state=pb.TARGET_STATE_COLLECT)
+    target.state_since_ns = time.time_ns() - 2_500_000_000
+    stored = captures.capture(target)
+    stored.spec.duration_ns = 3600 * 10**9
+    profiler = FakeProfiler(stored=stored, pages=[pb.ListCapturesResponse()])
+    with serve(profiler) as server, browsing(address=server.address) as browser:
+        page = browser.ask("/c/c0ffee").text
+        assert " of 1 h" in page and '<details id="origin" open>' in page
+        assert browser.ask("/c/c0ffee/stop", "POST", {"form_secret": "wrong"}).status == 403
+        answer = browser.ask("/c/c0ffee/stop", "POST", {"form_secret": browser.form_secret("/c/c0ffee")})
+    assert (answer.status, answer.headers["Location"]) == (303, "/c/c0ffee")
+    (cancelled,) = (request for request in profiler.requests if isinstance(request, pb.CancelCaptureRequest))
+    assert (cancelled.id, cancelled.keep_partial) == ("c0ffee", True)
+
+
+@pytest.mark.parametrize(("verdict", "folded"), [(pb.VERDICT_DONE, True), (pb.VERDICT_PARTIAL, False)])
+def test_where_a_trace_comes_from_is_folded_if_nothing_is_missing(verdict: pb.Verdict, folded: bool) -> None:
+    ended = captures.target(state=pb.TARGET_STATE_ENDED, verdict=verdict)
+    stored = captures.capture(ended, status=pb.CAPTURE_STATUS_DONE)
+    profiler = FakeProfiler(stored=stored, pages=[pb.ListCapturesResponse()])
+    with serve(profiler) as server, browsing(address=server.address) as browser:
+        assert ('<details id="origin">' in browser.ask("/c/c0ffee").text) == folded
+
+
+def test_the_capture_before_of_the_same_process_is_one_click_away() -> None:
+    def stored(name: str, pid: int, age: int) -> pb.Capture:
+        made = captures.capture(captures.done_target(pid), status=pb.CAPTURE_STATUS_DONE)
+        made.id, made.created_ns = name, captures.START_NS - age
+        return made
+
+    kept = [stored("later", 4242, 0), stored("c0ffee", 4242, 1), stored("other", 77, 2), stored("before", 4242, 3)]
+    profiler = FakeProfiler(stored=kept[1], pages=[pb.ListCapturesResponse(captures=kept)])
+    with serve(profiler) as server, browsing(address=server.address) as browser:
+        page = browser.ask("/c/c0ffee").text
+        compared = browser.ask("/c/c0ffee?base=before").text
+    assert 'href="/c/c0ffee?base=before">Compare with the capture before' in page
+    assert re.findall(r'<option value="(\w+)"', page) == ["before", "later", "other"]
+    assert "Compare with the capture before" not in compared
