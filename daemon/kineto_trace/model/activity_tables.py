@@ -156,6 +156,8 @@ class Arg(NamedTuple):
         return (self.column,)
 
 
+# Of a sampled slice in a file: how many ns its ends were moved so that it nests with the other events of its thread.
+START_MOVED, END_MOVED = "start moved by ns", "end moved by ns"
 EXTERNAL = (Arg("External id", "external_id", I64), Arg("external id", "external_id", I64))
 GPU_ARGUMENTS = (
     *EXTERNAL,
@@ -566,6 +568,8 @@ TABLES = (
             Arg("samples ready for a CPU", "ready", I32),
             Arg("samples collecting garbage", "collecting", I32),
             Arg("GIL held by thread", "gil_holder", I32),
+            Arg(START_MOVED, "start_moved", I64),
+            Arg(END_MOVED, "end_moved", I64),
         ),
         categories=("python_function",),
     ),

@@ -6,6 +6,9 @@ Theory of operation
     events are marks or waits, not work. Views of exact figures, SQL and flame graphs get a trace in which these rows
     are annotations, copies and kernels. Readers, writers of traces, and code that reproduces other tools' figures use
     the file's own tables.
+
+    In our own files, sampled slices of Python are moved so that they nest in viewers, and say by how much. Views get
+    them where they were sampled, so that a file has the same figures as the stored columns that it was written from.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,8 +21,9 @@ from kineto_trace.base.array_types import AnyArray, Flags, Ints, Ints32, UInts8
 from kineto_trace.decode.activity_names import MEMCPY_KINDS
 from kineto_trace.model.activity_tables import FIRST_ARG_BIT, KINDS, NO_PRIORITY, STEP_PREFIX
 from kineto_trace.model.context import Context
-from kineto_trace.model.trace import GPU_TABLES, NO_STRING, ORIGIN_COLUMNS, Table, Trace, make_table
+from kineto_trace.model.trace import GPU_TABLES, NO_ROW, NO_STRING, ORIGIN_COLUMNS, Table, Trace, make_table
 from kineto_trace.structure.module_calls import is_lightning
+from kineto_trace.structure.python_frames import sample_period_ns
 
 MTIA = "mtia_ccp_events"
 ANNOTATIONS = (
@@ -36,6 +40,7 @@ _MARKS = ("event_record", "event_wait")
 _DIRECTIONS = {"HOST_TO_DEVICE": "HtoD", "DEVICE_TO_HOST": "DtoH", "DEVICE_TO_DEVICE": "DtoD"}
 _TOLD_BY = {"correlation": "correlation", "bytes": "size"}  # columns of GPU work by arguments of MTIA
 _MEMBERS = (1 << FIRST_ARG_BIT) - 1
+_FURTHEST_NS = 10**12  # a file may hold anything
 PROFILER_SPAN = "PyTorch Profiler (0)"
 RUNTIMES = ("runtime", *(f"{vendor}_runtime" for vendor in ("cuda", "mtia", "glow", "xpu", "privateuse1")))  # Kineto's
 SPANNING = (*GPU_TABLES, "cuda_runtime", "cpu_op", "user_annotation", "gpu_user_annotation", "python_function")
@@ -43,8 +48,33 @@ SPANNING = (*GPU_TABLES, "cuda_runtime", "cpu_op", "user_annotation", "gpu_user_
 
 def with_current_forms(context: Context) -> Context:
     """Returns the context of the same trace with such rows in today's tables."""
-    trace = _with_device_work(_with_ranges(context.trace))
+    trace = _with_device_work(_with_ranges(_with_sampled_times(context.trace)))
     return context if trace is context.trace else Context(trace, rank=context.rank, worker=context.worker)
+
+
+def _with_sampled_times(trace: Trace) -> Trace:
+    table = trace.table("python_function")
+    moved = [table.origin.get(name) for name in ("start_moved", "end_moved")]
+    if all(each is None for each in moved):
+        return trace
+    first, last = (0 if each is None else np.clip(each, -_FURTHEST_NS, _FURTHEST_NS) for each in moved)
+    start = table["start"] - first
+    changed = {"start": start, "duration": np.maximum(table.end() - last - start, 0)}
+    seen = Table(table.kind, {**table.columns, **changed}, table.origin, table.declared)
+    tables = {**trace.tables, table.kind: _callers_first(seen)}
+    return replace(trace, tables=tables, sample_period_ns=sample_period_ns(trace))
+
+
+def _callers_first(python: Table) -> Table:
+    """Returns the slices in the order in which they were stored; Perfetto files have them in that of their ends."""
+    ids = python.origin.get("python_id")
+    if ids is None or bool((ids[1:] > ids[:-1]).all()):
+        return python
+    order = np.argsort(ids, kind="stable")
+    place = np.full(len(python) + 1, NO_ROW, np.int32)  # the last one is for "no caller"
+    place[order] = np.arange(len(python), dtype=np.int32)
+    sorted_ = python.take(order)
+    return Table(python.kind, {**sorted_.columns, "parent": place[sorted_["parent"]]}, sorted_.origin, python.declared)
 
 
 def _with_ranges(trace: Trace) -> Trace:

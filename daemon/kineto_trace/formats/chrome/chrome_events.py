@@ -31,8 +31,10 @@ from kineto_trace.base.array_types import AnyArray, Flags
 from kineto_trace.collectives.nccl import COLUMN
 from kineto_trace.formats.viewer_rows import LaunchShapes
 from kineto_trace.model.activity_tables import (
+    END_MOVED,
     NO_PRIORITY,
     SAMPLED_ARGUMENTS,
+    START_MOVED,
     ActivityTable,
     Column,
     ViewerRow,
@@ -309,6 +311,8 @@ def python_sampled(is_root: bool, rows: Columns, names: FieldNames) -> Fields:
         Field(b',"idle samples":', OPTIONAL, rows["idle"]),
         Field(b',"line":', OPTIONAL, rows["line"]),
         *(Field(b',"%s":' % key.encode(), OPTIONAL, rows[column]) for column, key in SAMPLED_ARGUMENTS.items()),
+        Field(b',"%s":' % START_MOVED.encode(), OPTIONAL, rows["start_moved"]),
+        Field(b',"%s":' % END_MOVED.encode(), OPTIONAL, rows["end_moved"]),
         Field(b"", TEXT, rows["lines"], names.lines),
         Field(b"", TEXT, rows["callees"], names.callees),
         CLOSE,

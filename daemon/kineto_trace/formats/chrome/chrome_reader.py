@@ -290,8 +290,8 @@ def _load(file: BinaryIO, name: str, *, whole: bool) -> Trace:
     if MERGED in head:
         notes.append("it holds the traces of several ranks; analyses of one rank need that rank's own trace")
     loaded = build(document.parser, base)
-    start, end = _window(loaded.tables)
     ours = _object(head, "kinetod")
+    start, end = _stated_window(ours) or _window(loaded.tables)
     devices, losses = header_value(head, "deviceProperties"), recorded_losses(head)
     return Trace(
         target=_target(head, ours, loaded),
@@ -310,6 +310,12 @@ def _load(file: BinaryIO, name: str, *, whole: bool) -> Trace:
         notes=tuple(notes),
         coverage=source_coverage.from_json(ours.get("coverage")),
     )
+
+
+def _stated_window(ours: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Returns the recorded window (Unix ns), which a capture states; None for other files."""
+    start, end = (_number(ours.get(name)) for name in ("window_start_ns", "window_end_ns"))
+    return (start, end) if 0 < start <= end else None
 
 
 def _window(tables: Mapping[str, Table]) -> tuple[int, int]:

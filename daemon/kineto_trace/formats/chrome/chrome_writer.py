@@ -181,6 +181,8 @@ def head_texts(trace: Trace, base: int) -> dict[str, str]:
         **_given(target, "command", "job_id"),
         "framework": target.framework,
         "python_version": target.python_version,
+        "window_start_ns": trace.window_start_ns,
+        "window_end_ns": trace.window_end_ns,
         "labels": target.labels,
         **_given(target, "resource", "trace_parent"),
         "complete": target.complete,
@@ -433,6 +435,8 @@ def _python(trace: Trace, index: int) -> list[Section]:
     if trace.sample_period_ns:
         render = chrome_events.python_sampled
         columns.update(nested_python(trace, table))
+        columns["start_moved"] = columns["start"] - table["start"]
+        columns["end_moved"] = columns["start"] + columns["duration"] - table.end()
     return [
         Section(kind=table.kind, columns=columns, chosen=np.flatnonzero(chosen), render=partial(render, is_root))
         for chosen, is_root in ((root, True), (~root, False))

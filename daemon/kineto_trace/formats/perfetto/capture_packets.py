@@ -24,9 +24,11 @@ from kineto_trace.formats.perfetto.packet_sections import (
 from kineto_trace.formats.perfetto_proto import INSTANT, SLICE, UNIT_BYTES, Annotations, Counter
 from kineto_trace.formats.viewer_rows import NESTING, LaunchShapes, base_rows, sync_base_rows
 from kineto_trace.model.activity_tables import (
+    END_MOVED,
     NO_PRIORITY,
     OWN_ROWS,
     SAMPLED_ARGUMENTS,
+    START_MOVED,
     ActivityTable,
     ViewerRow,
     arguments_of,
@@ -159,6 +161,8 @@ class CaptureParts:
             start, end = times.get("start", start), start + table["duration"]
             if times:
                 end = start + times["duration"]
+            fields.optional(START_MOVED, start - table["start"])
+            fields.optional(END_MOVED, end - table.end())
         fields.optional("Python module id", np.where(table["samples"] == 0, table["module"], NO_MODULE), NO_MODULE)
         return self._part(table, self._threads(table), fields, start=start, end=end)
 

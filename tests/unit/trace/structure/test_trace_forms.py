@@ -1,17 +1,23 @@
-"""How long a recording lasted."""
+"""Older forms of traces, and those of files, as views see them."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from kineto_trace import run_view
 from kineto_trace.formats.flame_graphs import FlameGraph, folded, stacks
+from kineto_trace.formats.trace_export import export_trace
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import Trace
+from kineto_trace.open.trace_opener import open_trace
 from kineto_trace.sql import Database
 from kineto_trace.sql.arrow_tables import SqlSource
 from kineto_trace.structure.trace_forms import recording_span, with_current_forms
+from kineto_trace.view_api.result import Result
 from support.trace_files import traces
 from support.trace_files.chrome_files import event, load_events, names, written
+from support.trace_files.sampled_stacks import BACKWARD, FORWARD, LOADER, MAIN, OPTIMIZER, sampled_trace
 
 
 def mtia(name: str, ts: float, dur: float, **args: Any) -> dict[str, Any]:
@@ -121,3 +127,27 @@ def test_the_recording_lasts_from_the_first_event_to_the_last() -> None:
         }
     )
     assert recording_span(Context(trace)) == (traces.START_NS + 4_000, traces.START_NS + 13_000)
+
+
+SAMPLES = [(*MAIN, LOADER)] * 3 + [FORWARD] * 3 + [(*MAIN, BACKWARD)] * 3 + [(*MAIN, OPTIMIZER)]
+OPS = [
+    {"name": name, "start": start * 1_000_000, "duration": ms * 1_000_000}
+    for name, start, ms in [("aten::linear", 33, 24), ("aten::mm", 66, 27), ("aten::add", 94, 3)]
+]
+
+
+@pytest.mark.parametrize("name", ["a.json.gz", "a.pftrace"])
+def test_a_file_has_the_figures_of_the_columns_that_it_was_written_from(tmp_path: Path, name: str) -> None:
+    """Its slices end where operators begin, so that they nest; the samples lie where they were."""
+    use = {"thread": 1, "samples": 10, "python": 10, "running": 10, "waiting": 0, "idle": 0, "has_gil": 0, "cpu_ns": 0}
+    stored = sampled_trace(SAMPLES, ops=OPS, steps=4, thread_use=[use], threads={1: "MainThread"})
+    export_trace(stored, tmp_path / name)
+    read = open_trace(tmp_path / name)
+    assert read.table("python_function").origin["end_moved"].any()
+    for view in ("overview", "time_causes", "step_phases", "hot_lines", "python_samples", "call_tree", "findings"):
+        assert figures(run_view(view, Context(read))) == figures(run_view(view, Context(stored))), view
+
+
+def figures(result: Result) -> Any:
+    """Its rows, with sums rounded: their order differs."""
+    return json.loads(json.dumps(result.rows()), parse_float=lambda text: round(float(text), 6))
