@@ -390,7 +390,7 @@ def host_causes(context: Context) -> HostCauses:
         place = commonest_place(context, rows, found.weight[rows]) if len(rows) else None
         causes.append(HostCause(cause, total, str(place) if place is not None else None))
     ordered = sorted((cause for cause in causes if cause.total_ns), key=lambda cause: -cause.total_ns)
-    return HostCauses(tuple(ordered), len(window.start) if window.told else 0)
+    return HostCauses(tuple(ordered), len(window.start) if window.whole else 0)
 
 
 @view(

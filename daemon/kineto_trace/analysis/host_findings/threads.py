@@ -256,8 +256,8 @@ def per_step(context: Context, weight: float) -> str:
     """Formats a time as one per step: "12.3 ms of each step (31 %)"."""
     window, total = context.get(host_steps), total_ns(context)
     share = f"{100 * weight / total:.0f} %"
-    if not window.told:
-        return f"{format_duration(weight)} ({share} of the trace)"
+    if not window.whole:
+        return f"{format_duration(weight)} ({share} of the {'incomplete steps' if window.told else 'trace'})"
     return f"{format_duration(weight / len(window.start))} of each step ({share})"
 
 

@@ -157,7 +157,7 @@ def hot_lines(context: Context) -> Answer:
     order = np.argsort(-weight, kind="stable")
     first = groups.first[order]
     places = [code_place(strings[int(number)]) for number in name[first]]
-    counted = len(window.start) if window.told else 0
+    counted = len(window.start) if window.whole else 0
     return Answer(
         {
             "function": [place.shown for place in places],
@@ -212,7 +212,7 @@ def data_loading(context: Context) -> Answer:
     first = groups.first[order] if groups else order
     places = [code_place(strings[number]) if number >= 0 else None for number in name[first].tolist()]
     weight, idle = np.append(weight.sum(), weight[order]), np.append(idle.sum(), idle[order])
-    counted = len(window.start) if window.told else 0
+    counted = len(window.start) if window.whole else 0
     notes = [] if len(found) else [NO_PYTHON]
     if len(found) and not len(rows):
         notes.append("torch's DataLoader was not seen in the steps")

@@ -82,6 +82,7 @@ class TrainingSteps:
     thread: the training thread.
     number: of each step.
     told: whether the trace has steps.
+    whole: whether these are complete steps; otherwise they are parts of steps that the recording cut off.
     """
 
     thread: int
@@ -89,6 +90,7 @@ class TrainingSteps:
     end: Ints
     number: Ints
     told: bool
+    whole: bool
 
     @property
     def total_ns(self) -> int:
@@ -129,13 +131,14 @@ class HostMoments:
 def host_steps(context: Context) -> TrainingSteps:
     """Returns the steps of the training thread."""
     found, trace, thread = context.get(paced_steps), context.trace, context.get(training_thread)
-    found = found if len(found) else context.get(steps)
+    whole = len(found) > 0
+    found = found if whole else context.get(steps)
     if not len(found):
         window = np.array([trace.window_start_ns]), np.array([trace.window_end_ns])
-        return TrainingSteps(thread, *window, np.zeros(1, np.int64), told=False)
+        return TrainingSteps(thread, *window, np.zeros(1, np.int64), told=False, whole=False)
     own = found.thread == thread
     start, end = found.start[own], np.minimum(found.end[own], np.append(found.start[own][1:], found.end[own][-1]))
-    return TrainingSteps(thread, start, end, found.number[own], told=True)
+    return TrainingSteps(thread, start, end, found.number[own], told=True, whole=whole)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kineto_trace.analysis.cause_views import host_causes
+from kineto_trace.analysis.host_findings.threads import per_step
 from kineto_trace.analysis.host_time.step_phase_views import data_loading, hot_lines, step_phase_times
 from kineto_trace.analysis.host_time.user_calls import MAX_MOMENTS, moments
 from kineto_trace.model.context import Context
@@ -77,6 +79,16 @@ def test_steps_that_the_recording_cut_off_are_left_out() -> None:
     cut = Table(marks.kind, {**marks.columns, "finished": np.array([1, 1, 1, 1, 0], np.uint8)})
     context = Context(replace(whole, tables={**whole.tables, "user_annotation": cut}))
     assert [row["step"] for row in step_phase_times(context).rows()] == ["0", "1", "2", "3", "average"]
+
+
+def test_where_no_step_is_complete_no_time_is_that_of_a_step() -> None:
+    whole = sampled_trace([FORWARD] * 10, steps=1)
+    marks = whole.table("user_annotation")
+    cut = Table(marks.kind, {**marks.columns, "finished": np.zeros(1, np.uint8)})
+    context = Context(replace(whole, tables={**whole.tables, "user_annotation": cut}))
+    causes, lines = host_causes(context), hot_lines(context).rows()
+    assert (causes.steps, len(causes.causes) > 0, [row["per_step_us"] for row in lines]) == (0, True, [None])
+    assert per_step(context, 50 * MS).endswith("% of the incomplete steps)")
 
 
 def test_a_trace_without_steps_counts_as_one() -> None:
