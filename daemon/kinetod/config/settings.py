@@ -372,7 +372,7 @@ class Config(MetricsConfig):
     audit_file: Path | None = setting(
         "access.audit_file", Maybe(FolderPath()), None,
         meaning="file of the audit log, one JSON object per line, reopened on a reload; empty: audit.jsonl in the "
-        "state folder that systemd gives, otherwise the journal",
+        "state folder that systemd gives, or of a daemon in a terminal, otherwise the journal",
     )
     requests_per_second: int = setting(
         "access.requests_per_second", Count(1, 1_000_000), 50, reload=True,

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import sys
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -89,7 +90,8 @@ async def make_access(
     config = settings.current
     # in a shell started by another service it is that service's
     given = os.environ.get("STATE_DIRECTORY", "").split(":")
-    state_dir = config.state_dir if str(config.state_dir) in given else None
+    to_file = str(config.state_dir) in given or sys.stderr.isatty()  # a terminal may belong to who uses kinetoctl, too
+    state_dir = config.state_dir if to_file else None
     audit = await asyncio.to_thread(AuditLog, config.audit_file, state_dir=state_dir)
     stack.push_async_callback(asyncio.to_thread, audit.close)
     settings.subscribe(lambda _config: audit.reopen())

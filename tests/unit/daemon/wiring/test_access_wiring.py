@@ -126,6 +126,20 @@ async def parts(folder: Path, **changes: Any) -> AsyncIterator[tuple[AccessParts
         yield await make_access(settings, stack), settings
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_in_a_terminal_the_audit_log_goes_to_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    (tmp_path / "state").mkdir()
+    monkeypatch.setattr(access_wiring, "sys", SimpleNamespace(stderr=SimpleNamespace(isatty=lambda: terminal)))
+
+    async def run() -> Path:
+        async with parts(tmp_path) as (_access, settings):
+            return settings.current.state_dir / "audit.jsonl"
+
+    assert asyncio.run(run()).exists() == terminal
+
+
 @pytest.mark.parametrize("listener", ["grpc", "dynolog"])
 @pytest.mark.parametrize(
     ("helper", "let_in"), [(HELPER, {0, OWN, ELSE, None}), (None, {0, OWN})], ids=["everybody", "own"]
