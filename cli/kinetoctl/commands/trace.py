@@ -120,11 +120,11 @@ def run_trace(client: Client, request: TraceRequest, settings: CommonOptions) ->
             progress.note(f"capture {outcome.capture.id} was stopped before anything was recorded")
     show_capture(outcome.capture, outcome.paths, settings, outcome.problems)
     if isinstance(client, OwnDaemon):
-        _end_with(client, outcome)
+        end_with(client, outcome)
     return outcome
 
 
-def _end_with(daemon: OwnDaemon, outcome: Outcome) -> None:
+def end_with(daemon: OwnDaemon, outcome: Outcome) -> None:
     """Keeps the daemon's folder if files could not be downloaded, and says what a daemon of root could do."""
     if outcome.problems:
         daemon.keeps_folder = True

@@ -1,6 +1,7 @@
 """`kinetoctl trace` against a scripted daemon."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -10,8 +11,11 @@ from pathlib import Path
 import grpc
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
+from kinetoctl.base.own_daemon import OwnDaemon
 from kinetoctl.client.daemon_client import Patience
-from kinetoctl.errors import CliError
+from kinetoctl.client.tracing import Outcome
+from kinetoctl.commands.trace import end_with
+from kinetoctl.errors import CliError, DownloadFailed
 from support.service import captures
 from support.service.captures import CONTENT
 from support.service.cli import Result, environment, kinetoctl, run_here, run_process
@@ -559,3 +563,30 @@ def test_a_full_output_folder_is_an_error_that_says_what_to_do_and_nothing_half_
     ]
     assert result.stdout.splitlines()[0] == "capture c0ffee on gpu-7: DONE, but not downloaded"
     assert "in the daemon's store: `kinetoctl captures fetch c0ffee`" in result.stdout
+
+
+@pytest.mark.parametrize("uid", [1000, 0])
+def test_what_only_root_may_trace_is_told_with_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, uid: int
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    monkeypatch.setattr("sys.argv", ["kinetoctl", "trace", "7", "--label", "a b=c"])
+    refused = captures.target(
+        state=pb.TARGET_STATE_ENDED, verdict=pb.VERDICT_FAILED, reason_code="ATTACH_NOT_PERMITTED"
+    )
+    daemon = OwnDaemon(tmp_path)
+    end_with(daemon, Outcome(captures.capture(refused)))
+    said = capsys.readouterr().err
+    assert bool(re.fullmatch(r"root may trace it: sudo \S+ -P -m kinetoctl trace 7 --label 'a b=c'\n", said)) == bool(
+        uid
+    )
+    assert not daemon.keeps_folder
+
+
+def test_what_could_not_be_downloaded_stays_where_its_daemon_had_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    daemon = OwnDaemon(tmp_path)
+    end_with(daemon, Outcome(captures.capture(captures.done_target()), problems=[DownloadFailed("the disk is full")]))
+    assert daemon.keeps_folder
+    assert capsys.readouterr().err == f"what the daemon of this command has recorded stays in {tmp_path}/state\n"
