@@ -128,9 +128,9 @@ def end_with(daemon: OwnDaemon, outcome: Outcome) -> None:
     """Keeps the daemon's folder if files could not be downloaded, and says what a daemon of root could do."""
     if outcome.problems:
         daemon.keeps_folder = True
-        say(f"what the daemon of this command has recorded stays in {daemon.folder / 'state'}", err=True)
+        say(f"That daemon ends now; `kinetod --state-dir {daemon.folder / 'state'}` serves its store again.", err=True)
     if os.geteuid() and any(target.reason_code == _NOT_PERMITTED for target in outcome.capture.targets):
-        say(f"root may trace it: sudo {shlex.join(python('kinetoctl', *sys.argv[1:]))}", err=True)
+        say(f"Root may trace it: sudo {shlex.join(python('kinetoctl', *sys.argv[1:]))}", err=True)
 
 
 def _traces(outcome: Outcome) -> list[str]:

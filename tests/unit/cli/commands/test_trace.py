@@ -577,7 +577,7 @@ def test_what_only_root_may_trace_is_told_with_the_command(
     daemon = OwnDaemon(tmp_path)
     end_with(daemon, Outcome(captures.capture(refused)))
     said = capsys.readouterr().err
-    assert bool(re.fullmatch(r"root may trace it: sudo \S+ -P -m kinetoctl trace 7 --label 'a b=c'\n", said)) == bool(
+    assert bool(re.fullmatch(r"Root may trace it: sudo \S+ -P -m kinetoctl trace 7 --label 'a b=c'\n", said)) == bool(
         uid
     )
     assert not daemon.keeps_folder
@@ -589,4 +589,7 @@ def test_what_could_not_be_downloaded_stays_where_its_daemon_had_it(
     daemon = OwnDaemon(tmp_path)
     end_with(daemon, Outcome(captures.capture(captures.done_target()), problems=[DownloadFailed("the disk is full")]))
     assert daemon.keeps_folder
-    assert capsys.readouterr().err == f"what the daemon of this command has recorded stays in {tmp_path}/state\n"
+    assert (
+        capsys.readouterr().err
+        == f"That daemon ends now; `kinetod --state-dir {tmp_path}/state` serves its store again.\n"
+    )
