@@ -2,7 +2,7 @@
 
 import re
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -231,8 +231,7 @@ def command(**values: Any) -> int:
         return ExitCode.DONE
     with trace_errors(), _sources(options, settings) as sources:
         if options.html is not None:
-            _write_page(options, sources, settings)
-            return ExitCode.DONE
+            return _write_page(options, sources, settings)
         runs = _runs(options, sources) if _is_overview(options) else None
         shown = sources if runs is None else [runs.newest]
         results = _results(options, shown, short=settings.output == "table" and settings.file is None)
@@ -243,7 +242,7 @@ def command(**values: Any) -> int:
     elif settings.output == "table" and len(shown) == 1:
         results = {name: _without_rank(result) for name, result in results.items()}
     _show(results, options, settings)
-    return ExitCode.PARTIAL if any(map(_is_partial, results.values())) else ExitCode.DONE
+    return _exit_code(results.values())
 
 
 def print_report(traces: Sequence[str]) -> int:
@@ -280,11 +279,15 @@ def _show_snapshots(options: ReportOptions, settings: CommonOptions) -> None:
     _show({result.view: _with_columns(result, options.columns) for result in results}, options, settings)
 
 
-def _is_partial(result: "Result") -> bool:
-    """Tells whether the view failed, a rank is missing in it, or a file ended too early."""
+def _exit_code(results: "Iterable[Result]") -> ExitCode:
+    """PARTIAL if a view failed, a rank is missing in it, or a file ended too early."""
     from kineto_trace.model.trace import TRUNCATED
 
-    return bool(result.failure) or any(MISSING_RANK.match(note) or TRUNCATED in note for note in result.notes)
+    partial = any(
+        result.failure or any(MISSING_RANK.match(note) or TRUNCATED in note for note in result.notes)
+        for result in results
+    )
+    return ExitCode.PARTIAL if partial else ExitCode.DONE
 
 
 def _sources(options: ReportOptions, settings: CommonOptions) -> AbstractContextManager[list["Source"]]:
@@ -429,16 +432,17 @@ def _show(results: dict[str, "Result"], options: ReportOptions, settings: Common
         say("kinetoctl report --describe --view VIEW.COLUMN says what a figure means")
 
 
-def _write_page(options: ReportOptions, sources: Sequence["Source"], settings: CommonOptions) -> None:
+def _write_page(options: ReportOptions, sources: Sequence["Source"], settings: CommonOptions) -> int:
     from kineto_trace.html.report import write_report
 
     if options.views or options.compat or options.settings or options.columns:
         raise click.UsageError("--html chooses its own views: leave out --view, --compat, --set and --columns")
     assert options.html is not None
     with write_errors(options.html), executor_for(sources, options.workers, options.scheduler) as executor:
-        size = write_report(options.html, sources, executor=executor)
+        size, results = write_report(options.html, sources, executor=executor)
     if not settings.quiet:
         say(f"{options.html} ({units.size(size)})", err=True)
+    return _exit_code(results)
 
 
 def _explain(options: ReportOptions, settings: CommonOptions) -> int:

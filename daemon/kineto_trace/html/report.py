@@ -73,18 +73,21 @@ EXPLAINED = frozenset({"rank_what_if"})  # without rows, their notes have the re
 
 def write_report(
     path: str | PathLike[str], sources: Paths | Iterable[Paths], *, executor: Executor | None = None
-) -> int:
-    """Writes the page for these traces (files, folders, patterns or the result of find_traces()). Returns its size.
+) -> tuple[int, Sequence[Result]]:
+    """Writes the page for these traces (files, folders, patterns or the result of find_traces()).
+
+    Returns its size in bytes, and the results of its first screen.
 
     Raises FileError if no trace can be read, TraceError if no view works on them, OSError.
     """
-    text = page(sources_of(sources), executor=executor).encode("utf-8", "replace")
-    write_atomically(Path(path), text)
-    return len(text)
+    text, results = page(sources_of(sources), executor=executor)
+    content = text.encode("utf-8", "replace")
+    write_atomically(Path(path), content)
+    return len(content), results
 
 
-def page(sources: Sequence[Source], *, executor: Executor | None = None) -> str:
-    """Returns the text of the page; of several runs, that of the newest one."""
+def page(sources: Sequence[Source], *, executor: Executor | None = None) -> tuple[str, Sequence[Result]]:
+    """Returns the text of the page, of several runs that of the newest one, and the results of its first screen."""
     runs = find_runs(sources, executor=executor)
     sources = sources if runs is None else [runs.newest]
     ranks = len(sources)
@@ -97,7 +100,7 @@ def page(sources: Sequence[Source], *, executor: Executor | None = None) -> str:
     sections = [document(results[name], MAX_ROWS) for name in names]
     templates = environment()
     style, script = (_inline(name) for name in ("style.css", "page.js"))
-    return templates.get_template("report.html").render(
+    text = templates.get_template("report.html").render(
         version=__version__,
         policy=_policy(style, script),
         style=style,
@@ -116,6 +119,7 @@ def page(sources: Sequence[Source], *, executor: Executor | None = None) -> str:
         chart_alone=CHART_ALONE,
         several=ranks > 1,
     )
+    return text, answers[: len(first)]
 
 
 def _is_shown(section: Document) -> bool:

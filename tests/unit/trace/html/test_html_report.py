@@ -71,7 +71,7 @@ def stored(folder: Path, rank: int = 0, kernels: int = 3, name: str = EVIL) -> P
 
 
 def test_the_page_shows_findings_and_tables_and_loads_nothing(tmp_path: Path) -> None:
-    size = write_report(tmp_path / "report.html", stored(tmp_path))
+    size, _results = write_report(tmp_path / "report.html", stored(tmp_path))
     text = (tmp_path / "report.html").read_text()
     page = Page(text)
     assert size == len(text.encode())
