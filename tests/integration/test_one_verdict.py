@@ -49,13 +49,15 @@ def job(*traces: Trace) -> Make:
     return made(*(replace(each, target=replace(each.target, rank=n, world_size=9)) for n, each in enumerate(traces)))
 
 
-def later(each: Trace, ns: int) -> Trace:
+def run(number: int) -> Trace:
+    """The same program once more, as another process."""
+    each, ns = TRAINS, number * 2 * PERIOD_NS * len(STEP) * 4
     tables = {
         kind: replace(table, columns={**table.columns, "start": table["start"] + ns})
         for kind, table in each.tables.items()
     }
     window = {"window_start_ns": each.window_start_ns + ns, "window_end_ns": each.window_end_ns + ns}
-    return replace(each, tables=tables, **window)
+    return replace(each, tables=tables, target=replace(each.target, pid=4242 + number), **window)
 
 
 HANGS = sampled_trace([WAITS] * 50, steps=0, pid=1)
@@ -78,8 +80,8 @@ TRACES: dict[str, Make] = {
     "a job that hangs": job(HANGS, HANGS, sampled_trace([MAIN, FORWARD] * 25, steps=0)),
     "a job of which one rank hangs": job(TRAINS, HANGS),
     "a job on the CPU": job(TRAINS, TRAINS),
-    "two runs": made(TRAINS, later(TRAINS, 10 * PERIOD_NS * len(STEP))),
-    "three runs": made(*(later(TRAINS, number * 10 * PERIOD_NS * len(STEP)) for number in range(3))),
+    "two runs": made(*map(run, range(2))),
+    "three runs": made(*map(run, range(3))),
     "kernels alone": made(trace({"kernel": KERNELS})),
     "kernels without a pause": made(trace({"kernel": [{**each, "duration": 1000} for each in KERNELS]})),
     "operators alone": made(trace({"cpu_op": [{"name": "aten::mm", "duration": 5000, "thread": 1}]})),
