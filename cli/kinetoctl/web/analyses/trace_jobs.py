@@ -16,7 +16,7 @@ from urllib.parse import urlencode
 
 from kineto_trace.analysis.diff.diff_views import compare_jobs
 from kineto_trace.analysis.diff.view_differences import extent, view_differences
-from kineto_trace.catalog.first_screen import first_requests, first_screen
+from kineto_trace.catalog.first_screen import find_runs, first_requests, first_screen
 from kineto_trace.catalog.view_catalog import VIEWS, find_view
 from kineto_trace.catalog.view_runner import (
     NO_MEMORY,
@@ -171,11 +171,15 @@ class TraceJobs:
         base, base_rank: as for views; then `compared` has the views that COMPARED_FIRST names.
         """
         sources = self._sources(paths, None)
+        runs = find_runs(sources)
+        sources = sources if runs is None else [runs.newest]
         found = first_screen(self._combined(first_requests(len(sources)), sources), len(sources))
         return [
             {
                 "facts": found.facts,
                 "verdict": found.verdict,
+                "about_runs": "" if runs is None else runs.verdict,
+                "runs": None if runs is None else _document(runs.table, "", MAX_ROWS),
                 "several": len(sources) > 1,
                 "time": _document(found.time, "", MAX_ROWS),
                 "compared": self.views(COMPARED_FIRST, paths, base, compare=COMPARED_FIRST, base_rank=base_rank)
