@@ -23,8 +23,12 @@ KERNELS = [{"name": "sgemm", "start": n * 1000, "duration": 900, "correlation": 
 Make = Callable[[Path], None]
 
 
-def rank(number: int) -> Make:
-    return lambda folder: shutil.copy(H200 / f"ddp4/rank{number}.json.gz", folder)
+def ranks(*numbers: int) -> Make:
+    def make(folder: Path) -> None:
+        for number in numbers:
+            shutil.copy(H200 / f"ddp4/rank{number}.json.gz", folder)
+
+    return make
 
 
 def recorded(name: str, kept: float = 1.0) -> Make:
@@ -56,16 +60,21 @@ def run(number: int) -> Trace:
         kind: replace(table, columns={**table.columns, "start": table["start"] + ns})
         for kind, table in each.tables.items()
     }
-    window = {"window_start_ns": each.window_start_ns + ns, "window_end_ns": each.window_end_ns + ns}
-    return replace(each, tables=tables, target=replace(each.target, pid=4242 + number), **window)
+    return replace(
+        each,
+        tables=tables,
+        target=replace(each.target, pid=4242 + number),
+        window_start_ns=each.window_start_ns + ns,
+        window_end_ns=each.window_end_ns + ns,
+    )
 
 
 HANGS = sampled_trace([WAITS] * 50, steps=0, pid=1)
 TRAINS = sampled_trace(STEP * 4, steps=4)
 TRACES: dict[str, Make] = {
-    **{f"a rank of a job: {number}": rank(number) for number in range(4)},
-    "a job of four ranks": lambda folder: [rank(number)(folder) for number in range(4)] and None,
-    "a job of two of its ranks": lambda folder: [rank(number)(folder) for number in (1, 3)] and None,
+    **{f"a rank of a job: {number}": ranks(number) for number in range(4)},
+    "a job of four ranks": ranks(0, 1, 2, 3),
+    "a job of two of its ranks": ranks(1, 3),
     **{f"Kineto's trace of {name}": recorded(name) for name in ("mlp", "graph", "streams")},
     **{f"Kineto's trace of {name}, cut off": recorded(name, 0.6) for name in ("mlp", "graph", "streams")},
     "hardly anything of a trace": recorded("mlp", 0.02),

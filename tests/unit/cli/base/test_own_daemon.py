@@ -16,7 +16,8 @@ def reached(path: Path, monkeypatch: pytest.MonkeyPatch, **changes: object) -> t
 
     @contextmanager
     def started(_prefix: str, *, timeout_s: float) -> Iterator[OwnDaemon]:
-        with OwnDaemon(path.parent, timeout_s=timeout_s) as client:
+        client = OwnDaemon(path.parent, timeout_s=timeout_s)
+        with client:
             yield client
 
     monkeypatch.setattr(own_daemon, "own_daemon", started)
