@@ -266,7 +266,7 @@ class FlagReader:
 
     def _of_file(self, path: Path, depth: int) -> Iterator[GivenFlag]:
         if depth > MAX_DEPTH:
-            raise NotMigrated(f"{path}: more than {MAX_DEPTH} flag files insert each other")
+            raise NotMigrated(f"{path}: more than {MAX_DEPTH} flag files include each other")
         if len(self.files) >= MAX_FILES:
             raise NotMigrated(f"{path}: more than {MAX_FILES} flag files are inserted")
         text = self._read_text(path)

@@ -91,7 +91,7 @@ def _checked(answer: Mapping[str, Any], *, installed: bool) -> CheckedPlugin:
     declared = answer["declaration"]
     notes = [f"installed like this, kinetod would refuse it: {untrusted}"] if untrusted else []
     if of_user and not untrusted:
-        notes.append(f"only a kinetod of your own takes it as it is; that of the host would refuse it: {of_user}")
+        notes.append(f"only your own kinetod accepts it as it is; the host's would refuse it: {of_user}")
     return CheckedPlugin(
         name=declared["name"],
         package=answer.get("package", ""),

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 MAX_FILTER = 200
 KEYS = (
     ("↑ ↓, k j", "select a process, or scroll a page"),
-    ("PgUp PgDn, Home End, g G", "the same by pages, and to the ends"),
+    ("PgUp PgDn, Home End, g G", "a page up or down; the first or last row"),
     ("s > . F6, < ,", "sort by the next order, or by the previous one"),
     ("P M N", "sort by CPU, memory or pid"),
     ("r, I", "reverse the order"),

@@ -215,7 +215,7 @@ def _match_whole(reference: Lane, other: Lane, uncertainty_ns: float) -> LaneMat
     least = 1 if known else max(MIN_UNKNOWN, min(len(reference), len(other)) // 2)
     shifts = shifts[shared >= least]
     if not len(shifts) and not known:
-        return f"nothing is known of the clocks, and fewer than {MIN_UNKNOWN} collectives are too few to tell by"
+        return f"the clocks are unknown, and fewer than {MIN_UNKNOWN} collectives are too few to tell by"
     judged = [
         _judge(reference, other, shift, uncertainty_ns)
         for shift in _finalists(reference, other, shifts, uncertainty_ns)
@@ -228,8 +228,8 @@ def _match_whole(reference: Lane, other: Lane, uncertainty_ns: float) -> LaneMat
     rivals = [each for each in possible[1:] if each.residual < CLEARER * max(best.residual, NOISE_NS)]
     if rivals and not (best.same_steps and not any(each.same_steps for each in rivals)):
         return (
-            f"two ways to match them fit: ends differ by {format_duration(best.residual)} at a shift of {best.shift}, "
-            f"by {format_duration(following)} at one of {rivals[0].shift}"
+            f"they can be matched in two ways: ends differ by {format_duration(best.residual)} at a shift of "
+            f"{best.shift}, by {format_duration(following)} at one of {rivals[0].shift}"
         )
     place = np.arange(len(other)) + best.shift
     return LaneMatch(place, _fits(reference, other, best, uncertainty_ns), best.residual, following)
@@ -466,7 +466,7 @@ def _proof_note(count: int, unnumbered: int, proved: list[tuple[int, LaneMatch]]
         + (f"; matched in any other way, by {format_duration(following)} or more" if np.isfinite(following) else
            "; no other way to match them is possible")
         + (f"; {moved} windows begin at another collective than the first rank's" if moved else "")
-        + (f"; {odd} collectives fit none of the other rank and are left alone" if odd else "")
+        + (f"; {odd} collectives match none of the other rank and are left out" if odd else "")
         + (f"; {refused} are left alone since their ends differ far more than those of the others, or do not tell two "
            "collectives apart where records were lost" if refused else "")
     ]  # fmt: skip

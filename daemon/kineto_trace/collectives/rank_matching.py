@@ -332,7 +332,7 @@ def _clock_notes(ranks: Sequence[int], alignment: Alignment, by_ends: Flags, far
         )
     if by_ends.any():
         notes.append(
-            f"nothing is known of the clocks of ranks {format_ranks(_chosen(ranks, by_ends))}: they are aligned by the "
+            f"the clocks are unknown for ranks {format_ranks(_chosen(ranks, by_ends))}: they are aligned by the "
             f"ends of their collectives (they were up to {format_duration(far_ns)} apart); their uncertainty is unknown"
         )
     left = np.array([clock.uncertainty_ns is None for clock in alignment.clocks]) & ~by_ends
@@ -486,7 +486,7 @@ def missing_waits(matched: MatchedCollectives, found: Waits) -> list[str]:
         why = "no collective appears on more than one rank"
     else:
         kinds = ", ".join(sorted({description.collective for description in matched.descriptions}))
-        why = f"{shared} collectives appear on several ranks, but in none of them all ranks have to meet ({kinds})"
+        why = f"{shared} collectives appear on several ranks, but none of them makes all ranks meet ({kinds})"
     return [f"{why}, so who waits for whom is unknown"]
 
 

@@ -49,9 +49,9 @@ _OTHERS = (
     (0, b"\x7fELF", "a program", "name the trace that it wrote"),
     (0, b"\xff\xfe", "text in UTF-16", "convert it to UTF-8"),
     (0, b"\xfe\xff", "text in UTF-16", "convert it to UTF-8"),
-    (0, b"\x80\x02", "a pickle", "of a memory snapshot, name snapshots alone (report, web)"),
-    (0, b"\x80\x04", "a pickle", "of a memory snapshot, name snapshots alone (report, web)"),
-    (0, b"\x80\x05", "a pickle", "of a memory snapshot, name snapshots alone (report, web)"),
+    (0, b"\x80\x02", "a pickle", "if it is a memory snapshot, give snapshots only (report, web)"),
+    (0, b"\x80\x04", "a pickle", "if it is a memory snapshot, give snapshots only (report, web)"),
+    (0, b"\x80\x05", "a pickle", "if it is a memory snapshot, give snapshots only (report, web)"),
     (0, b"<", "HTML or XML", "name the trace itself"),
 )
 _GZIP = b"\x1f\x8b"

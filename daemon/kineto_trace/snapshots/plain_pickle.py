@@ -177,9 +177,7 @@ class _Machine:
         """Counts a value that stays in memory. Raises NotPlainPickle."""
         self.left -= 1
         if self.left < 0:
-            raise NotPlainPickle(
-                "has more parts than are read; it was not made by torch, or is of far too long a recording"
-            )
+            raise NotPlainPickle("has too many parts; torch did not write it, or the recording was far too long")
 
 
 _Step = Callable[[_Machine], None]

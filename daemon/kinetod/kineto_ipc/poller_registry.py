@@ -163,7 +163,7 @@ def decode(datagram: bytes) -> Poll | Registration:
     size, kind = _HEADER.unpack_from(datagram)
     body = datagram[_HEADER.size :]
     if size != len(body):
-        raise BadDatagram(f"its header speaks of {size} bytes, but {len(body)} follow")
+        raise BadDatagram(f"its header states {size} bytes, but {len(body)} follow")
     if kind.startswith(_POLL_TYPE):
         return _poll(body)
     if kind.startswith(_REGISTRATION_TYPE):

@@ -6,6 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kineto_protos.v1 import profiler_pb2 as pb
+from support.service import captures
+from support.service.fake_profiler import FakeProfiler, serve
 from support.trace_files import synthetic
 from support.web.browsing import LOCAL, Browser, browsing
 from support.web.hostile_trace import ATTACKS, write_hostile
@@ -118,6 +121,42 @@ def test_the_timeline_shows_the_trace_and_nothing_leaves_the_machine(
     frame.get_by_text("python3 4242").first.wait_for()
     assert "is open below" in tab.page.locator("#timeline-state").inner_text()
     assert [url for url in answered if not url.startswith(LOCAL)] == []
+
+
+def below(tab: Any, place: str) -> float:
+    """Where the first such element ends, in pixels from the top of the page."""
+    box = tab.page.locator(place).first.bounding_box()
+    assert box is not None, place
+    return float(box["y"] + box["height"])
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [(1440, 900), (360, 740)])
+def test_the_answer_is_there_without_scrolling(
+    new_tab: Any, server: Browser, ids: list[str], size: tuple[int, int], scheme: str
+) -> None:
+    width, height = size
+    screen = {"viewport": {"width": width, "height": height}, "color_scheme": scheme}
+    tab = entered(new_tab, server, **screen)
+    for path, answer in (
+        ("/", "tbody tr"),
+        (f"/c/{ids[2]}", ".verdict"),
+        (f"/c/{ids[1]}", ".verdict"),
+        (f"/c/{ids[2]}/timeline", "#timeline-state"),
+    ):
+        server.shown(path)
+        tab.page.goto(server.own + path)
+        assert below(tab, answer) <= height, path
+    failed = captures.target(
+        state=pb.TARGET_STATE_ENDED, verdict=pb.VERDICT_FAILED, reason_code="AGENT_SILENT", reason="no answer for 15 s"
+    )
+    stored = captures.capture(failed, status=pb.CAPTURE_STATUS_FAILED)
+    profiler = FakeProfiler(stored=stored, pages=[pb.ListCapturesResponse(captures=[stored])])
+    with serve(profiler) as daemon, browsing(address=daemon.address) as other:
+        tab = entered(new_tab, other, **screen)
+        tab.page.goto(f"{other.own}/c/c0ffee")
+        assert below(tab, "text=no answer for 15 s") <= height
+        assert below(tab, "text=kinetoctl explain AGENT_SILENT") <= height
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

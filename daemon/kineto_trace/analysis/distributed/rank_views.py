@@ -109,7 +109,7 @@ def with_common_numbers(partials: Sequence[tuple[int, HostSteps]]) -> tuple[list
     if not moved:
         return list(partials), []
     shown = ", ".join(moved[:MAX_LISTED]) + (", …" if len(moved) > MAX_LISTED else "")
-    note = f"ranks count their steps differently; by time, these get the numbers of rank {first}: {shown}"
+    note = f"ranks number their steps differently; matched by time, these use the numbers of rank {first}: {shown}"
     return [(rank, found[rank]) for rank, _ in partials], [note]
 
 

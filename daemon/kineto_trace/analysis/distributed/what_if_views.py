@@ -390,7 +390,7 @@ def _all_ranks(simulation: Simulation) -> list[_Change]:
     if len(simulation.matched.ranks) < 3:
         return []
     saving = _saving(simulation, simulation.with_median_work_of_all(), simulation.found.transfer)
-    about = "nobody waits for anybody: all ranks have the own work of the median rank"
+    about = "if no rank waited: every rank with the work of the median rank"
     return [_Change("all ranks equally fast", None, None, None, saving, about)]
 
 

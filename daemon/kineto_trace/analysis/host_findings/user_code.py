@@ -304,7 +304,7 @@ def _judged(context: Context, purpose: int, subtree: Subtree, share: Floats, idl
         return _by_ops(context, around)
     if not has_training(context):
         return "busy_function", "takes a part of the time", BUSY
-    return "user_code", "takes a part of the step that trains nothing", REMEDIES[CallKind.NONE]
+    return "user_code", "takes part of the step and trains nothing", REMEDIES[CallKind.NONE]
 
 
 _WAITS = {  # columns of python_function

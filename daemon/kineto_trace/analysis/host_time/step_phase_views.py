@@ -125,7 +125,7 @@ def step_phase_times(context: Context) -> Answer:
         ("file", "text", "", "its file"),
         ("line", "int", "", "line that ran, or that called what ran; missing if it is not known"),
         ("part", "text", "", "part of the step: loading, forward, backward, optimizer, other, …"),
-        ("calls", "text", "", "the library function that it called, or the C function as the line names it"),
+        ("calls", "text", "", "the library function that it called, or the C function by its name in the line"),
         ("time_us", "float", "us", "time, over all steps"),
         ("per_step_us", "float", "us", "the same per training step"),
         ("share_pct", "float", "%", "share of the steps' time"),

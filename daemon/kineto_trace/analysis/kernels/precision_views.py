@@ -121,7 +121,7 @@ def activity_precisions(context: Context) -> Ints:
         ("calls", "int", "", "number of kernels"),
         ("total_us", "float", "us", "sum of their durations"),
         ("share_pct", "float", "%", "share of the time of all kernels that compute"),
-        ("tensor_core_us", "float", "us", "of total_us, kernels that use tensor cores, judged by their names"),
+        ("tensor_core_us", "float", "us", "part of total_us in kernels that use tensor cores, judged by their names"),
     ),
 )
 def kernel_precision(context: Context) -> Answer:

@@ -167,7 +167,7 @@ def products(context: Context) -> Products:
         ("device_us", "float", "us", "GPU time of all that it launched, summed"),
         ("host_us", "float", "us", "its time on the host, summed"),
         ("speed_tflop_s", "float", "TFLOP/s", "operations by GPU time; in traces without GPU activities, by host time"),
-        ("peak_tflop_s", "float", "TFLOP/s", "the most that this GPU can do in this precision, by its data sheet"),
+        ("peak_tflop_s", "float", "TFLOP/s", "peak of this GPU in this precision, from its data sheet"),
         ("peak_pct", "float", "%", "share of that which was reached"),
         ("intensity_flop_byte", "float", "FLOP/byte", "operations per byte of operands and result, each moved once"),
         ("bound", "text", "", "what limits it at best: arithmetic, or memory, whose bandwidth allows less"),
@@ -240,9 +240,9 @@ def operator_flops(context: Context, *, peak: float = 0.0, bandwidth: float = 0.
         ("work_tflop", "float", "TFLOP", "floating-point operations in that time"),
         ("speed_tflop_s", "float", "TFLOP/s", "operations by time"),
         ("precision", "text", "", "precision of most of them"),
-        ("peak_tflop_s", "float", "TFLOP/s", "the most that this GPU can do in this precision, by its data sheet"),
+        ("peak_tflop_s", "float", "TFLOP/s", "peak of this GPU in this precision, from its data sheet"),
         ("utilization_pct", "float", "%", "what the operations would take at the peak of their precision, of the time"),
-        ("known_pct", "float", "%", "share of the GPU time of kernels that is of operators whose operations are known"),
+        ("known_pct", "float", "%", "share of the kernels' GPU time in operators whose operations are known"),
     ),
 )
 def flops_utilization(context: Context, *, peak: float = 0.0) -> Answer:

@@ -164,8 +164,8 @@ def why_strange(caller: Caller, index: int | None) -> str:
     """Why the caller may not read the counters of a GPU."""
     number = "" if index is None else f" {index}"
     return (
-        f"{caller} may not sample GPU{number}: its counters tell of all its processes, which must be there and be "
-        "processes that the caller may trace; the role admin may sample any"
+        f"{caller} may not sample GPU{number}: its counters cover all its processes, so each must be visible and one "
+        "that the caller may trace; the role admin may sample any"
     )
 
 

@@ -289,7 +289,7 @@ def test_another_file_stands_in_for_the_one_that_the_command_line_names(tmp_path
 def test_files_that_insert_each_other_are_an_error(tmp_path: Path) -> None:
     path = tmp_path / "flags"
     path.write_text(f"--flagfile={path}\n")
-    with pytest.raises(NotMigrated, match="more than 16 flag files insert each other"):
+    with pytest.raises(NotMigrated, match="more than 16 flag files include each other"):
         reader().file(path)
 
 

@@ -114,7 +114,7 @@ def test_a_project_of_a_user_is_for_a_kinetod_of_that_user(project: Path, monkey
                               "needs_from_start": "", "detach": "full"}, "of_user": "it belongs to uid 7"}  # fmt: skip
     checked = plugin_commands._checked(answer, installed=True)
     assert checked.notes == [
-        "only a kinetod of your own takes it as it is; that of the host would refuse it: it belongs to uid 7"
+        "only your own kinetod accepts it as it is; the host's would refuse it: it belongs to uid 7"
     ]
 
 

@@ -480,7 +480,7 @@ def test_a_capture_without_a_trace_says_how_to_see_its_snapshot(server: FakeServ
         (("--html", "x.html"), 2, "`kinetoctl web FILE` has its charts"),
         (("--set", "a=b"), 2, "a memory snapshot has no --html, --compat or --set"),
         (("--columns", "nothing"), 2, "has no column nothing"),
-        (("--view", "kernels"), 5, "is a pickle, not a trace: of a memory snapshot, name snapshots alone"),
+        (("--view", "kernels"), 5, "is a pickle, not a trace: if it is a memory snapshot, give snapshots only"),
     ],
 )
 def test_what_a_snapshot_has_not_is_said(

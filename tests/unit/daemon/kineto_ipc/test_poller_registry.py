@@ -443,7 +443,7 @@ def test_a_poll_cut_short_is_refused(length: int, pids: int) -> None:
         (libkineto.poll(count=-1), "a poll of -1 pids"),
         (libkineto.poll(count=2**31 - 1), "a poll of 2147483647 pids"),
         (libkineto.poll(pids=range(65)), "a poll of 65 pids"),
-        (libkineto.registration(0, 1, 2)[:-1], "its header speaks of 16 bytes, but 15 follow"),
+        (libkineto.registration(0, 1, 2)[:-1], "its header states 16 bytes, but 15 follow"),
         (struct.pack("<Q", 0) + b"ctxt".ljust(32, b"\0"), "a registration of 0 bytes"),
     ],
 )

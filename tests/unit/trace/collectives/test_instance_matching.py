@@ -68,7 +68,7 @@ def test_a_loop_of_equal_steps_is_not_matched_without_clocks() -> None:
     found = matched(replace(job, recount=True))
     assert instances(found).seen.max() == 1
     assert "are not matched with other ranks'" in found.notes[0]
-    assert "two ways to match them fit" in found.notes[0]
+    assert "they can be matched in two ways" in found.notes[0]
     by_numbers = matched(job)
     assert (instances(by_numbers).seen == 2).sum() == np.bincount(by_numbers.rank).min()
 
@@ -91,7 +91,7 @@ def test_lost_records_cost_the_match_of_their_neighbours_only(lost: list[int], l
     found = match([(0, first), (1, cut)])
     assert shared_wrongly(found, job) == 0
     assert (instances(found).seen == 2).sum() >= len(rows) - 2 * LEAST_PIECE * len(lost)
-    assert "collectives fit none of the other rank and are left alone" in found.notes[0]
+    assert "collectives match none of the other rank and are left out" in found.notes[0]
 
 
 WITHOUT = "collectives have no sequence number in the traces: they are matched over ranks by order and time. Their ends"

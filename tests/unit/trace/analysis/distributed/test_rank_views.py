@@ -99,7 +99,7 @@ def test_what_ranks_may_leave_before_others_come_does_not_count() -> None:
     assert (len(found), found.notes) == (
         0,
         (
-            "1 collectives appear on several ranks, but in none of them all ranks have to meet (broadcast), so who "
+            "1 collectives appear on several ranks, but none of them makes all ranks meet (broadcast), so who "
             "waits for whom is unknown",
         ),
     )
@@ -197,7 +197,7 @@ def test_ranks_that_count_their_steps_differently_are_matched_by_the_time() -> N
         ("42", 3, 1),
         ("43", 1, None),
     ]
-    note = "ranks count their steps differently; by time, these get the numbers of rank 0: 1 (-34)"
+    note = "ranks number their steps differently; matched by time, these use the numbers of rank 0: 1 (-34)"
     assert found.notes == (note,)
     assert note in over(rank_table, *ranks).notes
 

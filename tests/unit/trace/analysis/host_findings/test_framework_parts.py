@@ -155,4 +155,4 @@ def test_a_library_that_the_programs_own_loop_calls_is_not_divided() -> None:
     own: list[Sample] = [*[(*MAIN, MODULE, LINEAR)] * 40, *[(*MAIN, BACKWARD)] * 30]
     inner = [(*save, SITE + "board/api.py(9): pack")] * 15 + [(*save, SITE + "board/api.py(19): send")] * 15
     (finding,) = user_code(sampled([*own, *inner]))
-    assert finding.title == f"publish of board, {CALLED} takes a part of the step that trains nothing"
+    assert finding.title == f"publish of board, {CALLED} takes part of the step and trains nothing"
