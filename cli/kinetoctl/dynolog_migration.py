@@ -346,7 +346,7 @@ def _ignored(flag: GivenFlag) -> Became:
     elif name == flag.name or name not in FLAGS:
         outcome, note = FlagOutcome.UNKNOWN, "Dynolog has no such flag"
     elif flag.name.strip() == name:
-        note = "nor in Dynolog, for the blanks behind its name"
+        note = "nor in Dynolog, because of the blanks behind its name"
     else:
         note = "nor in Dynolog: in a flag file the value follows an equals sign, and nothing follows a switch"
     shown = name if name in FLAGS else _NAME.match(name)[0]  # type: ignore[index]  # it matches everything

@@ -65,7 +65,7 @@ def _parse_user(text: str) -> int:
     except KeyError:
         raise ValueError(f"this host has no user {text!r}") from None
     if uid == int(Path("/proc/sys/kernel/overflowuid").read_text()):
-        raise ValueError(f"{text!r} is whom the kernel shows for users that it cannot name")
+        raise ValueError(f"{text!r} stands for all users that the kernel cannot name here")
     return uid
 
 

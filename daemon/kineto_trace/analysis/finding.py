@@ -40,8 +40,8 @@ REMEDIES = {
     CallKind.PICKLE: f"Pickle less: send figures, not tensors or models; {_LESS}.",
     CallKind.SUBPROCESS: "Do not start a process in each step: read the same from /proc or a library, or ask in "
     "another thread, every few seconds.",
-    CallKind.IMPORT: "Import modules once, before the loop: to import, reload or look for one again reads files and "
-    "runs the module.",
+    CallKind.IMPORT: "Import modules once, before the loop: importing, reloading or looking for one again reads files "
+    "and runs the module.",
     CallKind.TOKENS: "Tokenise before the training, or in worker processes of a DataLoader (num_workers); regular "
     "expressions in Python run one text at a time, a compiled tokenizer many.",
     CallKind.ARCHIVE: f"Do not compress or unpack in the step: {_LESS}; for input, store it unpacked or read it in "
@@ -71,7 +71,7 @@ REMEDIES = {
     "(zlib.crc32, xxhash) is faster.",
     CallKind.DATABASE: "Do not wait for a database in the step: write many rows in one transaction (executemany, one "
     f"commit); {_LESS}.",
-    CallKind.CONVERT: "Keep numbers in arrays or tensors from the beginning: to make one of a Python list reads one "
+    CallKind.CONVERT: "Keep numbers in arrays or tensors from the beginning: making one from a Python list reads one "
     "object at a time. Convert once, before the training, or in worker processes of a DataLoader (num_workers).",
 }
 HOLDER_OF_THE_GIL = (

@@ -144,7 +144,7 @@ class MetricsConfig(CountersConfig):  # classes with slots can only be combined 
     )
     metrics_compat: str = setting(
         "metrics.compat", Choice(COMPAT_OFF, COMPAT_DYNOLOG), COMPAT_OFF,
-        meaning="whose names /metrics has besides kinetod's own; dynolog: those of its Prometheus logger, with its "
+        meaning="another tool whose metric names /metrics serves, too; dynolog: those of its Prometheus logger, with its "
         "units and labels",
     )
     json_log: str = setting(

@@ -89,7 +89,7 @@ class WriterPolicy:
         if uid == self.named.own_uid:
             return f"uid {uid} is the writer service itself"
         if uid and uid in self.named.callers:
-            return f"uid {uid} is the caller, as whom nothing is written for others"
+            return f"uid {uid} is the caller itself, and nothing is written as it for others"
         if uid in self.named.denied or uid not in self.named.users:
             return f"nothing is written as uid {uid} (users and denied_users in {self.path})"
         return ""

@@ -380,7 +380,7 @@ def roofline(context: Context, *, by: By = "kernel") -> Answer:
     ]
     told = notes(context)
     if rows and np.isnan([point.peak_bytes_s for point in found]).all():
-        told.append("how fast this GPU can be is not in the table of this version: rates are missing")
+        told.append("this version does not know the peaks of this GPU: rates are missing")
     return roofline.answer(rows, told)
 
 

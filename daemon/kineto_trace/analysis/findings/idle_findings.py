@@ -491,8 +491,8 @@ def workers_without_cores(context: Context) -> Iterator[Finding]:
         title=f"Worker processes wait for a CPU: {processes} share {_limit(found)}",
         saving_ns=int(waits * share),
         advice=f"{_MORE_CORES} More workers do not help.",
-        evidence=f"the processes had {cores:.1f} cores together, and in {100 * share:.0f} % of the time in which they "
-        "could have run they had none",
+        evidence=f"the processes had {cores:.1f} cores together, and waited for one in {100 * share:.0f} % of the time "
+        "in which they could have run",
         causes=("data_loading",),
     )
 

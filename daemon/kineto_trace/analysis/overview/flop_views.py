@@ -50,7 +50,7 @@ _NO_PRODUCTS = "the trace has no operators whose floating-point operations are k
 _NO_SHAPES = (
     "the inputs of operators were not recorded: record with --record-shapes (torch.profiler: record_shapes=True)"
 )
-_NO_PEAKS = "how fast {name} can be is not in the table of this version: set the option peak from its data sheet"
+_NO_PEAKS = "this version does not know the peaks of {name}: set the option peak from its data sheet"
 _FP32, _TF32 = PRECISIONS.index("fp32"), PRECISIONS.index("tf32")
 Sizes = Sequence[int]
 MAX_SIZE = 1 << 40  # of one dimension; the text is not trusted
@@ -241,7 +241,12 @@ def operator_flops(context: Context, *, peak: float = 0.0, bandwidth: float = 0.
         ("speed_tflop_s", "float", "TFLOP/s", "operations by time"),
         ("precision", "text", "", "precision of most of them"),
         ("peak_tflop_s", "float", "TFLOP/s", "peak of this GPU in this precision, from its data sheet"),
-        ("utilization_pct", "float", "%", "what the operations would take at the peak of their precision, of the time"),
+        (
+            "utilization_pct",
+            "float",
+            "%",
+            "share of the time that the operations would take at the peak of their precision",
+        ),
         ("known_pct", "float", "%", "share of the kernels' GPU time in operators whose operations are known"),
     ),
 )
