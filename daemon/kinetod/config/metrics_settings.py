@@ -144,8 +144,8 @@ class MetricsConfig(CountersConfig):  # classes with slots can only be combined 
     )
     metrics_compat: str = setting(
         "metrics.compat", Choice(COMPAT_OFF, COMPAT_DYNOLOG), COMPAT_OFF,
-        meaning="another tool whose metric names /metrics serves, too; dynolog: those of its Prometheus logger, with its "
-        "units and labels",
+        meaning="another tool whose metric names /metrics serves, too; dynolog: those of its Prometheus logger, with "
+        "its units and labels",
     )
     json_log: str = setting(
         "metrics.json_log", ParsedText("path", checked_json_log), JSON_LOG_OFF,

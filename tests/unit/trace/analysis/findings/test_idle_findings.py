@@ -203,7 +203,7 @@ def test_workers_that_wait_for_a_cpu_are_told_with_what_limits_them(changed: dic
     (finding,) = loading(counted(0.75, **changed))
     assert finding.title == f"Worker processes wait for a CPU: 2 busy processes share {limit}"
     assert finding.saving_ns == 75 * 99 * US // 100
-    assert "0.5 cores together, and in 75 %" in finding.evidence
+    assert "0.5 cores together, and waited for one in 75 %" in finding.evidence
 
 
 def test_workers_that_have_their_cores_are_no_finding() -> None:
