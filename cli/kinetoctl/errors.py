@@ -217,7 +217,7 @@ class ChildFailed(CliError):
     """A process that the command started for itself failed: a daemon of its own, or what the demo runs."""
 
     exit_code = ExitCode.FAILED
-    help_text = "The lines above are the last that it wrote. Run the command again, and report it if it fails again."
+    help_text = "The lines above are the last that it wrote. With `kinetod` in another terminal, the command uses that one."
 
 
 class PluginRefused(CliError):

@@ -291,7 +291,8 @@ def _load(file: BinaryIO, name: str, *, whole: bool) -> Trace:
         notes.append("it holds the traces of several ranks; analyses of one rank need that rank's own trace")
     loaded = build(document.parser, base)
     ours = _object(head, "kinetod")
-    start, end = _stated_window(ours) or _window(loaded.tables)
+    stated = None if MERGED in head else _stated_window(ours)  # a merged file has the window of one rank there
+    start, end = stated or _window(loaded.tables)
     devices, losses = header_value(head, "deviceProperties"), recorded_losses(head)
     return Trace(
         target=_target(head, ours, loaded),

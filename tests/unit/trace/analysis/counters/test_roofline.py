@@ -114,7 +114,7 @@ def test_a_gpu_that_no_table_knows_has_verdicts_without_rates() -> None:
     found = roofline(Context(sampled(runs, ["DRAM"], length_ns=100 * MS, devices=())))
     (row,) = found.rows()
     assert (row["verdict"], row["dram_gb_s"]) == ("memory-bound", None)
-    assert "not in the table" in found.notes[0]
+    assert "does not know the peaks" in found.notes[0]
 
 
 def test_fp32_on_tensor_cores_is_tf32() -> None:
