@@ -217,7 +217,9 @@ class ChildFailed(CliError):
     """A process that the command started for itself failed: a daemon of its own, or what the demo runs."""
 
     exit_code = ExitCode.FAILED
-    help_text = "The lines above are the last that it wrote. With `kinetod` in another terminal, the command uses that one."
+    help_text = (
+        "The lines above are the end of its log. If `kinetod` runs in another terminal, the command uses that daemon."
+    )
 
 
 class PluginRefused(CliError):

@@ -9,13 +9,14 @@ Theory of operation
     service that starts later must find them free, and a second command must not lose its daemon when the first ends.
 """
 
+import os
 import select
 import shutil
 import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -37,7 +38,15 @@ _CONNECT_LIMIT_S = 1.0
 class Child:
     """A child process with a log file. If it ends early, the error shows the end of its log."""
 
-    def __init__(self, name: str, arguments: tuple[str, ...], log: Path, *, pipe: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        arguments: tuple[str, ...],
+        log: Path,
+        *,
+        pipe: bool = False,
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
         self.name = name
         self._log = log
         with log.open("wb") as stream:
@@ -46,6 +55,7 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE if pipe else stream,
                 stderr=stream,
+                env=dict(environ),
                 start_new_session=True,  # Ctrl-C is for the command, which ends its children itself
             )
 
@@ -122,8 +132,10 @@ def own_daemon(prefix: str, *, timeout_s: float = 30.0) -> Iterator[OwnDaemon]:
     client = OwnDaemon(folder, timeout_s=timeout_s)
     arguments = ["--listen", client.address, "--agent-socket", str(client.agent_socket)]
     arguments += ["--state-dir", str(folder / "state")]
+    command, log = tied_python("kinetod", *arguments), folder / "kinetod.log"
+    environ = {**os.environ, "TMPDIR": str(folder)}  # what its processes leave when they are killed goes, too
     try:
-        with Child("the daemon", tied_python("kinetod", *arguments), folder / "kinetod.log") as child, client:
+        with Child("the daemon", command, log, environ=environ) as child, client:
             child.poll(lambda: _answers(client), START_DEADLINE_S, "did not answer")
             yield client
     finally:

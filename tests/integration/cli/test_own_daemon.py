@@ -4,6 +4,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import psutil
 import pytest
 from support.service import subjects
 from support.service.cli import environment, kinetoctl, run_process
-from support.small_disk import small_disk
+from support.small_disk import fill, small_disk
 from support.waiting import until
 
 NUMBERS = """
@@ -31,59 +32,66 @@ def pid() -> Iterator[int]:
 
 
 @pytest.fixture
-def environ(tmp_path: Path) -> dict[str, str]:
-    """Where no daemon has its sockets, and temporary folders are counted."""
-    for name in ("run", "tmp"):
-        (tmp_path / name).mkdir(mode=0o700)
-    changed = environment(XDG_RUNTIME_DIR=str(tmp_path / "run"), TMPDIR=str(tmp_path / "tmp"))
+def temporary() -> Iterator[Path]:
+    """For temporary folders; its name is short enough for sockets below it."""
+    with tempfile.TemporaryDirectory(prefix="own-", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def environ(tmp_path: Path, temporary: Path) -> dict[str, str]:
+    """Where no daemon has its sockets."""
+    changed = environment(XDG_RUNTIME_DIR=str(tmp_path), TMPDIR=str(temporary))
     return {name: value for name, value in changed.items() if name != "KINETO_ADDRESS"}
 
 
-def daemons(tmp_path: Path) -> list[int]:
-    return [
-        process.pid
-        for process in psutil.process_iter(["cmdline"])
-        if any(str(tmp_path) in part for part in process.info["cmdline"] or ()) and "kinetod" in process.info["cmdline"]
-    ]
+def daemons(temporary: Path) -> list[int]:
+    commands = ((process.pid, process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"]))
+    return [pid for pid, command in commands if any(str(temporary) in part for part in command)]
 
 
-def test_a_trace_needs_no_daemon_and_leaves_none(pid: int, environ: dict[str, str], tmp_path: Path) -> None:
+def test_a_trace_needs_no_daemon_and_leaves_none(
+    pid: int, environ: dict[str, str], tmp_path: Path, temporary: Path
+) -> None:
     arguments = ["trace", str(pid), "--duration", "1s", "--report", "--output-dir", str(tmp_path / "out")]
     result = run_process(arguments, environ)
     assert (result.code, result.stderr.splitlines()[0]) == (0, SAID), result
     assert "crunch_numbers" in result.stdout
     assert len(list((tmp_path / "out").iterdir())) == 1
-    assert (list((tmp_path / "tmp").iterdir()), daemons(tmp_path)) == ([], [])
+    assert (list(temporary.iterdir()), daemons(temporary)) == ([], [])
     assert psutil.pid_exists(pid)
 
 
 @pytest.mark.parametrize("command", [["ps", "--all"], ["stacks"], ["doctor"], ["top", "--once", "--all"]])
-def test_a_look_needs_none_either(command: list[str], pid: int, environ: dict[str, str], tmp_path: Path) -> None:
+def test_a_look_needs_none_either(command: list[str], pid: int, environ: dict[str, str], temporary: Path) -> None:
     result = run_process([*command, str(pid), "-q"], environ)
     assert (result.code, result.stderr) == (0, ""), result
     assert str(pid) in result.stdout
-    assert (list((tmp_path / "tmp").iterdir()), daemons(tmp_path)) == ([], [])
+    assert (list(temporary.iterdir()), daemons(temporary)) == ([], [])
 
 
-def test_what_must_outlast_the_command_needs_a_daemon_that_does(environ: dict[str, str], tmp_path: Path) -> None:
+def test_what_must_outlast_the_command_needs_a_daemon_that_does(environ: dict[str, str], temporary: Path) -> None:
     for arguments in (["trace", "1", "--no-fetch"], ["captures", "list"]):
         result = run_process(arguments, environ)
         assert (result.code, "no daemon at" in result.stderr) == (7, True), result
-    assert list((tmp_path / "tmp").iterdir()) == []
+    assert list(temporary.iterdir()) == []
 
 
-def test_the_daemon_ends_with_a_command_that_is_killed(pid: int, environ: dict[str, str], tmp_path: Path) -> None:
+def test_the_daemon_ends_with_a_command_that_is_killed(
+    pid: int, environ: dict[str, str], tmp_path: Path, temporary: Path
+) -> None:
     command = kinetoctl("trace", str(pid), "--duration", "60s", "--output-dir", str(tmp_path / "out"))
     with subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         assert any("COLLECT" in line for line in process.stderr)
-        assert daemons(tmp_path)
+        assert daemons(temporary)
         process.send_signal(signal.SIGKILL)
-    until(lambda: not daemons(tmp_path), "the daemon has ended")
+    until(lambda: not daemons(temporary), "the daemon has ended")
 
 
 def test_a_trace_that_does_not_fit_here_stays_with_what_the_daemon_had(pid: int, environ: dict[str, str]) -> None:
-    with small_disk("size=4k") as out:
+    with small_disk("size=64k") as out:
+        fill(out)
         result = run_process(["trace", str(pid), "--duration", "1s", "-q", "--output-dir", str(out)], environ)
     assert (result.code, "is full" in result.stderr) == (5, True), result
     kept = re.search(r"`kinetod --state-dir (\S+)` serves its store again", result.stderr)

@@ -136,7 +136,7 @@ def test_the_answer_is_there_without_scrolling(
     new_tab: Any, server: Browser, ids: list[str], size: tuple[int, int], scheme: str
 ) -> None:
     width, height = size
-    screen = {"viewport": {"width": width, "height": height}, "color_scheme": scheme}
+    screen: dict[str, Any] = {"viewport": {"width": width, "height": height}, "color_scheme": scheme}
     tab = entered(new_tab, server, **screen)
     for path, answer in (
         ("/", "tbody tr"),
