@@ -65,6 +65,7 @@ class Machine(ABC):
     parked_calls: dict[int, str]  # number -> name: the kernel restarts them transparently
     waiting_calls: dict[int, str]  # used too, if they have no time limit, when no thread is in a parked call
     futex: int
+    restart: int  # restart_syscall: the rest of a wait that a stop or a signal has interrupted, with its arguments
     # system calls that the trampoline makes in the target, for the check of seccomp filters
     injected_calls: dict[str, int]
     register_bytes: int
@@ -154,7 +155,7 @@ class X86_64(Machine):
         281: "epoll_pwait",
         288: "accept4",
     }
-    futex = 202
+    futex, restart = 202, 219
     injected_calls = {"mmap": 9, "munmap": 11, "rt_sigprocmask": 14}  # noqa: RUF012
     register_bytes = 8 * len(_X86_NAMES)
     saved_registers = tuple(_X86[name] for name in _X86_POPPED.split())
@@ -219,7 +220,7 @@ class Aarch64(Machine):
         260: "wait4",
     }
     waiting_calls = {63: "read", 202: "accept", 207: "recvfrom", 212: "recvmsg", 242: "accept4"}  # noqa: RUF012
-    futex = 98
+    futex, restart = 98, 128
     injected_calls = {"mmap": 222, "munmap": 215, "rt_sigprocmask": 135, "rt_sigreturn": 139}  # noqa: RUF012
     register_bytes = 8 * 34  # x0 - x30, sp, pc, pstate
     SP, PC, PSTATE = 31, 32, 33

@@ -99,7 +99,7 @@ def find(image: TargetImage) -> TracebackWatchdog | None:
         for tid in tids:
             call = standing_call(image, tid)
             dumps = dumps or _may_dump(call)
-            if call is not None and call.number == this_machine().futex and call.arguments[3]:
+            if call is not None and _waits_for_a_lock(call) and call.arguments[3]:
                 return TracebackWatchdog(period_s, _left_s(image, call.arguments[1], call.arguments[3]))
         time.sleep(_LOOK_S)
     return TracebackWatchdog(period_s, 0.0) if dumps else None
@@ -116,10 +116,15 @@ def _may_be_one(image: TargetImage, tid: int) -> bool:
     blocked = int(status.get("SigBlk", "0"), 16)
     if blocked & _ALL_SIGNALS != _ALL_SIGNALS or status.get("Name", "").startswith(_OURS):
         return False
-    call, machine = standing_call(image, tid), this_machine()
-    if call is not None and call.number == machine.futex:
+    call = standing_call(image, tid)
+    if call is not None and _waits_for_a_lock(call):
         return bool(call.arguments[3])
     return _may_dump(call)
+
+
+def _waits_for_a_lock(call: InterruptedCall) -> bool:
+    """Whether it is a futex, or the rest of a wait that a stop of the process has interrupted."""
+    return call.number in (this_machine().futex, this_machine().restart)
 
 
 def _may_dump(call: InterruptedCall | None) -> bool:

@@ -90,6 +90,17 @@ def test_one_that_dumps_seldom_is_known_and_may_be_entered(python: str) -> None:
 
 
 @each_python
+def test_one_is_still_known_after_a_stop(python: str) -> None:
+    with watched("3700.25", python=python) as process:
+        image = TargetImage(process.pid)
+        until(lambda: find(image), "its watchdog waits")
+        process.send_signal(signal.SIGSTOP)
+        until(lambda: subjects.state(process.pid) == "T", "it is stopped")
+        process.send_signal(signal.SIGCONT)
+        until(lambda: (found := find(image)) is not None and found.left_s > 1800, "its watchdog waits on")
+
+
+@each_python
 def test_one_that_was_cancelled_is_gone(python: str) -> None:
     with watched("0.002, repeat=True", python=python) as process:
         assert process.stdin is not None and process.stdout is not None
