@@ -5,7 +5,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 RUNS := $(VENV)/.runs
 # One more than there are cores in the smallest machines meant: tests wait for other processes for a fifth of the time.
-PYTEST := $(BIN)/pytest -n 3 --dist worksteal
+# Beside programs that take the cores, more workers get more of them.
+WORKERS ?= 3
+PYTEST := $(BIN)/pytest -n $(WORKERS) --dist worksteal
 NATIVE := $(wildcard agent/native/*.py agent/native/*/*.[ch] agent/native_tools/*.c daemon/native/*/*.[ch] daemon/native_counters/*.[ch])
 
 .PHONY: demo dyno test test-all lock audit test-pythons newer-pythons level-zero lint unit sanitize gpu rocm rocm-fake zoo bench bench-attach bench-traces rootcause rootcause-gpu rootcause-ranks campaign campaign-attach campaign-gaps campaign-own-gil campaign-profiler campaign-jax campaign-systemd fuzz properties fuzz-replay campaign-fuzz-service campaign-access campaign-exec-race campaign-uploads campaign-reports campaign-diff campaign-load campaign-faults campaign-slurm campaign-fleet campaign-clocks campaign-kineto campaign-xpu campaign-mutants views config-docs images screenshots docs protos clean install
