@@ -153,7 +153,9 @@ def test_the_answer_is_there_without_scrolling(
     stored = captures.capture(failed, status=pb.CAPTURE_STATUS_FAILED)
     profiler = FakeProfiler(stored=stored, pages=[pb.ListCapturesResponse(captures=[stored])])
     with serve(profiler) as daemon, browsing(address=daemon.address) as other:
-        tab = entered(new_tab, other, **screen)
+        tab = new_tab(**screen)
+        tab.page.goto(other.web.address)
+        tab.page.get_by_role("heading", name="Captures").wait_for()
         tab.page.goto(f"{other.own}/c/c0ffee")
         assert below(tab, "text=no answer for 15 s") <= height
         assert below(tab, "text=kinetoctl explain AGENT_SILENT") <= height
