@@ -36,7 +36,7 @@ def test_a_process_is_traced_by_a_click_and_its_verdict_is_shown(
         assert tab.page.locator("h1 .status").inner_text() == "DONE"
         tab.page.get_by_text(re.compile(r"All \d+ views")).click()
         tab.page.get_by_label("Search views").fill("samples python")
-        assert tab.page.get_by_role("link", name=view_title("kernels"), exact=True).count() == 0
+        assert tab.page.get_by_role("link", name=view_title("roofline"), exact=True).count() == 0
         tab.page.get_by_role("link", name=view_title("python_samples"), exact=True).click()
         tab.page.locator("td", has_text="crunch_numbers").first.wait_for()
         capture_id = re.findall(r'href="/c/([\w-]+)"', server.ask("/").text)[0]
