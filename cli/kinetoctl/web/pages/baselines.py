@@ -112,7 +112,8 @@ def baselines(context: PageContext, trace_id: str) -> tuple[list[tuple[str, str]
         (each for each, parts in captures[place + 1 :] if has_trace(parts) and _processes(own) & _processes(parts)), ""
     )
     others = [each for each in captures if each[0] != trace_id and has_trace(each[1])]
-    others.sort(key=lambda each: (each[0] != before, not _jobs(own) & _jobs(each[1])))
+    jobs = _jobs(own)
+    others.sort(key=lambda each: (each[0] != before, not jobs & _jobs(each[1])))
     return [(capture_id, _title(capture_id, parts)) for capture_id, parts in others], before
 
 

@@ -172,7 +172,7 @@ def has_trace(parts: "Sequence[OfHost[pb.Capture]]") -> bool:
 
 def all_done(parts: "Sequence[OfHost[pb.Capture]]") -> bool:
     """Whether every process has a whole trace."""
-    return all(enum_names.verdict(target.verdict) == "DONE" for part in parts for target in part.item.targets)
+    return all(target.verdict == pb.VERDICT_DONE for part in parts for target in part.item.targets)
 
 
 def _progress(target: "pb.Target", spec: "pb.CaptureSpec", now_ns: int) -> str:

@@ -48,7 +48,8 @@ def test_gpus_that_share_a_number_have_no_values_and_a_note(tmp_path: Path, name
         for row in result.rows():
             assert row.get("mean") is None and row.get("value") is None and not row.get("samples")
             assert row.get("verdict", "not known") == "not known"
-    assert {finding.name for finding in findings(context).findings} == {"unknown_idle"}
+    ends = 2 if name.endswith(".pftrace") else 1  # it has the recorded window, in which the GPU is idle at the end, too
+    assert [finding.name for finding in findings(context).findings] == ["unknown_idle"] * ends
 
 
 @pytest.mark.parametrize("name", ["m.json", "m.pftrace"])
