@@ -63,9 +63,10 @@ def test_replays_in_a_trace_belong_to_the_operators_of_a_capture_before_it(
     trace = kt.open_trace(columns.parent)
     (graph,) = kt.run_view("cuda_graphs", trace).rows()
     assert graph["operators"] == state
-    rows = [(row["path"], row["input_shape"], row["kernels"]) for row in kt.run_view("graph_operators", trace).rows()]
-    expected = [("outer > Launch", "[[3, 4]]", 1), (None, None, 1)] if state == KNOWN else []
-    assert sorted(rows, key=str) == sorted(expected, key=str)
+    rows = {(row["path"], row["input_shape"]): row["kernels"] for row in kt.run_view("graph_operators", trace).rows()}
+    # The recording may begin or end inside a replay, which then lacks a kernel: one in some hundred.
+    kernels = pytest.approx(1, abs=0.05)
+    assert rows == ({("outer > Launch", "[[3, 4]]"): kernels, (None, None): kernels} if state == KNOWN else {})
 
 
 PROGRAM = """
