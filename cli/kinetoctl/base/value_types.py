@@ -24,33 +24,27 @@ _POD_UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32}")
 _CONTAINER_ID = re.compile(r"[0-9a-f]{12,64}")
 _ACTIVITY = re.compile(r"[a-z][a-z0-9_]*")
 _COUNTER = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
-_NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
 FOLDER = click.Path(path_type=Path, file_okay=False)
 _REMOVED = "-removed"  # suffix of the folder's last name
 _TRIES = 100  # each costs a writer one more system call that began before the rename
 
 
-def _duration_ns(text: str) -> int:
-    """Like parse_duration_ns; a number without a unit is in seconds, as for sleep and timeout."""
-    return parse_duration_ns(f"{text.strip()}s" if _NUMBER.fullmatch(text.strip()) else text)
-
-
 def parse_positive_duration_ns(text: str) -> int:
-    """Like parse_duration_ns, but above zero and at most a day; a number without a unit is in seconds."""
-    value = _duration_ns(text)
+    """Like parse_duration_ns, but above zero and at most a day."""
+    value = parse_duration_ns(text)
     if value <= 0:
         raise ValueError(f"expected a duration above zero, got {text!r}")
     return _not_too_long(value, text)
 
 
 def parse_delay_ns(text: str) -> int:
-    """Like parse_duration_ns, but zero or more and at most a day; a number without a unit is in seconds."""
+    """Like parse_duration_ns, but zero or more and at most a day."""
     return _not_too_long(parse_keep_ns(text), text)
 
 
 def parse_keep_ns(text: str) -> int:
-    """Like parse_duration_ns, but zero or more; a number without a unit is in seconds."""
-    value = _duration_ns(text)
+    """Like parse_duration_ns, but zero or more."""
+    value = parse_duration_ns(text)
     if value < 0:
         raise ValueError(f"expected a duration of zero or more, got {text!r}")
     return value

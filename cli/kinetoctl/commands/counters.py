@@ -5,6 +5,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import click
+from kineto_trace.base.quantities import format_duration
 from kineto_trace.base.visible_text import one_line
 
 from kinetoctl.base.common_options import LazyGroup, common_options, current
@@ -166,12 +167,11 @@ def _document(means: "pb.CounterMeans") -> dict[str, Any]:
 
 
 def _mean_rows(gpu: "pb.GpuCounters") -> list[tuple[str, ...]]:
-    seconds = (gpu.end_ns - gpu.start_ns) / 1e9
-    lost = f"{gpu.lost_ns / 1e6:.1f} ms" if gpu.lost_ns or gpu.dropped_samples else "-"
+    lost = format_duration(gpu.lost_ns) if gpu.lost_ns or gpu.dropped_samples else "-"
     rows: list[tuple[str, ...]] = []
     for metric, mean, most in zip(gpu.metrics, gpu.means, gpu.maxima, strict=False):
         shown = (_figure(mean, metric.unit), _figure(most, metric.unit))
-        samples = f"{gpu.samples} in {seconds:.2f} s"
+        samples = f"{gpu.samples} in {format_duration(gpu.end_ns - gpu.start_ns)}"
         rows.append((str(gpu.gpu), metric.label, *shown, metric.unit or "-", samples, lost))
     return rows
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem
+from kineto_trace.base.quantities import format_duration
 
 from kinetoctl.base.common_options import CommonOptions, current, options_without_form
 from kinetoctl.base.value_types import RANKS
@@ -150,7 +151,7 @@ def _clocks_text(merged: "MergedTrace") -> str:
     unknown = [clock["rank"] for clock in merged.clocks() if clock["clock_uncertainty_ns"] is None]
     known = merged.alignment.uncertainty_ns
     if known is not None:
-        return f"{count} ranks, their clocks within {known / 1000:.1f} us of rank {merged.reference_rank}'s"
+        return f"{count} ranks, their clocks within {format_duration(known)} of rank {merged.reference_rank}'s"
     shown = ", ".join(map(str, unknown[:8])) + (", …" if len(unknown) > 8 else "")
     return f"{count} ranks; the offset of the clocks of ranks {shown} from rank {merged.reference_rank}'s is unknown"
 

@@ -23,18 +23,18 @@ BINARY_UNITS = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 
 KEPT_FREE_BYTES = 256 << 20  # with less, the kernel ends some program, which may be anybody's
 _NEEDS = " needs "  # in every MemoryError of ours
 _STACK_BYTES = 8 << 20  # of a thread, by default
+_NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
 _NUMBER_AND_UNIT = re.compile(r"([+-]?\d+(?:\.\d+)?)\s*([a-zµ]*)")
 _SHORT_UNITS_NS = (("s", 10**9), ("ms", 10**6), ("µs", 10**3), ("ns", 1))
 _LONG_UNITS_S = (("days", 86_400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1))  # and the next smaller
 
 
 def parse_duration_ns(text: str) -> int:
-    """Returns the nanoseconds in a text like 500ms, 5s, 1.5s, 2min, 0. Raises ValueError; the caller checks
-    the sign.
+    """Returns the nanoseconds in a text like 500ms, 5s, 1.5s, 2min, 0. Raises ValueError; the caller checks the sign.
+
+    A number without a unit is in seconds, as for sleep and timeout.
     """
-    if text.strip() == "0":
-        return 0
-    value = _parse(text, DURATION_UNITS_NS)
+    value = _parse(f"{text.strip()}s" if _NUMBER.fullmatch(text.strip()) else text, DURATION_UNITS_NS)
     if value is None:
         raise ValueError(f"expected a duration like 500ms, 5s or 2min, got {text!r}")
     return value

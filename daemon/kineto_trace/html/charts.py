@@ -10,7 +10,7 @@ Theory of operation
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import floor, isfinite, log10
+from math import ceil, floor, isfinite, log10
 from typing import NamedTuple
 
 from markupsafe import Markup
@@ -332,11 +332,21 @@ def _plot(drawn: Markup, ticks: Sequence[float], span: tuple[float, float], capt
 
 def _ticks(highest: float, *, within: bool = False) -> list[float]:
     """Returns round numbers from 0 on; the last one is at least `highest`, or at most (within)."""
-    rough = highest / TICKS
-    power = 10.0 ** floor(log10(rough))
-    step = next(size * power for size in (1, 2, 2.5, 5, 10) if size * power >= rough * 0.999)
+    step = _tick_step(highest)
     count = floor(highest / step + 1e-9)
     return [step * each for each in range(count + (1 if within or count * step >= highest * 0.999 else 2))]
+
+
+def ticks_between(low: float, high: float) -> list[float]:
+    """Returns the round numbers of an axis that has two ends, of which `high` is the larger one."""
+    step = _tick_step(high - low)
+    return [step * each for each in range(ceil(low / step - 1e-9), floor(high / step + 1e-9) + 1)]
+
+
+def _tick_step(length: float) -> float:
+    rough = length / TICKS
+    power = 10.0 ** floor(log10(rough))
+    return next(size * power for size in (1, 2, 2.5, 5, 10) if size * power >= rough * 0.999)
 
 
 def _rows(rows: Sequence[Markup], summary: str, *, linked: bool = False) -> Markup:

@@ -10,12 +10,11 @@ from math import isfinite
 
 from markupsafe import Markup
 
-from kineto_trace.html.charts import SERIES, Series, coordinate, figure, legend
+from kineto_trace.html.charts import SERIES, Series, coordinate, figure, legend, ticks_between
 from kineto_trace.view_api.result_columns import scaled_unit
 
 WIDTH, HEIGHT = 960, 220
 LEFT, RIGHT, TOP, BOTTOM = 64, 12, 10, 30
-TICKS = 4
 MARK = 14
 
 
@@ -56,6 +55,11 @@ class _Frame:
 
     def x(self, time: float) -> str:
         return coordinate(LEFT + (WIDTH - LEFT - RIGHT) * (time - self.first) / (self.last - self.first))
+
+    @property
+    def late(self) -> float:
+        """From when on a label in the middle would be cut off."""
+        return self.first + 0.98 * (self.last - self.first)
 
     def has(self, time: float) -> bool:
         return self.first <= time <= self.last
@@ -160,19 +164,17 @@ def _chart(frame: _Frame, parts: Sequence[Markup], series: Sequence[ChartLine], 
         Markup(
             '<line x1="{}" x2="{}" y1="{}" y2="{}" class="grid"/>'
             '<text x="{}" y="{}" class="axis" text-anchor="end">{}</text>'
-            '<text x="{}" y="{}" class="axis" text-anchor="{}">{}</text>'
         ).format(
-            *(LEFT, WIDTH - RIGHT, frame.y(value), frame.y(value)),
-            *(LEFT - 6, frame.y(value), figure(value * factor)),
-            *(frame.x(time), HEIGHT - 10, "end" if time == frame.last else "middle", figure(time * per)),
+            *(LEFT, WIDTH - RIGHT, frame.y(tick / factor), frame.y(tick / factor)),
+            *(LEFT - 6, frame.y(tick / factor), figure(tick)),
         )
-        for value, time in (
-            (
-                frame.low + (frame.high - frame.low) * tick / TICKS,
-                frame.first + (frame.last - frame.first) * tick / TICKS,
-            )
-            for tick in range(TICKS + 1)
+        for tick in ticks_between(frame.low * factor, frame.high * factor)
+    ]
+    grid += [
+        Markup('<text x="{}" y="{}" class="axis" text-anchor="{}">{}</text>').format(
+            *(frame.x(tick / per), HEIGHT - 10, "end" if tick / per > frame.late else "middle", figure(tick))
         )
+        for tick in ticks_between(frame.first * per, frame.last * per)
     ]
     over = f"{shown_unit or 'value (unit unknown)'}; time in {time_unit} since the start"
     summary = f"{', '.join(each.name for each in series)}: {over}; at most {figure(frame.high * factor)}"

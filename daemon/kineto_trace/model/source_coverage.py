@@ -83,7 +83,10 @@ def coverage_note(coverage: SourceCoverage, start_ns: int, end_ns: int) -> str:
     length = end_ns - start_ns
     if coverage.missing_ns <= _NEGLIGIBLE * length:
         return ""
-    parts = [f"{(a - start_ns) / 1e9:.3g}-{(b - start_ns) / 1e9:.3g} s" for a, b in coverage.missing[:_SHOWN]]
+    parts = [
+        f"{format_duration(begin - start_ns)} to {format_duration(end - start_ns)}"
+        for begin, end in coverage.missing[:_SHOWN]
+    ]
     more = ", …" if len(coverage.missing) > _SHOWN else ""
     dropped = f" ({coverage.dropped:,} records were dropped: buffers were full)" if coverage.dropped else ""
     return (

@@ -84,7 +84,7 @@ class Text(ParsedText[str]):
 
 
 class Duration(Kind[int]):
-    """Nanoseconds, written with a unit."""
+    """Nanoseconds, written with a unit or as a plain number of seconds."""
 
     name = "duration"
 
@@ -102,10 +102,8 @@ class Duration(Kind[int]):
         return _between(value, self._least_ns, MAX_DURATION_NS, _duration_text)
 
     def check(self, value: object) -> int:
-        """Also accepts a bare 0, which needs no unit."""
-        if type(value) is int and value != 0:
-            raise ValueError(f'{value} has no unit; write "{value}s" or "{value}ms"')
-        return self.parse("0" if type(value) is int else _text(value))
+        """Also accepts a number of seconds."""
+        return self.parse(str(value) if type(value) in (int, float) else _text(value))
 
     def show(self, value: Any) -> str:
         """The value in the largest unit that divides it."""

@@ -26,6 +26,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+from kineto_trace.base.quantities import format_duration
 
 from kinetod.counters.interface import SETS as SET_NAMES
 from kinetod.counters.interface import (
@@ -532,8 +533,9 @@ class AmdgpuBackend:
         """Starts the sampling."""
         if interval_ns < LEAST_NS:
             reason = (
-                f"GPU {uuid}: an interval of {interval_ns / 1e6:g} ms is too short: for each reading of an AMD GPU its "
-                f"firmware is asked, which also controls its clocks; use {LEAST_NS / 1e6:g} ms or more"
+                f"GPU {uuid}: an interval of {format_duration(interval_ns)} is too short: for each reading of an "
+                "AMD GPU its firmware is asked, which also controls its clocks; use "
+                f"{format_duration(LEAST_NS)} or more"
             )
             raise CounterError(CounterCode.INVALID_METRIC, reason)
         plan, chosen = self._chosen(uuid, wanted)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 import msgspec
-from kineto_trace.base.quantities import times
+from kineto_trace.base.quantities import format_duration, times
 
 from kinetod.base.safe_text import clean
 from kinetod.base.unix_sockets import receive
@@ -244,7 +244,7 @@ class CounterSession:
 def _lost(status: RingStatus) -> Sequence[str]:
     lost = []
     if status.gaps:
-        lost.append(f"samples of {status.lost_ns / 1e6:.1f} ms are missing, in {times(status.gaps, 'place')}")
+        lost.append(f"samples of {format_duration(status.lost_ns)} are missing, in {times(status.gaps, 'place')}")
     if status.dropped:
         dropped = times(status.dropped, "sample was", "samples were")
         lost.append(f"{dropped} dropped because they were not stored fast enough")

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kineto_trace.base.quantities import format_duration
+
 from kinetod.attach.attach_types import Finding, Status
 from kinetod.base.libc import LIBC
 from kinetod.base.safe_text import clean
@@ -151,8 +153,9 @@ def clock_findings(kernel: Kernel) -> Iterator[Finding]:
         yield Finding(name, Status.NOTE, detail, _ADVICE)
         return
     detail = (
-        f"synchronised; {kernel.offset_us:.0f} \N{MICRO SIGN}s still to be corrected, estimated error "
-        f"{kernel.estimated_error_us} \N{MICRO SIGN}s, possible error {kernel.possible_error_us / 1000:.1f} ms"
+        f"synchronised; {format_duration(1000 * kernel.offset_us)} still to be corrected, estimated error "
+        f"{format_duration(1000 * kernel.estimated_error_us)}, possible error "
+        f"{format_duration(1000 * kernel.possible_error_us)}"
     )
     if kernel.possible_error_us > _MUCH_US:
         yield Finding(name, Status.NOTE, f"{detail}, which is a lot", "check that the time servers answer")

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 
 from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.base.quantities import lasted
 
 from kinetod.attach.attach_types import Finding, Status
 
@@ -76,9 +77,9 @@ def of_process(
 ) -> Iterator[Finding]:
     """Yields whether it polls, or why not; nothing for a process started without KINETO_USE_DAEMON."""
     if process.HasField("kineto"):
-        ago_s = max(0, now_ns - process.kineto.last_poll_ns) / 1e9
+        ago = lasted(process.kineto.last_poll_ns, now_ns)
         doing = ", and its profiler is armed or records" if process.kineto.tracing else ""
-        yield Finding(NAME, Status.OK, f"its libkineto polls this daemon, the last time {ago_s:.1f} s ago{doing}")
+        yield Finding(NAME, Status.OK, f"its libkineto polls this daemon, the last time {ago} ago{doing}")
     elif start is not None:
         why, advice = _why_not(start, door)
         yield Finding(

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-from kineto_trace.base.quantities import times
+from kineto_trace.base.quantities import format_duration, times
 from kineto_trace.errors import FileError
 from kineto_trace.spool.counter_samples import last_end_ns, read_counter_samples
 
@@ -298,7 +298,7 @@ def _read_result(uuid: str, path: Path, code: str, reason: str) -> RecordedPower
         return _nothing(uuid, code or CounterCode.FAILED, reason or str(exc))
     between = samples.start_ns[1:] - samples.end_ns[:-1]
     gaps, lost_ns = int(np.count_nonzero(between)), int(between.sum())
-    missing = f"readings of {lost_ns / 1e6:.1f} ms are missing, in {times(gaps, 'place')}" if gaps else ""
+    missing = f"readings of {format_duration(lost_ns)} are missing, in {times(gaps, 'place')}" if gaps else ""
     rows = len(samples.start_ns)
     return RecordedPower(
         gpu_uuid=uuid,

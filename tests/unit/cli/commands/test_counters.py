@@ -89,11 +89,11 @@ def test_watch_prints_means_and_what_was_lost(run: Run, server: FakeServer) -> N
     result = run("watch", "--gpu", "0", "--counter-interval", "100us", "--interval", "500ms", "--set", "memory")
     assert words(result) == [
         ["GPU", "SHOWN AS", "MEAN", "MOST", "UNIT", "SAMPLES", "LOST"],
-        ["0", "DRAM", "86.7", "99.0", "%", "1000 in 1.00 s", "-"],
-        ["0", "PCIe read", "-", "2.5 G", "B/s", "1000 in 1.00 s", "-"],
+        ["0", "DRAM", "86.7", "99.0", "%", "1000 in 1 s", "-"],
+        ["0", "PCIe read", "-", "2.5 G", "B/s", "1000 in 1 s", "-"],
         ["GPU", "SHOWN AS", "MEAN", "MOST", "UNIT", "SAMPLES", "LOST"],
-        ["0", "DRAM", "86.7", "99.0", "%", "1000 in 1.00 s", "2.5 ms"],
-        ["0", "PCIe read", "-", "2.5 G", "B/s", "1000 in 1.00 s", "2.5 ms"],
+        ["0", "DRAM", "86.7", "99.0", "%", "1000 in 1 s", "2.5 ms"],
+        ["0", "PCIe read", "-", "2.5 G", "B/s", "1000 in 1 s", "2.5 ms"],
     ]
     asked = server.profiler.requests[-1]
     assert (list(asked.gpus), asked.set, asked.interval_ns, asked.period_ns) == ([0], "memory", 100_000, 500_000_000)

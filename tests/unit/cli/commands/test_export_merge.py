@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from kineto_trace.base.quantities import format_duration
 from support.service.cli import Run, run_here
 from support.trace_files.merging import document, write_job
 
@@ -29,7 +30,7 @@ def test_a_merge_tells_how_far_the_clocks_may_be_apart(run: Run, job: Path, tmp_
     assert (result.code, result.stderr) == (0, "")
     kept = document(path)["kinetodMerge"]["clock_uncertainty_ns"]
     assert result.stdout.startswith(f"{path} (")
-    assert result.stdout.endswith(f"): 3 ranks, their clocks within {kept / 1000:.1f} us of rank 0's\n")
+    assert result.stdout.endswith(f"): 3 ranks, their clocks within {format_duration(kept)} of rank 0's\n")
 
 
 def test_programs_get_the_clock_of_each_rank(run: Run, job: Path, tmp_path: Path) -> None:

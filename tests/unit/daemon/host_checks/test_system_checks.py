@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from kineto_trace.base.quantities import format_duration
 from kinetod.attach.attach_types import Status
 from kinetod.host_checks import system_checks
 from kinetod.host_checks.check_protocol import CheckQuestion
@@ -117,8 +118,8 @@ def test_what_the_kernel_thinks_of_its_clock(synchronised: bool, possible_us: in
     assert (one.name, one.status) == ("clock", status)
     if synchronised:
         assert one.detail.startswith(
-            "synchronised; -3 µs still to be corrected, estimated error 7 µs, possible error "
-            f"{possible_us / 1000:.1f} ms"
+            "synchronised; -3.2 µs still to be corrected, estimated error 7 µs, possible error "
+            f"{format_duration(1000 * possible_us)}"
         )
 
 

@@ -44,6 +44,13 @@ def test_a_chart_shows_moments_and_a_span_inside_of_it() -> None:
     assert 'data-first="0.0" data-last="10.0" data-left="64" data-right="948"' in text
 
 
+def test_the_axes_have_round_numbers() -> None:
+    text = str(curves([ChartLine("held", [0.0, 7_340.0], [-130.0, 817.0])], ""))
+    labels = re.findall(r'<text x="([\d.]+)" y="[\d.]+" class="axis" text-anchor="(?:end|middle)">([^<]*)</text>', text)
+    assert [label for x, label in labels if x == "58"] == ["0", "250", "500", "750"]
+    assert [label for x, label in labels if x != "58"] == ["0", "2", "4", "6"]
+
+
 def test_units_fit_the_largest_value() -> None:
     text = str(curves([ChartLine("read", [0.0, 2e6], [0.0, 3 * 2**30])], "B/s"))
     assert "GiB/s; time in s since the start; at most 3" in text
