@@ -321,9 +321,8 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
     def ended(capture: pb.Capture) -> None:
         gate.note_end(capture)
         door.capture_ended(capture)
-        hooks.capture_ended(capture)
 
-    captures.on_end = ended
+    captures.on_end, captures.on_answer = ended, hooks.capture_ended
     json_log = open_json_log(config)
     host = HostInfo(settings, store, hostname, gpus, plugins)
     watcher = HostWatcher(

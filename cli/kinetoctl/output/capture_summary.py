@@ -233,6 +233,8 @@ def print_capture(
     status = _status(enum_names.capture_status(capture.status))
     lacking = (f", {missing}", STYLES["FAILED"]) if missing else ""
     console.print(Text.assemble(one_line(f"capture {capture.id} on {capture.host}: "), status, lacking))
+    if capture.answer.verdict:
+        console.print(Text(one_line(capture.answer.verdict), style="bold"))
     if capture.spec.labels:
         labels = ", ".join(f"{key}={capture.spec.labels[key]}" for key in sorted(capture.spec.labels))
         console.print(Text(one_line(f"labels {labels}")))

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 CHANGE = "CHANGE"
 ADDED, CHANGED, GONE = "added", "changed", "gone"
 F = TypeVar("F", bound=Callable[..., Any])
+MAX_CAUSE = 72  # characters
 LEAST_INTERVAL_NS = 500_000_000
 MOST_INTERVAL_NS = 3600 * 10**9
 
@@ -404,6 +405,10 @@ def _jobs(capture: "pb.Capture") -> list[str]:
     return sorted({target.process.job_id for target in capture.targets if target.process.job_id})
 
 
+def _cause(capture: "pb.Capture") -> str:
+    return units.shortened(capture.answer.cause, MAX_CAUSE) or NOTHING
+
+
 def _labels(capture: "pb.Capture") -> str:
     return ",".join(f"{key}={capture.spec.labels[key]}" for key in sorted(capture.spec.labels)) or NOTHING
 
@@ -456,6 +461,7 @@ CAPTURE_COLUMNS = (
     ListColumn(title="ENDED", cell=lambda each: iso_local(each.ended_ns) or NOTHING, wide=True),
     ListColumn(title="PID", cell=lambda each: _first([str(target.pid) for target in each.targets])),
     ListColumn(title="JOB", cell=lambda each: _first(_jobs(each))),
+    ListColumn(title="TOP CAUSE", cell=_cause, optional=True),
     ListColumn(title="SIZE", cell=lambda each: units.size(stored(each))),
     ListColumn(title="WHERE", cell=where),
     ListColumn(title="FORMATS", cell=lambda each: ",".join(each.spec.formats) or NOTHING, wide=True),

@@ -17,6 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 from kineto_trace.analysis.finding import ON_RANKS, percent, saving
@@ -24,7 +25,7 @@ from kineto_trace.analysis.findings.common_findings import common_findings
 from kineto_trace.analysis.host_findings.standing import NOTHING_MOVED, STANDS_STILL
 from kineto_trace.base.quantities import format_duration, format_ranges, times
 from kineto_trace.base.visible_text import one_line
-from kineto_trace.catalog.view_runner import Request, run_views
+from kineto_trace.catalog.view_runner import Request, SameProcess, run_views, sources_of
 from kineto_trace.model.trace import TRUNCATED
 from kineto_trace.open.trace_source import WEAK, Source
 from kineto_trace.view_api.cell_texts import VERDICT
@@ -54,16 +55,30 @@ Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """Where the time of a capture went.
+
+    verdict: in a sentence, with what to change.
+    cause: what the sentence names, in a few words for a list.
+    """
+
+    verdict: str
+    cause: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FirstScreen:
     """What a reader sees first.
 
     facts: (name, value) of the recording.
     verdict: where the time goes and what to change, in a sentence.
+    cause: what the verdict names, in a few words; "" if it names none.
     time: shares of the time.
     """
 
     facts: Sequence[tuple[str, str]]
     verdict: str
+    cause: str
     time: Result
     findings: Result
     missing: Result
@@ -105,10 +120,22 @@ def first_screen(results: Collection[Result], traces: int) -> FirstScreen:
     return FirstScreen(
         facts=_facts(recordings, ranks),
         verdict=verdict(findings, time, ranks=ranks, traces=traces),
+        cause=top_cause(findings, time, traces=traces),
         time=_cause_first(time),
         findings=findings,
         missing=by_name["not_recorded"],
     )
+
+
+def answer(paths: Sequence[Path]) -> Answer:
+    """Returns the answer about the traces of one capture. Reads one after the other in this process.
+
+    Raises FileError, TraceError.
+    """
+    sources = sources_of(paths)
+    requests = first_requests(len(sources))
+    found = first_screen(run_views(requests, sources, executor=SameProcess()), len(sources))
+    return Answer(verdict=found.verdict, cause=found.cause)
 
 
 def _cause_first(result: Result) -> Result:
@@ -191,11 +218,10 @@ def verdict(findings: Result, time: Result | None, *, ranks: int, traces: int) -
             "certain: copy the file or record the trace again."
         )
     rows, causes = findings.rows(), [] if time is None else time.rows()
-    standing = [row for row in rows if row["finding"] == STANDS_STILL]
-    if standing:
+    if standing := _standing(rows):
         return _standstill(standing)
     lead = _length(causes, ranks, traces)
-    best = next((row for row in rows if row["saving_us"] and not row["guess"]), None)
+    best = next(filter(_is_sure, rows), None)
     if best is not None:
         return f"{lead}{_title(best, traces)}. Changing that could {saving(best)}."
     if not causes:
@@ -207,6 +233,29 @@ def verdict(findings: Result, time: Result | None, *, ranks: int, traces: int) -
     elif not findings.failure:
         parts.append("Nothing was found that would save half a per cent or more.")
     return " ".join(parts)
+
+
+def top_cause(findings: Result, time: Result | None, *, traces: int) -> str:
+    """Returns the cause that the verdict names; "" if it names none. The arguments are those of verdict()."""
+    if any(TRUNCATED in note for note in findings.notes):
+        return ""
+    rows, causes = findings.rows(), [] if time is None else time.rows()
+    best = _standing(rows)[:1] or [row for row in rows if _is_sure(row)][:1]
+    if best:
+        return _title(best[0], traces)
+    if not causes:
+        return ""
+    largest = max(causes, key=lambda row: row["share_pct"])
+    return f"{percent(largest['share_pct'])}: {largest['meaning']}"
+
+
+def _standing(rows: Sequence[Row]) -> list[Row]:
+    return [row for row in rows if row["finding"] == STANDS_STILL]
+
+
+def _is_sure(row: Row) -> bool:
+    """Whether the finding's saving was measured."""
+    return bool(row["saving_us"]) and not row["guess"]
 
 
 def verdict_result(text: str) -> Result:

@@ -24,14 +24,14 @@ import os
 import re
 import threading
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from kineto_trace.base.own_processes import ProcessPool
 from kineto_trace.base.quantities import format_ranges, free_memory, memory_errors
@@ -55,6 +55,7 @@ NO_MEMORY = "not enough memory"  # what the error of a contribution begins with
 MANY_RANKS = 4  # that have the same note
 WORKERS_S = 10.0  # that a cluster may take to have a first worker
 
+T = TypeVar("T")
 Paths = str | PathLike[str] | Source
 _RANKS_NOTE = re.compile(r"rank (\d+): (.*)", re.DOTALL)
 _one_trace = threading.Lock()  # of this process, at a time
@@ -131,6 +132,19 @@ def run_views(
         with pool(found) as own:
             contributions = _map(own, found, wanted)
     return all_combined(wanted, contributions)
+
+
+class SameProcess(Executor):
+    """Runs each call at once, in this process: for one that may start no others."""
+
+    def submit(self, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """Returns the finished call."""
+        future: Future[T] = Future()
+        try:
+            future.set_result(function(*args, **kwargs))
+        except Exception as exc:  # noqa: BLE001 - it is the caller's, who asks for the result
+            future.set_exception(exc)
+        return future
 
 
 def contribute(source: Source, requests: Sequence[Request]) -> Contribution:

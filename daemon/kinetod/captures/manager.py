@@ -127,7 +127,8 @@ class CaptureManager:
         attacher: Attacher | None = None,
         recorder: KinetoRecorder | None = None,
     ) -> None:
-        self.on_end: Callable[[pb.Capture], None] = lambda _capture: None  # called with each ended capture
+        self.on_end: Callable[[pb.Capture], None] = lambda _capture: None  # called with each ended capture,
+        self.on_answer: Callable[[pb.Capture], None] = lambda _capture: None  # and then, with its answer if it has one
         self._settings = settings
         self._attacher = attacher  # None: only processes with an agent
         self._registry = registry
@@ -140,6 +141,7 @@ class CaptureManager:
         self._runs = TargetRuns(store, services, self._shares, recorder)
         self._running: dict[str, Running] = {}
         self._creating = asyncio.Lock()
+        self._answering: set[asyncio.Task[None]] = set()
         self._stopping = False
 
     @property
@@ -356,8 +358,24 @@ class CaptureManager:
             await self._saver.late(running, saved)
         del self._running[capture.id]
         self._keeping.ended(capture)
+        answering = asyncio.create_task(self._answer(capture), name=f"answer about {capture.id}")
+        self._answering.add(answering)
+        answering.add_done_callback(self._answering.discard)
         with contextlib.suppress(KinetodError):  # the next caller retries it
             await self._shares.refresh()
+
+    async def _answer(self, capture: pb.Capture) -> None:
+        """Finds out where the time of an ended capture went, and stores it."""
+        try:
+            decoded = [self._store.target_dir(capture.id, key_of(each)) for each in capture.targets if each.files]
+            answer = await self._services.workers.answer(self._store.capture_dir(capture.id), decoded)
+            if answer is not None:
+                await self._store.run(self._store.save_answer, capture.id, answer)
+                capture.answer.CopyFrom(answer)
+        except KinetodError as exc:
+            log.warning("the answer about capture %s is not stored: %s", capture.id, exc)
+        finally:
+            self.on_answer(capture)
 
     async def recover(self) -> None:
         """Ends the captures that the previous daemon left unfinished; decoding continues in the background."""
@@ -514,6 +532,9 @@ class CaptureManager:
             running.watchers.ended()
             if running.counters is not None:
                 running.counters.abandon()
+        for answering in self._answering:
+            answering.cancel()
+        await asyncio.gather(*self._answering, return_exceptions=True)
 
 
 def _copy(capture: pb.Capture) -> pb.Capture:

@@ -15,7 +15,8 @@ Theory of operation
     line on. So a compromised child can neither read other jobs nor answer them, and its changes in memory disappear
     with it. A child that dies is reported as {"id", "died": how}.
 
-    A job is {"id", "target_dir", "memory_bytes", "cpu_s", "required", …}; all of it comes from the daemon. The warm
+    A job is {"id", "target_dir", "memory_bytes", "cpu_s", "required", …}, and {"reads_only": true} for one that changes
+    nothing in its folder; all of it comes from the daemon. The warm
     process has one thread, so that a fork leaves nothing locked. A child dies with it.
 """
 
@@ -78,8 +79,11 @@ def prepare() -> None:
         seccomp_filter.prepare()
 
 
-def confine(folder: Path, limits: Limits, readable: Iterable[Path] = ()) -> None:
-    """Permanently confines this process to this folder, and to reading these files. Raises CannotConfine, OSError."""
+def confine(folder: Path, limits: Limits, readable: Iterable[Path] = (), *, writes: bool = True) -> None:
+    """Permanently confines this process to this folder, and to reading these files. Raises CannotConfine, OSError.
+
+    writes: whether it may change the folder.
+    """
     own = folder.resolve()
     die_first_for_memory()
     _set_limits(own, limits)
@@ -88,7 +92,7 @@ def confine(folder: Path, limits: Limits, readable: Iterable[Path] = ()) -> None
     version = landlock.abi()
     if version:
         reads = [(path, landlock.READ) for path in readable]
-        landlock.restrict([*code(own), *reads, (own, landlock.OWN)], version)
+        landlock.restrict([*code(own), *reads, (own, landlock.OWN if writes else landlock.READ)], version)
     elif limits.required:
         raise CannotConfine('this kernel has no Landlock, and captures.decode_sandbox is "required"')
     if seccomp_filter.available():
@@ -256,7 +260,7 @@ def _child(job: dict[str, Any], line: str, work: Work, writer: int) -> NoReturn:
         os.open(os.devnull, os.O_RDONLY)  # takes the number of the jobs pipe, so that no output file gets it
         limits = Limits(memory_bytes=job["memory_bytes"], cpu_s=job["cpu_s"], required=job["required"])
         try:
-            confine(Path(job["target_dir"]), limits)
+            confine(Path(job["target_dir"]), limits, writes=not job.get("reads_only"))
             answer = work(line)
         except CannotConfine as exc:
             answer = json.dumps({"id": job["id"], "ok": False, "reason_code": "NO_SANDBOX", "reason": str(exc)})

@@ -53,7 +53,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 MAX_KEPT = 1024
 MAX_TEXT = 16 << 10  # characters of a cached text
-VERSION = 6
+VERSION = 7
 _KUBERNETES_USERS = "CREATE TABLE kubernetes_users (number INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);"
 _TABLES = (
     """
@@ -61,7 +61,7 @@ CREATE TABLE captures (
     id TEXT PRIMARY KEY, created_ns INTEGER NOT NULL, ended_ns INTEGER NOT NULL, status INTEGER NOT NULL,
     host TEXT NOT NULL, idempotency_key TEXT UNIQUE, request_hash TEXT NOT NULL, spec TEXT NOT NULL,
     pinned INTEGER NOT NULL DEFAULT 0, owner_uid INTEGER, local_bytes INTEGER, upload TEXT, start TEXT, counters TEXT,
-    index_bytes INTEGER NOT NULL DEFAULT 0
+    index_bytes INTEGER NOT NULL DEFAULT 0, answer TEXT
 ) WITHOUT ROWID;
 CREATE INDEX captures_by_time ON captures (created_ns, id);
 CREATE TABLE targets (
@@ -93,6 +93,7 @@ UPDATE captures SET owner_uid = (
     3: _KUBERNETES_USERS,
     4: "ALTER TABLE captures ADD COLUMN counters TEXT;",
     5: "ALTER TABLE captures ADD COLUMN index_bytes INTEGER NOT NULL DEFAULT 0;",
+    6: "ALTER TABLE captures ADD COLUMN answer TEXT;",
 }
 
 
@@ -273,6 +274,11 @@ class Store:
                 _END,
                 (capture.ended_ns, int(capture.status), local_bytes, _counters(capture), capture.id),
             )
+
+    def save_answer(self, capture_id: str, answer: pb.CaptureAnswer) -> None:
+        """Stores where the time of a capture went."""
+        with self._transaction():
+            self._db.execute("UPDATE captures SET answer = ? WHERE id = ?", (_json(answer), capture_id))
 
     def save_start(self, request: pb.StartCaptureRequest) -> None:
         """Stores the request that started an armed capture."""
@@ -455,6 +461,8 @@ class Store:
             sampled = pb.Capture()
             read_into(sampled, row[11])
             capture.counters.extend(sampled.counters)
+        if row[12] is not None:
+            read_into(capture.answer, row[12])
         targets = self._db.execute("SELECT target FROM targets WHERE capture_id = ? ORDER BY number", (row[0],))
         for (text,) in targets.fetchall():
             read_into(capture.targets.add(), text)
@@ -502,7 +510,7 @@ class Store:
 
 _SELECT = (
     "SELECT id, created_ns, ended_ns, status, host, spec, pinned, owner_uid, local_bytes, upload, start, "
-    "counters FROM captures"
+    "counters, answer FROM captures"
 )
 _USES = (  # bytes as in Holding
     "SELECT owner_uid, sum(bytes), sum(bytes * (pinned != 0)), sum(bytes * (pinned != 0 OR "
@@ -522,7 +530,7 @@ _INSERT = (
 )
 
 
-def _json(message: pb.Target | pb.Upload | pb.StartCaptureRequest) -> str:
+def _json(message: pb.Target | pb.Upload | pb.StartCaptureRequest | pb.CaptureAnswer) -> str:
     return json_format.MessageToJson(message, indent=None)
 
 

@@ -605,8 +605,16 @@ class Target(_message.Message):
     standing: StandingCall
     def __init__(self, pid: _Optional[int] = ..., start_time_ns: _Optional[int] = ..., process: _Optional[_Union[Process, _Mapping]] = ..., state: _Optional[_Union[TargetState, str]] = ..., verdict: _Optional[_Union[Verdict, str]] = ..., reason_code: _Optional[str] = ..., reason: _Optional[str] = ..., counts: _Optional[_Iterable[_Union[SourceCounts, _Mapping]]] = ..., overhead: _Optional[_Union[Overhead, _Mapping]] = ..., files: _Optional[_Iterable[_Union[TraceFile, _Mapping]]] = ..., summary: _Optional[_Union[Summary, _Mapping]] = ..., state_since_ns: _Optional[int] = ..., warnings: _Optional[_Iterable[str]] = ..., requested_ns: _Optional[int] = ..., collecting_ns: _Optional[int] = ..., collected_ns: _Optional[int] = ..., stored_ns: _Optional[int] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., recorder: _Optional[_Union[Recorder, str]] = ..., standing: _Optional[_Union[StandingCall, _Mapping]] = ...) -> None: ...
 
+class CaptureAnswer(_message.Message):
+    __slots__ = ("verdict", "cause")
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    verdict: str
+    cause: str
+    def __init__(self, verdict: _Optional[str] = ..., cause: _Optional[str] = ...) -> None: ...
+
 class Capture(_message.Message):
-    __slots__ = ("id", "spec", "status", "targets", "created_ns", "ended_ns", "host", "pinned", "owner_uid", "local_bytes", "upload", "armed_until_ns", "clock", "counters")
+    __slots__ = ("id", "spec", "status", "targets", "created_ns", "ended_ns", "host", "pinned", "owner_uid", "local_bytes", "upload", "armed_until_ns", "clock", "counters", "answer")
     ID_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
@@ -621,6 +629,7 @@ class Capture(_message.Message):
     ARMED_UNTIL_NS_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
     id: str
     spec: CaptureSpec
     status: CaptureStatus
@@ -635,7 +644,8 @@ class Capture(_message.Message):
     armed_until_ns: int
     clock: ClockOffset
     counters: _containers.RepeatedCompositeFieldContainer[RecordedCounters]
-    def __init__(self, id: _Optional[str] = ..., spec: _Optional[_Union[CaptureSpec, _Mapping]] = ..., status: _Optional[_Union[CaptureStatus, str]] = ..., targets: _Optional[_Iterable[_Union[Target, _Mapping]]] = ..., created_ns: _Optional[int] = ..., ended_ns: _Optional[int] = ..., host: _Optional[str] = ..., pinned: bool = ..., owner_uid: _Optional[int] = ..., local_bytes: _Optional[int] = ..., upload: _Optional[_Union[Upload, _Mapping]] = ..., armed_until_ns: _Optional[int] = ..., clock: _Optional[_Union[ClockOffset, _Mapping]] = ..., counters: _Optional[_Iterable[_Union[RecordedCounters, _Mapping]]] = ...) -> None: ...
+    answer: CaptureAnswer
+    def __init__(self, id: _Optional[str] = ..., spec: _Optional[_Union[CaptureSpec, _Mapping]] = ..., status: _Optional[_Union[CaptureStatus, str]] = ..., targets: _Optional[_Iterable[_Union[Target, _Mapping]]] = ..., created_ns: _Optional[int] = ..., ended_ns: _Optional[int] = ..., host: _Optional[str] = ..., pinned: bool = ..., owner_uid: _Optional[int] = ..., local_bytes: _Optional[int] = ..., upload: _Optional[_Union[Upload, _Mapping]] = ..., armed_until_ns: _Optional[int] = ..., clock: _Optional[_Union[ClockOffset, _Mapping]] = ..., counters: _Optional[_Iterable[_Union[RecordedCounters, _Mapping]]] = ..., answer: _Optional[_Union[CaptureAnswer, _Mapping]] = ...) -> None: ...
 
 class Upload(_message.Message):
     __slots__ = ("state", "url", "bytes", "total_bytes", "failures", "error", "next_try_ns", "uploaded_ns", "manifest_sha256")

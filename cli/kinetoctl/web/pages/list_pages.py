@@ -52,7 +52,7 @@ def captures_page(context: PageContext, request: WebRequest, session: WebSession
     if not context.files:
         try:
             found = context.daemons.captures(MAX_CAPTURES)
-            rows = [row_of(capture_id, parts) for capture_id, parts in listed(found.items)[:MAX_CAPTURES]]
+            rows = by_process(row_of(capture_id, parts) for capture_id, parts in listed(found.items)[:MAX_CAPTURES])
         except CliError as exc:
             failure = with_help(exc)
     return render(
@@ -119,11 +119,24 @@ def row_of(capture_id: str, parts: "Sequence[OfHost[pb.Capture]]") -> dict[str, 
         "age": units.age(first.created_ns),
         "age_s": max(0, time.time_ns() - first.created_ns) // 10**9,
         "pids": [target.pid for target in targets],
+        "cause": first.answer.cause if len(parts) == 1 else "",
+        "verdict": first.answer.verdict if len(parts) == 1 else "",
+        "again": False,
+        "process": (first.host, *((each.pid, each.start_time_ns) for each in first.targets)),
         "command": next((command for part in parts for command in commands(part.item)), ""),
         "job": next((target.process.job_id for target in targets if target.process.job_id), ""),
         "bytes": sum(stored(part.item) for part in parts),
         "labels": ", ".join(f"{key}={labels[key]}" for key in sorted(labels)),
     }
+
+
+def by_process(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows, those of the same processes below the newest of them, which are `again` for all others."""
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        group = groups.setdefault(row.pop("process"), [])
+        group.append(row | {"again": bool(group)})
+    return [row for group in groups.values() for row in group]
 
 
 def facts(parts: "Sequence[OfHost[pb.Capture]]") -> list[tuple[str, str]]:

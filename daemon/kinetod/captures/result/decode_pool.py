@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.base.atomic_files import is_full, write_atomically
 from kineto_trace.base.own_processes import safe_environment
 from kineto_trace.base.quantities import format_duration, format_size
@@ -47,6 +48,9 @@ _TRIES_SUFFIX = ".tries"
 COMMAND = child.python("kinetod.captures.result.decode_worker")
 FATAL_ROUNDS = 3
 SPARE_KEPT_S = 600.0
+MAX_ANSWER_CHARS = 1000
+MAX_ANSWERS_WAITING = 16
+ANSWER_NS = 60 * 10**9  # for one; a second of processor time per million events
 RAW_KEPT = "the raw records are kept in"  # part of a reason: the folder stays
 
 
@@ -212,6 +216,8 @@ class WorkerPool:
         self._slots = FairSlots(count, spare=1)
         self._jobs = 0
         self._busy = 0
+        self._answering = asyncio.Lock()
+        self._answers_waiting = 0
         self._fatal_rounds = 0  # consecutive rounds in which all workers were dead
 
     def pids(self) -> set[int]:
@@ -250,6 +256,36 @@ class WorkerPool:
         """The worker's `conversion` object for a target's folder. Raises DecodeError."""
         with metrics.decode() as job:
             return await self._convert(target_dir, formats, deadline_ns, job)
+
+    async def answer(self, capture_dir: Path, targets: Sequence[Path]) -> pb.CaptureAnswer | None:
+        """Where the time of a capture went, from its decoded targets; None where nobody can tell in time.
+
+        One capture at a time, beside the turns: nobody waits for it.
+        """
+        if not targets or self._answers_waiting >= MAX_ANSWERS_WAITING:
+            return None
+        self._answers_waiting += 1
+        try:
+            async with self._answering:
+                said = await self._ask_about(capture_dir, targets)
+        except (Crashed, TooLate, OSError) as exc:
+            log.warning("no answer about %s: %s", capture_dir, exc or type(exc).__name__)
+            return None
+        finally:
+            self._answers_waiting -= 1
+        found = said.get("answer")
+        if not isinstance(found, dict):
+            log.warning("no answer about %s: %s", capture_dir, clean(str(said), 500))
+            return None
+        verdict, cause = (clean(str(found.get(name, "")), MAX_ANSWER_CHARS) for name in ("verdict", "cause"))
+        return pb.CaptureAnswer(verdict=verdict, cause=cause) if verdict else None
+
+    async def _ask_about(self, capture_dir: Path, targets: Sequence[Path]) -> dict[str, Any]:
+        worker = await self._take()
+        job = self._job(capture_dir, ANSWER_NS) | {"traces": list(map(str, targets)), "reads_only": True}
+        said = await worker.within(ANSWER_NS / 1e9, worker.ask(job))
+        self._idle.append(worker)
+        return said
 
     async def _convert(
         self, target_dir: Path, formats: Sequence[str], deadline_ns: int, job: metrics.Decode
@@ -303,16 +339,7 @@ class WorkerPool:
 
     async def _try(self, target_dir: Path, formats: Sequence[str], deadline_ns: int) -> dict[str, Any]:
         worker = await self._take()
-        self._jobs += 1
-        bounds = self._bounds()
-        job = {
-            "id": self._jobs,
-            "target_dir": str(target_dir),
-            "formats": list(formats),
-            "memory_bytes": bounds.memory_bytes,
-            "cpu_s": (deadline_ns // 10**9 + 1) * (os.cpu_count() or 1),
-            "required": bounds.required,
-        }
+        job = self._job(target_dir, deadline_ns) | {"formats": list(formats)}
         try:
             answer = await worker.within(deadline_ns / 1e9, self._watched(worker, job, target_dir))
         except TooLate:
@@ -323,6 +350,18 @@ class WorkerPool:
             ) from None
         self._idle.append(worker)
         return _conversion(answer, target_dir)
+
+    def _job(self, folder: Path, deadline_ns: int) -> dict[str, Any]:
+        """A job without what is to be done."""
+        self._jobs += 1
+        bounds = self._bounds()
+        return {
+            "id": self._jobs,
+            "target_dir": str(folder),
+            "memory_bytes": bounds.memory_bytes,
+            "cpu_s": (deadline_ns // 10**9 + 1) * (os.cpu_count() or 1),
+            "required": bounds.required,
+        }
 
     async def _watched(self, worker: _Worker, job: Mapping[str, Any], target_dir: Path) -> dict[str, Any]:
         """Returns the worker's answer. Raises DecodeError if it writes too much, Crashed."""

@@ -121,6 +121,20 @@ def test_captures_list_shows_what_was_captured_and_when(server: FakeServer, run:
     assert dict(server.profiler.requests[0].labels) == {"team": "vision"}
 
 
+def test_a_list_has_the_top_cause_of_each_capture_and_its_page_the_verdict(server: FakeServer, run: Run) -> None:
+    known, other = finished(), finished()
+    known.answer.cause = "37 % of a step is building batches in Images.__getitem__ (train.py:13)" + " and more" * 9
+    known.answer.verdict = "A step takes 51 ms on average. 37 % of it is building batches."
+    server.profiler.pages = [pb.ListCapturesResponse(captures=[known, other])]
+    lines = run("captures", "list").stdout.splitlines()
+    place = lines[0].index("TOP CAUSE")
+    shown = [line[place : lines[0].index("SIZE")].rstrip() for line in lines[1:]]
+    assert shown[0].startswith("37 % of a step is building") and len(shown[0]) == 72
+    assert shown[1] == "-"
+    server.profiler.stored = known
+    assert run("captures", "show", known.id).stdout.splitlines()[1] == known.answer.verdict
+
+
 def test_captures_are_listed_with_absolute_times_where_there_is_room(server: FakeServer, run: Run) -> None:
     capture = finished()
     capture.created_ns = 1_782_000_000 * 10**9

@@ -112,6 +112,26 @@ def test_it_cannot_change_another_capture(tmp_path: Path) -> None:
     assert other.exists()
 
 
+def test_one_that_only_reads_cannot_change_its_own_folder(tmp_path: Path) -> None:
+    file = tmp_path / "own/file"
+    file.parent.mkdir()
+    file.touch()
+    codes = [f"said = os.path.getsize({str(file)!r})", f"said = 'done' if open({str(file)!r}).read() == '' else ''"]
+    codes += [f"{code.format(other=str(file))}; said = 'done'" for code in CHANGES if "folder" not in code]
+
+    async def asked() -> list[Any]:
+        pool = WorkerPool(1, command=COMMAND)
+        try:
+            worker = await pool._take()
+            job = {**pool._job(file.parent, 60 * 10**9), "reads_only": True}
+            return [await worker.ask({**job, "formats": [attempt(code)]}) for code in codes]
+        finally:
+            await worker.stop(kill=True)
+
+    said = [each["conversion"]["said"] for each in asyncio.run(asked())]
+    assert said == [0, "done"] + ["PermissionError"] * (len(codes) - 2)
+
+
 def test_it_cannot_connect_to_the_attach_helper(tmp_path: Path) -> None:
     path = tmp_path / "attach.sock"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as helper:

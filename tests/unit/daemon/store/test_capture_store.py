@@ -47,6 +47,15 @@ def capture(number: int, **labels: str) -> pb.Capture:
     return made
 
 
+def test_the_answer_about_a_capture_comes_back(store: Store) -> None:
+    store.insert(capture(1), key="k", request_hash="h")
+    answer = pb.CaptureAnswer(verdict="A step takes 2 ms.", cause="waits for the loader")
+    store.save_answer("c1", answer)
+    store.save_answer("of another one", answer)
+    found = store.get("c1")
+    assert found is not None and found.answer == answer
+
+
 def test_a_capture_comes_back_as_it_was(store: Store) -> None:
     made = capture(1, run="1")
     store.insert(made, key="k", request_hash="h")

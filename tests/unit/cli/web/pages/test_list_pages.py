@@ -12,7 +12,16 @@ from kinetoctl.base.common_options import CommonOptions
 from kinetoctl.client.host_targets import Place
 from kinetoctl.web.analyses.trace_library import TraceLibrary
 from kinetoctl.web.http.web_messages import WebRequest, WebSession
-from kinetoctl.web.pages.list_pages import facts, listed, live_page, row_of, running, status_of, target_facts
+from kinetoctl.web.pages.list_pages import (
+    by_process,
+    facts,
+    listed,
+    live_page,
+    row_of,
+    running,
+    status_of,
+    target_facts,
+)
 from kinetoctl.web.pages.page_context import OfHost, OneDaemon, PageContext
 from support.service.captures import done_target
 
@@ -37,6 +46,16 @@ def test_captures_of_many_hosts_are_in_one_order_and_the_parts_of_one_are_one() 
     parts = [part("a", 5), part("a", 3, fleet=FLEET), part("b", 4, fleet=FLEET), part("b", 6)]
     found = [(capture_id, [each.place.host for each in held]) for capture_id, held in listed(parts)]
     assert found == [(parts[3].item.id, ["b"]), (parts[0].item.id, ["a"]), (FLEET, ["b", "a"])]
+
+
+def test_captures_of_one_process_are_below_its_newest_one() -> None:
+    parts = [part("a", 5), part("a", 4), part("a", 3)]
+    for each, start_ns in zip(parts, (70, 80, 70), strict=True):
+        each.item.targets[0].pid, each.item.targets[0].start_time_ns = 7, start_ns
+    rows = by_process(row_of(capture_id, held) for capture_id, held in listed(parts))
+    assert [(row["id"], row["again"]) for row in rows] == [
+        (parts[0].item.id, False), (parts[2].item.id, True), (parts[1].item.id, False),
+    ]  # fmt: skip
 
 
 def test_on_one_host_a_part_has_its_own_id() -> None:

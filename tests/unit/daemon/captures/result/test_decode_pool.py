@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.catalog import first_screen
 from kinetod.base.fair_slots import fair_share_key
 from kinetod.captures.result import decode_pool
 from kinetod.captures.result.decode_pool import FATAL_ROUNDS, SPARE_KEPT_S, DecodeError, WorkerPool
+from support.trace_files.h200 import make_spool
 from support.waiting import soon
 
 SECOND_NS = 10**9
@@ -32,6 +35,9 @@ for line in sys.stdin:
             time.sleep(0.002)
     if what == "babble":
         print("no json", flush=True); continue
+    if "traces" in job:
+        found = {"verdict": " ".join(job["traces"]), "cause": "\x1b" + "c" * 2000} if what == "good" else "nonsense"
+        print(json.dumps({"id": job["id"], "answer": found}), flush=True); continue
     ok = what != "bad"
     answer = {"conversion": {"pid": os.getpid()}} if ok else {"reason_code": "UNKNOWN_LAYOUT", "reason": "strange"}
     print(json.dumps({"id": job["id"], "ok": ok, **answer}), flush=True)
@@ -231,6 +237,55 @@ def test_workers_that_cannot_be_started_are_a_failure(tmp_path: Path) -> None:
         return await pool.tend()
 
     assert not asyncio.run(tended())
+
+
+def answers(tmp_path: Path, *names: str) -> list[Any]:
+    """What the pool says of these captures; of the one named `none` nothing was decoded."""
+
+    async def asked() -> list[Any]:
+        pool = WorkerPool(1, command=COMMAND)
+        await pool.start()
+        try:
+            targets = {name: [] if name == "none" else [Path("a"), Path("b")] for name in names}
+            return list(await asyncio.gather(*(pool.answer(tmp_path / name, targets[name]) for name in names)))
+        finally:
+            await pool.stop()
+
+    return asyncio.run(asked())
+
+
+def test_an_answer_is_about_all_decoded_targets_and_its_text_is_safe(tmp_path: Path) -> None:
+    (found,) = answers(tmp_path, "good")
+    assert found.verdict == "a b"
+    assert len(found.cause) <= decode_pool.MAX_ANSWER_CHARS and found.cause.isprintable()
+
+
+def test_without_an_answer_the_next_capture_has_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode_pool, "ANSWER_NS", SECOND_NS)
+    found = answers(tmp_path, "none", "crash", "babble", "other", "hang", "good")
+    assert [each is None for each in found] == [True, True, True, True, True, False]
+
+
+def test_only_so_many_captures_wait_for_an_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode_pool, "MAX_ANSWERS_WAITING", 2)
+    assert [each is None for each in answers(tmp_path, "good", "good", "good")] == [False, False, True]
+
+
+def test_the_answer_of_a_real_worker_is_that_of_the_report(tmp_path: Path) -> None:
+    target = tmp_path / "targets/7-70"
+    make_spool(target, "mlp-cupti26")
+
+    async def asked() -> pb.CaptureAnswer | None:
+        pool = WorkerPool(1)
+        try:
+            await pool.convert(target, ["chrome"], deadline_ns=60 * SECOND_NS)
+            return await pool.answer(tmp_path, [target])
+        finally:
+            await pool.stop()
+
+    found, expected = asyncio.run(asked()), first_screen.answer([target])
+    assert found is not None and found.verdict
+    assert (found.verdict, found.cause) == (expected.verdict, expected.cause)
 
 
 def test_a_real_worker_gives_way_to_the_programs_that_are_traced(tmp_path: Path) -> None:
