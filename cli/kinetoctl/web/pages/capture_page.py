@@ -32,16 +32,17 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "Compared with a baseline": ("diff",),
 }  # fmt: skip
 OTHERS = "Others"
-# What most people ask first: the link, its place below the capture, and the question that it answers.
+# What most people ask first: the link, its place below the capture, the question that it answers, and the parts of a
+# trace (view not_recorded) without all of which it has nothing to show.
 QUESTIONS = (
-    ("Step time", "view/time_causes", "Where does the time of a step go?"),
-    ("Kernels", "view/kernels", "Which kernels take the GPU's time?"),
-    ("Idle GPU", "view/idle_causes", "Is the GPU waiting, and for what?"),
-    ("Memory", "memory", "What is in the GPU's memory, and what allocated it?"),
-    ("Ranks", "ranks", "Which rank is slow, and which ones wait for it?"),
-    ("Timeline", "timeline", "What happens when, on which thread and stream?"),
-    ("Flame graphs", "flame", "Which operators and Python functions take the time?"),
-    ("Counters", "counters", "What did the processors, the memory and the GPUs' units do?"),
+    ("Step time", "view/time_causes", "Where does the time of a step go?", ()),
+    ("Kernels", "view/kernels", "Which kernels take the GPU's time?", ("GPU activities",)),
+    ("Idle GPU", "view/idle_causes", "Is the GPU waiting, and for what?", ("GPU activities",)),
+    ("Memory", "memory", "What is in the GPU's memory, and what allocated it?", ("allocations",)),
+    ("Ranks", "ranks", "Which rank is slow, and which ones wait for it?", ("ranks",)),
+    ("Timeline", "timeline", "What happens when, on which thread and stream?", ()),
+    ("Flame graphs", "flame", "Which operators and Python functions take the time?", ("operators", "Python stacks")),
+    ("Counters", "counters", "What did the processors, the memory and the GPUs' units do?", ()),
 )
 
 
@@ -75,7 +76,7 @@ def capture_page(context: PageContext, request: WebRequest, session: WebSession,
         asked=asked,
         first=first,
         **({"bases": []} if unfinished else baseline_values(context, capture_id, baseline, ranks)),
-        questions=QUESTIONS,
+        questions=answerable(first),
         groups=groups,
         count=sum(len(views) for _, views in groups),
         command=comparison_command(context, capture_id, baseline, COMPARED_FIRST)
@@ -87,6 +88,20 @@ def capture_page(context: PageContext, request: WebRequest, session: WebSession,
         targets=target_facts(parts),
         whole=not unfinished and all_done(parts),
     )
+
+
+def answerable(first: Mapping[str, Any] | None) -> list[tuple[str, str, str, str]]:
+    """Label, place and question of each of QUESTIONS, and why the trace cannot answer it; "" if it can, or may."""
+    if first is None or first["several"]:
+        return [(*question, "") for *question, _ in QUESTIONS]
+    reasons = {"ranks": "one process was recorded"}
+    for row in first["missing"]["rows"]:
+        if row["hides"]:  # other rows are about losses
+            reasons[row["what"]] = f"no {row['what']}: {row['why']}"
+    return [
+        (*question, reasons[needs[0]] if needs and all(part in reasons for part in needs) else "")
+        for *question, needs in QUESTIONS
+    ]
 
 
 def stop_form(context: PageContext, _request: WebRequest, _session: WebSession, capture_id: str) -> WebAnswer:

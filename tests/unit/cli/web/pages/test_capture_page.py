@@ -2,12 +2,15 @@
 
 import re
 import time
+from pathlib import Path
 
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
-from kinetoctl.web.pages.capture_page import OTHERS, grouped
+from kineto_trace.formats.trace_export import export_trace
+from kinetoctl.web.pages.capture_page import OTHERS, QUESTIONS, answerable, grouped
 from support.service import captures
 from support.service.fake_profiler import FakeProfiler, serve
+from support.trace_files.sampled_stacks import LOADER, MAIN, sampled_trace
 from support.web.browsing import browsing
 
 
@@ -74,3 +77,20 @@ def test_the_capture_before_of_the_same_process_is_one_click_away() -> None:
     assert 'href="/c/c0ffee?base=before">Compare with the capture before' in page
     assert re.findall(r'<option value="(\w+)"', page) == ["before", "later", "other"]
     assert "Compare with the capture before" not in compared
+
+
+def test_what_a_trace_cannot_answer_says_why(tmp_path: Path) -> None:
+    export_trace(sampled_trace([(*MAIN, LOADER)] * 4), tmp_path / "trace.json.gz")
+    with browsing([tmp_path / "trace.json.gz"]) as browser:
+        (trace_id,) = re.findall(r'href="/c/(\w+)"', browser.ask("/").text)
+        page = browser.shown(f"/c/{trace_id}").text
+    assert sorted(label for label in re.findall(r'class="nothing"><a href="[^"]*">([^<]*)<', page)) == [
+        "Idle GPU", "Kernels", "Memory", "Ranks",
+    ]  # fmt: skip
+    assert "Is the GPU waiting, and for what? Nothing here: no GPU activities: " in page
+    assert "Nothing here: one process was recorded." in page
+
+
+def test_all_questions_of_a_job_are_offered() -> None:
+    assert [why for *_, why in answerable({"several": True, "missing": {"rows": []}})] == [""] * len(QUESTIONS)
+    assert [why for *_, why in answerable(None)] == [""] * len(QUESTIONS)
