@@ -1,7 +1,7 @@
 """A part of a trace, for viewers: the activities between two times, with their launches and operators."""
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +11,13 @@ from kineto_trace.arrays.id_sets import is_in, unique_values
 from kineto_trace.base.array_types import Flags, Ints
 from kineto_trace.decode.iterations import apply_window
 from kineto_trace.errors import TraceError
-from kineto_trace.formats.chrome.chrome_writer import write_chrome
+from kineto_trace.formats.chrome.chrome_writer import file_base_ns, write_chrome
 from kineto_trace.formats.chrome.counter_tracks import CounterTrack, gap_rows
 from kineto_trace.formats.text_sinks import GzipSink
 from kineto_trace.model.activity_tables import COUNTER
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import GPU_TABLES, OP_TABLES, Table, Trace
+from kineto_trace.structure.activity_links import whole_steps
 from kineto_trace.structure.trace_forms import recording_span
 
 METADATA = ord("M")  # the phase of rows that name processes and threads
@@ -82,6 +83,36 @@ def _others(table: Table, start_ns: int, end_ns: int) -> Flags:
     inside: Flags = (table["start"] < end_ns) & (table.end() >= start_ns)
     inside |= table["phase"] == METADATA
     return inside
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Focus:
+    """What a viewer shows first of a whole Chrome trace.
+
+    start_s, end_s: two steps in the middle, in seconds as the file has them; both 0 with fewer than three steps.
+    tracks: the beginnings of the names of the thread that trains and of the stream that works most.
+    """
+
+    start_s: float
+    end_s: float
+    tracks: Sequence[str]
+
+
+def focus_of(context: Context) -> Focus:
+    """Returns what to show first of the file that write_timeline writes of the whole trace."""
+    trace, found = context.trace, whole_steps(context)
+    span, tracks = (0.0, 0.0), []
+    if len(found):
+        threads, counts = np.unique(found.thread, return_counts=True)
+        tracks.append(f"thread {threads[np.argmax(counts)]} (")
+    if len(found) > 2:
+        first, base = len(found) // 2 - 1, file_base_ns(trace)
+        span = (float(found.start[first] - base) / 1e9, float(found.end[first + 1] - base) / 1e9)
+    kernels = trace.table("kernel")
+    if len(kernels):
+        streams, place = np.unique(kernels["stream"], return_inverse=True)
+        tracks.append(f"stream {streams[np.argmax(np.bincount(place, kernels['duration']))]} ")
+    return Focus(start_s=span[0], end_s=span[1], tracks=tracks)
 
 
 def write_timeline(context: Context, path: Path, span: tuple[int, int] | None, *, tracks: bool) -> bool:

@@ -119,6 +119,7 @@ def test_the_timeline_shows_the_trace_and_nothing_leaves_the_machine(
     tab.page.goto(f"{server.own}/c/{ids[2]}/timeline")
     frame = tab.page.frame_locator("#timeline")
     frame.get_by_text("python3 4242").first.wait_for()
+    frame.locator(".pf-viewer-page__pinned-track-tree").get_by_text("stream 7").first.wait_for()
     assert "is open below" in tab.page.locator("#timeline-state").inner_text()
     assert [url for url in answered if not url.startswith(LOCAL)] == []
 

@@ -8,7 +8,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -27,7 +27,7 @@ from kineto_trace.catalog.view_runner import (
     opened_context,
     unopened,
 )
-from kineto_trace.conversion.time_cut import longest, with_margin, write_timeline
+from kineto_trace.conversion.time_cut import focus_of, longest, with_margin, write_timeline
 from kineto_trace.errors import FileError, TraceError
 from kineto_trace.html.documents import titles
 from kineto_trace.html.snapshot_map import MapLinks, segment_map
@@ -276,7 +276,7 @@ class TraceJobs:
         name: str = "",
         tracks: bool = False,
     ) -> dict[str, Any]:
-        """Writes the trace of one rank for the timeline. Returns the path of the file.
+        """Writes the trace of one rank for the timeline. Returns the path of the file, and what to show first of it.
 
         span: its only part of interest, [start, end) in Unix ns; name: the longest activity of this name, with some
         margin. Without them, the whole trace: a file that the UI reads as it is, unless it gets tracks. tracks: adds
@@ -288,18 +288,19 @@ class TraceJobs:
             start, end = span or with_margin(*longest(context.trace, name))
             write_timeline(context, Path(target), (start, end), tracks=tracks)
             return {"path": target}
-        form = detect(source.path)
+        form, focus = detect(source.path), None
         if form is Form.PERFETTO or (form is Form.CHROME and not tracks):
             return {"path": str(source.path)}
         try:
-            added = write_timeline(self._context(source), Path(target), None, tracks=tracks)
+            context = self._context(source)
+            added, focus = write_timeline(context, Path(target), None, tracks=tracks), asdict(focus_of(context))
         except (TraceError, MemoryError) as exc:
             if form is not Form.CHROME:
                 raise
             if isinstance(exc, MemoryError):
                 self.forget()
             added = False
-        return {"path": target if added or form is not Form.CHROME else str(source.path)}
+        return {"path": target if added or form is not Form.CHROME else str(source.path), "focus": focus}
 
     def flame(
         self,

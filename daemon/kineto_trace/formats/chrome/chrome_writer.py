@@ -31,6 +31,7 @@ from kineto_trace.formats.text_sinks import TextSink, escaped, name_text
 from kineto_trace.formats.viewer_rows import ANNOTATIONS, LaunchShapes, gpu_rows, row_name, sync_rows
 from kineto_trace.model.activity_tables import COUNTER, OWN_ROWS, ViewerRow, arguments_of
 from kineto_trace.model.target_info import TargetInfo
+from kineto_trace.model.target_info import base_ns as stated_base_ns
 from kineto_trace.model.trace import (
     API_TABLES,
     DEVICE_TABLES,
@@ -92,6 +93,11 @@ class Section:
 def base_ns(time_ns: int) -> int:
     """Returns Kineto's baseTimeNanoseconds for a trace of this time."""
     return time_ns // TRIMONTH_NS * TRIMONTH_NS
+
+
+def file_base_ns(trace: Trace) -> int:
+    """Returns the Unix ns that all times in the file of a trace are relative to."""
+    return stated_base_ns(trace.head or {}, []) if is_verbatim(trace) else base_ns(trace.window_start_ns)
 
 
 def write_chrome(trace: Trace, sink: TextSink, *, trace_name: str, tracks: Sequence[CounterTrack] = ()) -> None:

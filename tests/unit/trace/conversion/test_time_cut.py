@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from kineto_trace.analysis.overview.gpu_figures import SM_EFFICIENCY, UTILIZATION
-from kineto_trace.conversion.time_cut import cut, longest, with_margin, write_timeline
+from kineto_trace.conversion.time_cut import cut, focus_of, longest, with_margin, write_timeline
 from kineto_trace.errors import TraceError
 from kineto_trace.formats.trace_export import export_trace
 from kineto_trace.model.context import Context
@@ -48,6 +48,35 @@ def test_a_kernel_in_the_cut_keeps_its_launch_and_operator_from_before() -> None
 def test_a_cut_ends_after_it_begins() -> None:
     with pytest.raises(TraceError, match="ends after it begins"):
         cut(made(), START_NS + 5, START_NS + 5)
+
+
+@pytest.mark.parametrize("read", [False, True], ids=["made here", "read from a file"])
+def test_a_viewer_first_shows_two_steps_in_the_middle_and_what_trains(tmp_path: Path, read: bool) -> None:
+    steps = [
+        {"name": f"ProfilerStep#{n}", "start": 10_000 * n, "duration": 9_000, "thread": 7, "finished": 1, "inputs": -1}
+        for n in range(5)
+    ]  # fmt: skip
+    kernels = [
+        {"name": "gemm", "start": 10_000 * n, "duration": 100 + 100 * (n % 2), "stream": 7 + 13 * (n % 2)}
+        for n in range(5)
+    ]  # fmt: skip
+    shown = trace({"cpu_op": steps, "kernel": kernels})
+    if read:
+        export_trace(shown, tmp_path / "read.json")
+        shown = open_trace(tmp_path / "read.json")
+    path = tmp_path / "timeline.json.gz"
+    write_timeline(Context(shown), path, None, tracks=False)
+    found = focus_of(Context(shown))
+    events = {each["name"]: each for each in json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]}
+    first, second = (events[f"ProfilerStep#{n}"] for n in (1, 2))
+    assert found.start_s == pytest.approx(first["ts"] / 1e6, abs=1e-9)
+    assert found.end_s == pytest.approx((second["ts"] + second["dur"]) / 1e6, abs=1e-9)
+    assert found.tracks == ["thread 7 (", "stream 20 "]
+
+
+def test_a_trace_without_steps_is_shown_as_a_whole() -> None:
+    found = focus_of(Context(made()))
+    assert (found.start_s, found.end_s, found.tracks) == (0.0, 0.0, ["stream 0 "])
 
 
 def test_the_longest_activity_of_a_name_is_found() -> None:
