@@ -10,6 +10,7 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from support.service import captures
 from support.service.fake_profiler import FakeProfiler, serve
 from support.trace_files import synthetic
+from support.waiting import until
 from support.web.browsing import LOCAL, Browser, browsing
 from support.web.hostile_trace import ATTACKS, write_hostile
 from support.web.tabs import entered, opened
@@ -126,9 +127,14 @@ def test_the_timeline_shows_the_trace_and_nothing_leaves_the_machine(
 
 def below(tab: Any, place: str) -> float:
     """Where the first such element ends, in pixels from the top of the page."""
-    box = tab.page.locator(place).first.bounding_box()
-    assert box is not None, place
-    return float(box["y"] + box["height"])
+    boxes: list[Any] = []
+
+    def is_there() -> bool:  # not while the page loads itself again
+        boxes.append(tab.page.locator(place).first.bounding_box())
+        return boxes[-1] is not None
+
+    until(is_there, f"{place} is shown")
+    return float(boxes[-1]["y"] + boxes[-1]["height"])
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
